@@ -1,0 +1,56 @@
+"""The extension modules; everything else is declared in pyproject.toml."""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+# What a body may depend on: a change rebuilds everything, and listing it here
+# puts it into the sdist.
+INTERFACES = sorted(
+    glob("cydist/_native/*.pxd") + glob("src/**/*.pxd", recursive=True) + glob("src/kernels/*.h")
+)
+
+
+def native(name, *sources):
+    return Extension(
+        f"cydist._native.{name}",
+        list(sources),
+        depends=INTERFACES,
+        include_dirs=["src"],
+        # No -march: instruction sets are chosen at import, and -ffp-contract=off
+        # keeps every variant's bits the same.
+        extra_compile_args=[
+            "-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-pthread",
+        ],
+        extra_link_args=["-pthread"],
+    )
+
+
+setup(
+    ext_modules=[
+        native("abi", "src/abi.pyx"),
+        native("array", "src/array.pyx"),
+        native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
+        native("engine", "src/engine.pyx"),
+        *(
+            native(name, f"src/{room}/{name}.pyx")
+            for room in ("algorithms", "transports")
+            for name in sorted(path[len(f"src/{room}/") : -4] for path in glob(f"src/{room}/*.pyx"))
+        ),
+    ],
+    options={
+        "build_ext": {
+            "cython_c_in_temp": True,  # generated C never lands in the tree
+            "cython_include_dirs": ["."],  # else a module misses its own .pxd
+            "cython_directives": {
+                "language_level": "3",
+                "boundscheck": False,
+                "wraparound": False,
+                "cdivision": True,
+                "initializedcheck": False,
+                "embedsignature": True,
+                "freethreading_compatible": True,
+            },
+        }
+    },
+)
