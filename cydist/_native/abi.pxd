@@ -1,0 +1,240 @@
+"""The narrow waist: the C types that every compiled module agrees on.
+
+Algorithms are written against these and nothing else, so a new transport or a
+new reduction changes nothing above this line, and a new algorithm nothing below.
+
+Everything here is `noexcept nogil` C. Errors are data: a function returns a
+`Status`, and the `Call` or `Request` holds what the error message will need.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef enum Status:           # 0, or negative; cydist/errors.py names the class
+    OK = 0
+    PENDING = 1             # of a Request only: posted, not complete
+    TIMEOUT = -1            # the deadline passed
+    PEER_LOST = -2          # the connection to a peer ended, or the peer's process did
+    NO_MEMORY = -3
+    MISMATCH = -4           # a peer is in another call, or sent another size or dtype
+    INTERRUPTED = -5        # a signal handler raised; the engine holds the exception
+    ABORTED = -6            # the group's abort flag was raised
+    CLOSED = -7             # the link was destroyed under the call
+
+
+cdef enum Collective:       # the order is part of the wire format
+    POINT_TO_POINT = 0
+    BROADCAST = 1
+    ALL_REDUCE = 2
+    REDUCE = 3
+    ALL_GATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    REDUCE_SCATTER = 7
+    ALL_TO_ALL = 8
+    BARRIER = 9
+    SCAN = 10
+    EXSCAN = 11
+    COLLECTIVES = 12        # how many there are
+
+
+cdef enum:
+    ANY_SOURCE = -1         # Request.peer of a receive that takes from anyone
+    EVEN = 1                # Fingerprint.flags: all blocks have the same size
+    # Request.tag: the top bit tells a collective's messages from the user's.
+    SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
+
+
+cdef extern from *:
+    """
+    #define CYDIST_COLLECTIVE_TAG (1ULL << 63)
+    #define CYDIST_SEQUENCE_MASK ((1ULL << 39) - 1)
+    """
+    const uint64_t COLLECTIVE_TAG "CYDIST_COLLECTIVE_TAG"
+    const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
+
+
+ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a call
+    uint64_t seq                # number of the call in its group; 0 for point to point
+    uint64_t count              # elements, where the API demands equal counts; else 0
+    uint8_t collective          # Collective
+    uint8_t dtype               # a code of kernels.h
+    uint8_t op                  # a reduction of kernels.h; 0 for none
+    uint8_t flags               # EVEN
+    int32_t root                # group rank, or -1
+    uint32_t detail             # hash of what has no field: a structured dtype, a factor
+    uint32_t algorithm          # index in the table, so that two tuning tables are noticed
+    uint64_t reserved           # zero
+
+
+ctypedef struct Request:        # one posted send or receive; owned by the caller
+    char *ptr
+    size_t nbytes
+    int peer                    # rank within the group; ANY_SOURCE for a receive
+    uint64_t tag
+    const Fingerprint *expected     # sent with a send; compared by a receive
+    # Set by the transport:
+    int status                  # PENDING, then OK or an error
+    int source                  # of a completed receive: the sender's group rank
+    Fingerprint theirs          # of a receive that ended in MISMATCH
+    size_t theirs_bytes
+    # The transport's own until status leaves PENDING:
+    void *link                  # whatever state the transport keeps for it
+    Request *next
+
+
+ctypedef struct Flags:          # the head of a window; every word on a line of its own
+    uint64_t posted             # steps that the owner has written
+    uint64_t pad_posted[7]
+    uint64_t consumed           # steps that the owner has read from everybody
+    uint64_t pad_consumed[7]
+
+
+ctypedef struct Window:         # one rank's shared memory in this group, mapped here
+    Flags *flags
+    Fingerprint *calls          # one for each slot: the call that wrote it
+    char *data                  # `slots` slots of `slot_bytes` each
+
+
+ctypedef struct Windows:
+    int slots                   # a power of two
+    size_t slot_bytes
+    Window *of                  # one per group rank; of[rank] is writable by its owner
+    uint64_t step               # steps this group has taken; the same on every rank
+
+
+# A group's view of a link. Links are shared by all the groups of a process.
+ctypedef struct Transport:
+    void *link                  # the link's own state
+    int rank                    # of this process in the group
+    int size
+    const int *peers            # group rank -> the link's peer number
+    uint64_t context            # tells this group's messages from another's
+    Windows *windows            # NULL where the link has messages only
+    volatile int *aborted       # 0, or the Status that ends every wait of this group
+
+    # Post. The request and its memory stay in place until it is complete or
+    # cancelled. Returns OK, or an error (then the request is not posted).
+    int (*send)(Transport *t, Request *r) noexcept nogil
+    int (*recv)(Transport *t, Request *r) noexcept nogil
+    # Move things on without blocking; returns r.status.
+    int (*test)(Transport *t, Request *r) noexcept nogil
+    # Block until the request is complete or the deadline has passed. Returns
+    # r.status if complete, else why the wait ended; then the request is still
+    # posted, and the caller waits again or cancels.
+    int (*wait)(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
+    # Withdraw: on return the transport does not touch the request again, nor its memory.
+    void (*cancel)(Transport *t, Request *r) noexcept nogil
+    # Windows: publish a flag of mine (release), or wait until a peer's flag is at
+    # least `value` (acquire). NULL where windows is.
+    void (*raise_flag)(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil
+    int (*wait_flag)(Transport *t, uint64_t *flag, uint64_t value,
+                     int64_t deadline_ns) noexcept nogil
+
+
+ctypedef struct Reduction:
+    size_t itemsize             # bytes per element
+    bint commutative
+    void *context               # PREMUL_SUM's factor; owned by whoever made this
+    int ranks                   # AVG's divisor: the group's size
+    # acc[i] = low[i] op high[i]; acc may be low or high. Low is the contribution of
+    # the lower ranks, so that every rank computes the same bits.
+    void (*combine)(const Reduction *r, void *acc, const void *low, const void *high,
+                    size_t count) noexcept nogil
+    # out[i] = sources[0][i] op ... op sources[n-1][i], prepared and finished: one
+    # pass, one rounding. out may be one of the sources.
+    void (*combine_all)(const Reduction *r, void *out, const void *const *sources,
+                        int sources_count, size_t count) noexcept nogil
+    # Before a first combine, on a rank's own contribution (PREMUL_SUM); may be NULL.
+    void (*prepare)(const Reduction *r, void *out, const void *own, size_t count) noexcept nogil
+    # After the last combine, on the whole result (AVG); may be NULL.
+    void (*finish)(const Reduction *r, void *acc, size_t count) noexcept nogil
+
+
+ctypedef struct Block:
+    char *ptr
+    size_t nbytes
+
+
+ctypedef struct Call:           # one collective, as one rank sees it
+    # Blocks, by collective (p ranks; memory is contiguous within a block):
+    #   broadcast        inputs 1, outputs 1: the same memory on every rank
+    #   all_reduce       inputs 1, outputs 1; may be the same memory
+    #   reduce           inputs 1, outputs 1 (NULL off the root); may be the same memory
+    #   all_gather       inputs 1, outputs p
+    #   gather           inputs 1, outputs p (NULL off the root)
+    #   scatter          inputs p (NULL off the root), outputs 1
+    #   reduce_scatter   inputs p, outputs 1; inputs are not changed
+    #   all_to_all       inputs p, outputs p
+    #   scan, exscan     inputs 1, outputs 1; may be the same memory
+    #   barrier          none
+    # Block r of a list belongs to rank r. An input may also be exactly the block of the
+    # output that belongs to this rank (in-place all_gather); nothing else overlaps.
+    const Block *inputs
+    const Block *outputs
+    const Reduction *op         # NULL where nothing is reduced
+    int root                    # group rank, or -1
+    uint64_t tag                # of step 0; step k uses tag + k
+    size_t segment_bytes        # unit of pipelining
+    int64_t deadline_ns         # monotonic clock
+    Fingerprint fingerprint
+    # What an error message needs; set by whoever notices:
+    int failed_peer             # group rank, or -1
+    int failed_step
+    Fingerprint theirs
+    size_t theirs_bytes
+    size_t our_bytes
+
+
+ctypedef int (*Algorithm)(Transport *t, Call *c) noexcept nogil
+
+
+cdef enum Needs:            # what an algorithm asks for; a set of bits
+    MESSAGES = 0
+    WINDOWS = 1
+    COMMUTATIVE = 2         # only for commutative reductions
+    POWER_OF_TWO = 4        # only for 2**k ranks
+    EVEN_BLOCKS = 8         # only where all blocks have the same size
+
+
+ctypedef struct Entry:      # one row of the table of algorithms
+    const char *name
+    int collective
+    int needs
+    Algorithm run
+
+
+# The table. An algorithm module ends in add(b"ring", ALL_REDUCE, MESSAGES, all_reduce).
+cdef int add(const char *name, int collective, int needs, Algorithm run) except -1
+cdef const Entry *find(const char *name, int collective) noexcept nogil   # NULL: no such row
+cdef int index_of(const Entry *entry) noexcept nogil
+
+
+# The clock of every deadline: CLOCK_MONOTONIC, in nanoseconds.
+cdef int64_t now_ns() noexcept nogil
+
+# Every wait calls this when a slice of waiting ends (at most 50 ms after the last time):
+# OK, or why the wait must end: the group's abort flag, a signal, the deadline.
+cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil
+
+# Set once by the engine: runs pending signal handlers; nonzero if one raised.
+ctypedef int (*Interrupted)() noexcept nogil
+cdef void set_interrupted(Interrupted f) noexcept nogil
+
+
+# For algorithms. A request that was posted always ends in complete(), which
+# withdraws whatever is unfinished when one fails, and notes peer, step and
+# fingerprint in the call. A failure to post is kept in the request's status.
+cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil
+cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t nbytes,
+                    int peer, int step) noexcept nogil
+cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,
+                    int peer, int step) noexcept nogil
+# Post the receive, post the send, complete both. Either side may be absent: peer -1.
+cdef int exchange(Transport *t, Call *c, int step,
+                  const void *out, size_t out_bytes, int to_peer,
+                  void *into, size_t into_bytes, int from_peer) noexcept nogil
+
+# Cut `count` elements into `blocks`: the first element of `block`. The first
+# count % blocks blocks hold one element more than the rest.
+cdef inline size_t block_start(size_t block, size_t blocks, size_t count) noexcept nogil:
+    return block * (count // blocks) + (block if block < count % blocks else count % blocks)

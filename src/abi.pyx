@@ -1,0 +1,126 @@
+"""The table of algorithms, the clock, and the few steps that all algorithms share."""
+from libc.string cimport memset, strcmp
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef enum:
+    TABLE_ROWS = 128
+
+cdef Entry table[TABLE_ROWS]
+cdef int rows = 0
+cdef Interrupted interrupted = NULL
+
+
+cdef int add(const char *name, int collective, int needs, Algorithm run) except -1:
+    global rows
+    if find(name, collective) != NULL:
+        raise ValueError(f"two algorithms are called {name.decode()!r} for collective {collective}")
+    if rows == TABLE_ROWS:
+        raise MemoryError(f"the table of algorithms holds {TABLE_ROWS} rows")
+    table[rows] = Entry(name, collective, needs, run)
+    rows += 1
+    return 0
+
+
+cdef const Entry *find(const char *name, int collective) noexcept nogil:
+    cdef int row
+    for row in range(rows):
+        if table[row].collective == collective and strcmp(table[row].name, name) == 0:
+            return &table[row]
+    return NULL
+
+
+cdef int index_of(const Entry *entry) noexcept nogil:
+    return <int>(entry - table)
+
+
+def algorithms() -> list[tuple[str, int, int]]:
+    """Every row of the table: name, collective, needs."""
+    return [
+        (table[row].name.decode(), table[row].collective, table[row].needs) for row in range(rows)
+    ]
+
+
+cdef int64_t now_ns() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+
+
+cdef void set_interrupted(Interrupted f) noexcept nogil:
+    global interrupted
+    interrupted = f
+
+
+cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
+    if t.aborted[0] != OK:
+        return t.aborted[0]
+    if interrupted != NULL and interrupted() != 0:
+        return INTERRUPTED
+    if now_ns() >= deadline_ns:
+        return TIMEOUT
+    return OK
+
+
+cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil:
+    """Wait for all; at the first failure withdraw the rest and say whose it was."""
+    cdef int i, status = OK, ended
+    for i in range(count):
+        if status == OK:
+            ended = requests[i].status
+            if ended == PENDING:
+                ended = t.wait(t, &requests[i], c.deadline_ns)
+            if ended != OK:
+                status = ended
+                c.failed_peer = requests[i].peer
+                c.failed_step = <int>(requests[i].tag - c.tag)
+                if ended == MISMATCH:
+                    c.theirs = requests[i].theirs
+                    c.theirs_bytes = requests[i].theirs_bytes
+                    c.our_bytes = requests[i].nbytes
+        if requests[i].status == PENDING:
+            t.cancel(t, &requests[i])
+    return status
+
+
+cdef inline void prepare(Call *c, Request *r, char *ptr, size_t nbytes,
+                         int peer, int step) noexcept nogil:
+    memset(r, 0, sizeof(Request))
+    r.ptr = ptr
+    r.nbytes = nbytes
+    r.peer = peer
+    r.tag = c.tag + <uint64_t>step
+    r.expected = &c.fingerprint
+    r.status = PENDING
+
+
+cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t nbytes,
+                    int peer, int step) noexcept nogil:
+    cdef int status
+    prepare(c, r, <char *>ptr, nbytes, peer, step)
+    status = t.send(t, r)
+    if status != OK:
+        r.status = status
+
+
+cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,
+                    int peer, int step) noexcept nogil:
+    cdef int status
+    prepare(c, r, <char *>ptr, nbytes, peer, step)
+    status = t.recv(t, r)
+    if status != OK:
+        r.status = status
+
+
+cdef int exchange(Transport *t, Call *c, int step,
+                  const void *out, size_t out_bytes, int to_peer,
+                  void *into, size_t into_bytes, int from_peer) noexcept nogil:
+    cdef Request both[2]
+    cdef int posted = 0
+    # The receive goes first: the peer may be early, and its bytes then land in place.
+    if from_peer >= 0:
+        post_recv(t, c, &both[0], into, into_bytes, from_peer, step)
+        posted = 1
+    if to_peer >= 0:
+        post_send(t, c, &both[posted], out, out_bytes, to_peer, step)
+        posted += 1
+    return complete(t, c, both, posted)
