@@ -1,0 +1,49 @@
+"""Every environment variable that cydist honours, read here and nowhere else.
+
+A torch variable is honoured under its own name; its CYDIST_ twin wins.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One setting: the names it goes by (first wins), its default, and what it means."""
+
+    names: tuple[str, ...]
+    default: str
+    meaning: str
+
+    def get(self) -> str:
+        """Its value now."""
+        for name in self.names:
+            value = os.environ.get(name)
+            if value is not None:
+                return value
+        return self.default
+
+    def on(self) -> bool:
+        """Is this switch on?"""
+        return self.get().strip().lower() not in ("", "0", "false", "off", "no")
+
+
+TRANSPORT = Variable(("CYDIST_TRANSPORT",), "auto", "auto, shm, tcp or mpi")
+INTERFACES = Variable(
+    ("CYDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+    "",
+    "network interfaces to listen on, separated by commas; calls use them in turn",
+)
+ALGORITHM = Variable(
+    ("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree"
+)
+SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
+SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")
+SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds the job's secret")
+INSECURE = Variable(("CYDIST_INSECURE",), "0", "1 switches authentication off, with a warning")
+DETERMINISTIC = Variable(
+    ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
+)
+ISA = Variable(("CYDIST_ISA",), "", "forces a variant of the kernels: baseline, avx2 or avx512")

@@ -1,0 +1,106 @@
+"""What can go wrong, as classes.
+
+* DistError(RuntimeError)
+  + DistTimeoutError          (TimeoutError)      a deadline passed
+  + DistBackendError                              a backend refused or failed
+    - UnsupportedError        (NotImplementedError)   this backend cannot do that
+    - MismatchError                               ranks are in different calls
+    - GroupFailedError                            an earlier error failed this group
+    - GroupDestroyedError                         the group was destroyed
+    - ForkedError                                 a forked child used its parent's group
+  + DistNetworkError
+    - PeerFailedError         (ConnectionError)   a rank died or closed its connection
+    - AuthenticationError     (PermissionError)   the other side does not know the job's secret
+    - RendezvousError                             the job could not be put together
+  + DistStoreError
+    - StoreTimeoutError       (TimeoutError)      a key did not appear in time
+    - QueueEmptyError                             a non-blocking queue_pop found nothing
+
+Bad arguments are ValueError and TypeError: they are found before any traffic, and the
+group stays usable. Every DistError of a call carries what is known of it: `op` (the call's
+name), `seq` (its number in the group), `group` (the group's name), `ranks` (global ranks
+that the error is about). After one of those the group has failed for good.
+"""
+
+from __future__ import annotations
+
+
+class DistError(RuntimeError):
+    """Anything that goes wrong at run time in cydist.
+
+    op      name of the call, e.g. "all_reduce", or None
+    seq     the call's number in its group, or None
+    group   the group's name, or None
+    ranks   global ranks that the error is about; may be empty
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str | None = None,
+        seq: int | None = None,
+        group: str | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.op = op
+        self.seq = seq
+        self.group = group
+        self.ranks = ranks
+
+
+class DistTimeoutError(DistError, TimeoutError):
+    """A deadline passed; the message says in which call, and who was waited for."""
+
+
+class DistBackendError(DistError):
+    """A backend refused a call or failed in it."""
+
+
+class UnsupportedError(DistBackendError, NotImplementedError):
+    """The backend cannot do this at all; the message names one that can."""
+
+
+class MismatchError(DistBackendError):
+    """Ranks are in different calls, or disagree on dtype, count, root or reduction."""
+
+
+class GroupFailedError(DistBackendError):
+    """An earlier error failed this group for good; its cause is `__cause__`."""
+
+
+class GroupDestroyedError(DistBackendError):
+    """The group was destroyed before this call."""
+
+
+class ForkedError(DistBackendError):
+    """A forked child used a group of its parent."""
+
+
+class DistNetworkError(DistError):
+    """A connection could not be made or kept."""
+
+
+class PeerFailedError(DistNetworkError, ConnectionError):
+    """A rank died, or closed its connection."""
+
+
+class AuthenticationError(DistNetworkError, PermissionError):
+    """The other side of a connection does not know the job's secret."""
+
+
+class RendezvousError(DistNetworkError):
+    """The ranks of a job could not find each other."""
+
+
+class DistStoreError(DistError):
+    """A store refused a request or cannot be reached."""
+
+
+class StoreTimeoutError(DistStoreError, TimeoutError):
+    """A key did not appear in the store before the timeout."""
+
+
+class QueueEmptyError(DistStoreError):
+    """A non-blocking queue_pop found the queue empty."""

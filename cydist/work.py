@@ -1,0 +1,123 @@
+"""Work: the handle of a call that was started and may not be finished."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+
+def seconds(timeout: float | timedelta | None) -> float | None:
+    """A timeout as the caller gave it, in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+
+class Work:
+    """A call under way.
+
+    A backend makes subclasses: what completes a call differs (a thread, a request, an event
+    on a stream), what the user sees does not. A subclass implements `_wait` and `_poll`.
+    On a backend with streams `wait` orders the current stream after the call and returns at
+    once; `synchronize` blocks until it has run.
+    """
+
+    def __init__(self, result: object = None) -> None:
+        self._result = result
+        self._error: BaseException | None = None
+        self._source: int | None = None
+
+    # What a subclass implements.
+
+    def _wait(self, timeout: float | None) -> None:
+        """Block until complete. Raises what the call raised, or DistTimeoutError."""
+        raise NotImplementedError
+
+    def _poll(self) -> bool:
+        """Is it complete, well or badly? Never blocks."""
+        raise NotImplementedError
+
+    # What the user calls.
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until the call is complete; True.
+
+        timeout     seconds, or a timedelta; None: only the call's own deadline
+
+        Raises what the call raised. A timeout given here that passes raises DistTimeoutError
+        and leaves the call under way: it can be waited for again.
+        """
+        self._wait(seconds(timeout))
+        return True
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the call is complete, whatever the backend."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Is the call over, well or badly? Never blocks."""
+        return self._poll()
+
+    def is_success(self) -> bool:
+        """Is the call over without an error?"""
+        return self._poll() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What the call raised; None while it is under way and after success."""
+        return self._error if self._poll() else None
+
+    def result(self) -> Any:
+        """Wait, then the arrays that the call wrote, as the user passed them."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """Wait for a receive, then the global rank that sent."""
+        self.wait()
+        if self._source is None:
+            raise ValueError("source_rank is known of receives only")
+        return self._source
+
+    def get_future(self) -> Future[Any]:
+        """A concurrent.futures.Future that gets `result`, or what the call raised."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+
+        def fill() -> None:
+            try:
+                self.wait()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(self._result)
+
+        self._on_thread(fill)
+        return future
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        """Run `task`, which will wait for this call, where it blocks nobody."""
+        if self._poll():
+            task()
+        else:
+            threading.Thread(target=task, name="cydist-future", daemon=True).start()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        return asyncio.wrap_future(self.get_future()).__await__()
+
+
+class CompletedWork(Work):
+    """A call that was over when it returned."""
+
+    def __init__(self, result: object = None, error: BaseException | None = None) -> None:
+        super().__init__(result)
+        self._error = error
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        return True
