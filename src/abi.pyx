@@ -2,6 +2,16 @@
 from libc.string cimport memset, strcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+cdef class Link:
+    """One rank's end of a transport: `address()`, `close()`, and what its groups share."""
+
+    cdef int open_view(self, Transport *t) except -1:
+        raise NotImplementedError(f"{type(self).__name__} opens no views")
+
+    cdef void close_view(self, Transport *t) noexcept:
+        pass
+
+
 cdef enum:
     TABLE_ROWS = 128
 

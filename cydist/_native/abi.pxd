@@ -131,6 +131,18 @@ ctypedef struct Transport:
                      int64_t deadline_ns) noexcept nogil
 
 
+# One rank's end of a transport: what Python holds, and what its groups share. Transports
+# derive from it. Peers are numbered 0..size-1; a link exchanges bytes and sees no store.
+cdef class Link:
+    cdef readonly int rank      # this process among the link's peers
+    cdef readonly int size
+    # Fill in what the link knows of a group's view: link, the functions, the windows.
+    # rank, size, peers, context and aborted are set before. May raise.
+    cdef int open_view(self, Transport *t) except -1
+    # The group is gone: free its windows, drop what arrived for it.
+    cdef void close_view(self, Transport *t) noexcept
+
+
 ctypedef struct Reduction:
     size_t itemsize             # bytes per element
     bint commutative
