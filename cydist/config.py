@@ -25,6 +25,13 @@ class Variable:
                 return value
         return self.default
 
+    def take(self) -> str:
+        """Its value now; it is unset, so that neither we nor our children find it again."""
+        value = self.get()
+        for name in self.names:
+            os.environ.pop(name, None)
+        return value
+
     def on(self) -> bool:
         """Is this switch on?"""
         return self.get().strip().lower() not in ("", "0", "false", "off", "no")
@@ -36,12 +43,13 @@ INTERFACES = Variable(
     "",
     "network interfaces to listen on, separated by commas; calls use them in turn",
 )
-ALGORITHM = Variable(
-    ("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree"
-)
+ALGORITHM = Variable(("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree")
 SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
 SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")
 SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds the job's secret")
+STATE_HOME = Variable(
+    ("XDG_STATE_HOME",), "", "where the user's own secret lies; default: ~/.local/state"
+)
 INSECURE = Variable(("CYDIST_INSECURE",), "0", "1 switches authentication off, with a warning")
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
