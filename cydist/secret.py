@@ -1,0 +1,195 @@
+"""The job's secret: 32 bytes that every rank knows and no stranger does.
+
+It comes from the first of these that is there:
+
+1. the inherited descriptor named by CYDIST_SECRET_FD (read once, closed, variable unset),
+2. the file named by CYDIST_SECRET_FILE (regular, ours, mode 0600),
+3. `set_secret`, which the MPI side calls with a broadcast,
+4. a file of the user, created 0600 at first use, which all jobs of the user share.
+
+Use it through `cydist.auth`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import threading
+import warnings
+from pathlib import Path
+
+from cydist import config
+from cydist.errors import AuthenticationError
+
+SECRET_BYTES = 32
+
+_PUBLIC_SECRET = b"cydist without authentication..."
+
+_lock = threading.Lock()
+_secret: bytes | None = None
+_warned = False
+
+
+def insecure() -> bool:
+    """Was authentication switched off with CYDIST_INSECURE=1?"""
+    return config.INSECURE.on()
+
+
+def secret() -> bytes:
+    """The secret of this process's job, found once; see the module's text for where.
+
+    Raises AuthenticationError when the place that should hold it cannot be trusted or read.
+    """
+    global _secret, _warned
+    with _lock:
+        if insecure():
+            if not _warned:
+                _warned = True
+                warnings.warn(
+                    "CYDIST_INSECURE=1: anyone who reaches this job's ports can join it and "
+                    "read or change its data",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return _PUBLIC_SECRET
+        if _secret is None:
+            _secret = _configured_secret() or _user_secret()
+        return _secret
+
+
+def configured() -> bool:
+    """Is there a secret already that `set_secret` would not replace?"""
+    return (
+        _secret is not None
+        or insecure()
+        or bool(config.SECRET_FD.get() or config.SECRET_FILE.get())
+    )
+
+
+def set_secret(value: bytes) -> None:
+    """Take `value` (32 bytes) as the job's secret, unless a descriptor or a file gave one.
+
+    For launchers that have their own way to share it, such as a broadcast by MPI.
+    """
+    global _secret
+    if len(value) != SECRET_BYTES:
+        raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(value)}")
+    with _lock:
+        _secret = _configured_secret() or value
+
+
+def new_secret() -> bytes:
+    """A fresh random secret, for a launcher to hand out."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def forget_secret() -> None:
+    """Look for the secret anew at the next use."""
+    global _secret, _warned
+    with _lock:
+        _secret = None
+        _warned = False
+
+
+def _configured_secret() -> bytes | None:
+    """The secret that a launcher or the user gave explicitly."""
+    fd = config.SECRET_FD.take()
+    if fd:
+        return _read_descriptor(fd)
+    path = config.SECRET_FILE.get()
+    if path:
+        return _read_file(Path(path))
+    return None
+
+
+def _read_descriptor(text: str) -> bytes:
+    try:
+        fd = int(text)
+        try:
+            # Workers that inherited one memfd share its offset: read at 0, where that is possible.
+            data = os.pread(fd, 128, 0)
+        except OSError:
+            data = os.read(fd, 128)
+        os.close(fd)
+    except (ValueError, OSError) as error:
+        raise AuthenticationError(
+            f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}"
+        ) from None
+    return _parse(data, f"descriptor {text}")
+
+
+def _read_file(path: Path) -> bytes:
+    """The secret in `path`, if the file is regular, ours, and closed to everyone else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise AuthenticationError(f"the secret file {path} cannot be read: {error}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise AuthenticationError(f"the secret file {path} is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise AuthenticationError(
+                f"the secret file {path} belongs to user {status.st_uid}, not to {os.geteuid()}"
+            )
+        if status.st_mode & 0o077:
+            raise AuthenticationError(
+                f"the secret file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
+                f"chmod 600 {path}"
+            )
+        return _parse(os.read(fd, 128), str(path))
+    finally:
+        os.close(fd)
+
+
+def _parse(data: bytes, source: str) -> bytes:
+    """32 raw bytes, or 64 hex digits with white space around them."""
+    if len(data) == SECRET_BYTES:
+        return data
+    text = data.strip()
+    if len(text) == 2 * SECRET_BYTES:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(text.decode("ascii", "replace"))
+    raise AuthenticationError(
+        f"{source} holds {len(data)} bytes: a secret is {SECRET_BYTES} bytes, or "
+        f"{2 * SECRET_BYTES} hex digits (openssl rand -hex {SECRET_BYTES})"
+    )
+
+
+def user_secret_path() -> Path:
+    """Where the user's own secret lies: below XDG_STATE_HOME, or ~/.local/state."""
+    state = config.STATE_HOME.get()
+    root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return root / "cydist" / "secret"
+
+
+def _user_secret() -> bytes:
+    """The user's own secret, made at first use; processes that race agree on one."""
+    path = user_secret_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path, new_secret())
+    except OSError as error:
+        raise AuthenticationError(
+            f"no secret: {path} cannot be created ({error}); set {config.SECRET_FILE.names[0]} "
+            "to a file of mode 0600 that all ranks share"
+        ) from None
+    return _read_file(path)
+
+
+def _create(path: Path, value: bytes) -> None:
+    """Put `value` at `path` whole or not at all; whoever comes first wins."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(value.hex().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
