@@ -2,6 +2,9 @@
 from libc.string cimport memset, strcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+from cydist._native.waiting cimport load_int
+
+
 cdef class Link:
     """One rank's end of a transport: `address()`, `close()`, and what its groups share."""
 
@@ -76,7 +79,7 @@ cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept 
     cdef int i, status = OK, ended
     for i in range(count):
         if status == OK:
-            ended = requests[i].status
+            ended = load_int(&requests[i].status)
             if ended == PENDING:
                 ended = t.wait(t, &requests[i], c.deadline_ns)
             if ended != OK:
@@ -87,7 +90,7 @@ cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept 
                     c.theirs = requests[i].theirs
                     c.theirs_bytes = requests[i].theirs_bytes
                     c.our_bytes = requests[i].nbytes
-        if requests[i].status == PENDING:
+        if load_int(&requests[i].status) == PENDING:
             t.cancel(t, &requests[i])
     return status
 

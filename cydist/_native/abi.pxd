@@ -79,10 +79,11 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     size_t theirs_bytes
     # The transport's own until status leaves PENDING:
     void *link                  # whatever state the transport keeps for it
-    Request *next
+    void *place                 # where that state is kept
 
 
 ctypedef struct Flags:          # the head of a window; every word on a line of its own
+    # Only raise_flag and wait_flag touch them; they count sleepers in the first padding word.
     uint64_t posted             # steps that the owner has written
     uint64_t pad_posted[7]
     uint64_t consumed           # steps that the owner has read from everybody

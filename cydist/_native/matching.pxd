@@ -1,0 +1,59 @@
+"""Which message belongs to which receive: the queues that message transports share.
+
+A receive matches the oldest message of its (context, sender, tag), a message the oldest
+receive; so messages of one sender and tag never overtake each other. A transport holds its
+own lock around every call. Nothing here copies, completes, or waits.
+"""
+from libc.stdint cimport uint64_t
+
+from cydist._native.abi cimport Fingerprint, Request, Transport
+
+
+ctypedef struct Item:       # a posted receive, or a message that no receive has taken yet
+    Item *next              # neighbours in the bucket, oldest first
+    Item *prev
+    uint64_t context
+    uint64_t tag
+    int peer                # link number of the sender; ANY_SOURCE in a receive
+    Request *request        # the receive, or the send whose memory holds the bytes; or NULL
+    Transport *view         # of `request`
+    Fingerprint fingerprint     # of a message
+    size_t nbytes
+    char *data              # a message's bytes where they were copied; or NULL
+    void *more              # the transport's own
+
+
+ctypedef struct Queues:
+    Item *posted            # BUCKETS list heads each
+    Item *arrived
+
+
+cdef int init_queues(Queues *q) noexcept nogil          # OK or NO_MEMORY
+cdef void free_queues(Queues *q) noexcept nogil         # and every item and its data
+
+# A zeroed item that describes request `r` of view `t`, a receive or a send; NULL: no memory.
+cdef Item *new_item(Transport *t, Request *r, int peer) noexcept nogil
+cdef void free_item(Item *item) noexcept nogil          # and its data
+
+cdef void add_posted(Queues *q, Item *item) noexcept nogil
+cdef void add_arrived(Queues *q, Item *item) noexcept nogil
+cdef void remove(Item *item) noexcept nogil             # from the queue it stands in
+
+# The oldest that matches, or NULL. It stays in its queue.
+cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil
+cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil
+
+# Any item that `chosen` says yes to, or NULL; for losing a peer and closing a group.
+ctypedef bint (*Chosen)(const Item *item, const void *context) noexcept nogil
+cdef Item *any_posted(Queues *q, Chosen chosen, const void *context) noexcept nogil
+cdef Item *any_arrived(Queues *q, Chosen chosen, const void *context) noexcept nogil
+
+cdef size_t count_posted(const Queues *q) noexcept nogil
+cdef size_t count_arrived(const Queues *q) noexcept nogil
+
+# Does a message of `nbytes` and `theirs` fit this receive? Fills r.theirs if not.
+# Returns OK or MISMATCH; sets nothing else.
+cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil
+
+# The group rank of link peer `peer`, or -1.
+cdef int group_rank(const Transport *t, int peer) noexcept nogil

@@ -1,0 +1,93 @@
+"""What every wait is made of: atomic words, the futex, and how long to spin.
+
+A wait first spins (only where there are cores for it), yields a few times, then sleeps in
+slices of at most SLICE_NS, each of which ends in abi.slice_end.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+cdef extern from *:
+    """
+    #ifndef CYDIST_WAITING
+    #define CYDIST_WAITING
+    #include <errno.h>
+    #include <linux/futex.h>
+    #include <sched.h>
+    #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    /* Acquire and release: what was written before a store is seen after its load. */
+    static inline int cydist_load_int(const volatile int *p) {
+        return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    }
+    static inline void cydist_store_int(volatile int *p, int v) {
+        __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    }
+    static inline uint32_t cydist_load_u32(const uint32_t *p) {
+        return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    }
+    static inline uint64_t cydist_load_u64(const uint64_t *p) {
+        return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    }
+    static inline void cydist_store_u64(uint64_t *p, uint64_t v) {
+        __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    }
+    static inline uint32_t cydist_add_u32(uint32_t *p, uint32_t v) {
+        return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST);
+    }
+    /* Between my store and my load of another word: the other side does the same, so one of
+       us sees the other's store (a sleeper announces itself, a waker looks for sleepers). */
+    static inline void cydist_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+    static inline void cydist_pause(void) {
+    #if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+        __asm__ __volatile__("yield");
+    #endif
+    }
+    static inline void cydist_futex_wait(uint32_t *p, uint32_t seen, int64_t ns) {
+        struct timespec t = {ns / 1000000000, ns % 1000000000};
+        if (ns > 0)
+            syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, seen, &t, 0, 0);
+    }
+    static inline void cydist_futex_wake(uint32_t *p) {
+        syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, 0x7fffffff, 0, 0, 0);
+    }
+    /* The half of a 64-bit word that changes with every step. */
+    static inline uint32_t *cydist_low_half(uint64_t *p) {
+        return (uint32_t *)p + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+    }
+    static inline int cydist_cores(void) {
+        cpu_set_t set;
+        return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    }
+    #endif
+    """
+    int load_int "cydist_load_int"(const volatile int *p) noexcept nogil
+    void store_int "cydist_store_int"(volatile int *p, int v) noexcept nogil
+    uint32_t load_u32 "cydist_load_u32"(const uint32_t *p) noexcept nogil
+    uint64_t load_u64 "cydist_load_u64"(const uint64_t *p) noexcept nogil
+    void store_u64 "cydist_store_u64"(uint64_t *p, uint64_t v) noexcept nogil
+    uint32_t add_u32 "cydist_add_u32"(uint32_t *p, uint32_t v) noexcept nogil
+    void fence "cydist_fence"() noexcept nogil
+    void pause "cydist_pause"() noexcept nogil
+    # Sleep until woken, at most `ns`; returns at once when *p is no longer `seen`.
+    void futex_wait "cydist_futex_wait"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
+    void futex_wake "cydist_futex_wake"(uint32_t *p) noexcept nogil
+    uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
+    int cores "cydist_cores"() noexcept nogil     # this process may run on so many
+    int sched_yield() noexcept nogil
+
+
+cdef enum:
+    SLICE_NS = 20000000         # the longest sleep between two looks at clock and signals
+    SPINS = 2000                # about 50 us of pauses
+    YIELDS = 4
+
+
+# The end of the next slice of sleep.
+cdef inline int64_t slice_until(int64_t now, int64_t deadline_ns) noexcept nogil:
+    return now + SLICE_NS if deadline_ns - now > SLICE_NS else deadline_ns

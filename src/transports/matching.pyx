@@ -1,0 +1,171 @@
+"""Posted receives and unexpected messages, in hash buckets by context and tag."""
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset
+
+from cydist._native.abi cimport ANY_SOURCE, MISMATCH, NO_MEMORY, OK
+
+cdef enum:
+    BUCKETS = 512           # a power of two
+
+
+cdef inline size_t bucket(uint64_t context, uint64_t tag) noexcept nogil:
+    # Fibonacci hashing. The sender is left out, so that an any-source receive stands in
+    # one bucket, in its place among the others.
+    cdef uint64_t mixed = (context * 0x9E3779B97F4A7C15ULL) ^ (tag + (tag >> 24))
+    return <size_t>((mixed * 0x9E3779B97F4A7C15ULL) >> 48) & (BUCKETS - 1)
+
+
+cdef int init_queues(Queues *q) noexcept nogil:
+    cdef int i
+    q.posted = <Item *>calloc(BUCKETS, sizeof(Item))
+    q.arrived = <Item *>calloc(BUCKETS, sizeof(Item))
+    if q.posted == NULL or q.arrived == NULL:
+        free(q.posted)
+        free(q.arrived)
+        q.posted = q.arrived = NULL
+        return NO_MEMORY
+    for i in range(BUCKETS):
+        q.posted[i].next = q.posted[i].prev = &q.posted[i]
+        q.arrived[i].next = q.arrived[i].prev = &q.arrived[i]
+    return OK
+
+
+cdef void free_lists(Item *heads) noexcept nogil:
+    cdef int i
+    cdef Item *item
+    cdef Item *after
+    if heads == NULL:
+        return
+    for i in range(BUCKETS):
+        item = heads[i].next
+        while item != &heads[i]:
+            after = item.next
+            free_item(item)
+            item = after
+    free(heads)
+
+
+cdef void free_queues(Queues *q) noexcept nogil:
+    free_lists(q.posted)
+    free_lists(q.arrived)
+    q.posted = q.arrived = NULL
+
+
+cdef Item *new_item(Transport *t, Request *r, int peer) noexcept nogil:
+    cdef Item *item = <Item *>calloc(1, sizeof(Item))
+    if item == NULL:
+        return NULL
+    item.context = t.context
+    item.tag = r.tag
+    item.peer = peer
+    item.request = r
+    item.view = t
+    item.nbytes = r.nbytes
+    if r.expected != NULL:
+        item.fingerprint = r.expected[0]
+    return item
+
+
+cdef void free_item(Item *item) noexcept nogil:
+    free(item.data)
+    free(item)
+
+
+cdef inline void append(Item *head, Item *item) noexcept nogil:
+    item.next = head
+    item.prev = head.prev
+    head.prev.next = item
+    head.prev = item
+
+
+cdef void remove(Item *item) noexcept nogil:
+    item.prev.next = item.next
+    item.next.prev = item.prev
+    item.next = item.prev = NULL
+
+
+cdef void add_posted(Queues *q, Item *item) noexcept nogil:
+    append(&q.posted[bucket(item.context, item.tag)], item)
+
+
+cdef void add_arrived(Queues *q, Item *item) noexcept nogil:
+    append(&q.arrived[bucket(item.context, item.tag)], item)
+
+
+cdef Item *oldest(Item *head, uint64_t context, int peer, uint64_t tag) noexcept nogil:
+    cdef Item *item = head.next
+    while item != head:
+        if (item.tag == tag and item.context == context
+                and (item.peer == peer or item.peer == ANY_SOURCE or peer == ANY_SOURCE)):
+            return item
+        item = item.next
+    return NULL
+
+
+cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil:
+    return oldest(&q.posted[bucket(context, tag)], context, peer, tag)
+
+
+cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil:
+    return oldest(&q.arrived[bucket(context, tag)], context, peer, tag)
+
+
+cdef Item *any_of(Item *heads, Chosen chosen, const void *context) noexcept nogil:
+    cdef int i
+    cdef Item *item
+    for i in range(BUCKETS):
+        item = heads[i].next
+        while item != &heads[i]:
+            if chosen(item, context):
+                return item
+            item = item.next
+    return NULL
+
+
+cdef Item *any_posted(Queues *q, Chosen chosen, const void *context) noexcept nogil:
+    return any_of(q.posted, chosen, context)
+
+
+cdef Item *any_arrived(Queues *q, Chosen chosen, const void *context) noexcept nogil:
+    return any_of(q.arrived, chosen, context)
+
+
+cdef size_t count(const Item *heads) noexcept nogil:
+    cdef int i
+    cdef size_t items = 0
+    cdef const Item *item
+    for i in range(BUCKETS):
+        item = heads[i].next
+        while item != &heads[i]:
+            items += 1
+            item = item.next
+    return items
+
+
+cdef size_t count_posted(const Queues *q) noexcept nogil:
+    return count(q.posted)
+
+
+cdef size_t count_arrived(const Queues *q) noexcept nogil:
+    return count(q.arrived)
+
+
+cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil:
+    cdef Fingerprint none
+    cdef const Fingerprint *ours = r.expected
+    if ours == NULL:
+        memset(&none, 0, sizeof(none))
+        ours = &none
+    if nbytes == r.nbytes and memcmp(ours, theirs, sizeof(Fingerprint)) == 0:
+        return OK
+    r.theirs = theirs[0]
+    r.theirs_bytes = nbytes
+    return MISMATCH
+
+
+cdef int group_rank(const Transport *t, int peer) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if t.peers[i] == peer:
+            return i
+    return -1
