@@ -1,0 +1,319 @@
+"""The engine: takes arrays, picks up the named algorithm, runs it without the GIL.
+
+It knows everything below and nothing above: what fails leaves here as a `Failure`, which
+the backend turns into an exception of cydist/errors.py.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+import threading
+
+from cydist._native.abi cimport (
+    ABORTED, ANY_SOURCE, COLLECTIVE_TAG, COLLECTIVES, INTERRUPTED, OK, PENDING, POINT_TO_POINT,
+    SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint, Link, Reduction, Request,
+    Transport, find, index_of, set_interrupted,
+)
+from cydist._native.array cimport Array
+from cydist._native.kernels cimport reduction
+
+from cydist._native import kernels
+
+# The algorithms enter themselves into the table when they are imported.
+from cydist._native import (  # noqa: F401
+    bruck, flat, halving_doubling, ordered, pairwise, ring, tree,
+)
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef extern from "pthread.h" nogil:
+    unsigned long pthread_self()
+
+# In the order of abi.pxd's Collective.
+COLLECTIVE_NAMES = (
+    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan",
+)
+CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
+
+# What a Status means, for errors.py.
+STATUS_NAMES = {
+    0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
+    -5: "interrupted", -6: "aborted", -7: "closed",
+}
+
+DTYPE_NAMES = {code: name for name, code in kernels.DTYPES.items()}
+
+cdef unsigned long main_thread = threading.main_thread().ident
+# What a signal handler raised inside a wait; only the main thread runs handlers.
+cdef object raised_by_handler = None
+
+
+cdef int run_signal_handlers() noexcept nogil:
+    """The only place below the API that takes the GIL: Ctrl-C works in every wait."""
+    if pthread_self() != main_thread:
+        return 0
+    with gil:
+        return signal_handler_raised()
+
+
+cdef int signal_handler_raised() noexcept:
+    global raised_by_handler
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        raised_by_handler = error
+        return 1
+    return 0
+
+
+set_interrupted(run_signal_handlers)
+
+
+class Failure(Exception):
+    """Why a call ended early, as data.
+
+    status          a name of STATUS_NAMES
+    peer            group rank it was about, or -1
+    step            the algorithm's step, or -1
+    ours, theirs    what this rank and the peer were doing, as text (mismatches only)
+    """
+
+    def __init__(self, status, peer=-1, step=-1, ours="", theirs=""):
+        super().__init__(status, peer, step, ours, theirs)
+        self.status = status
+        self.peer = peer
+        self.step = step
+        self.ours = ours
+        self.theirs = theirs
+
+
+cdef str described(const Fingerprint *f, size_t nbytes):
+    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
+    cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
+    if f.collective == POINT_TO_POINT:
+        return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
+    parts = [f"{name} #{f.seq}"]
+    if f.dtype or f.detail:
+        count = f"{f.count} " if f.count else ""
+        parts.append(f"of {count}{DTYPE_NAMES.get(f.dtype, f'dtype {f.detail:#x}')}")
+    if f.op:
+        parts.append(f"op {kernels.OP_NAMES[f.op]}")
+    if f.root >= 0:
+        parts.append(f"root {f.root}")
+    parts.append(f"{nbytes} bytes in this message, algorithm {f.algorithm}")
+    return ", ".join(parts)
+
+
+cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
+    global raised_by_handler
+    if status == INTERRUPTED and raised_by_handler is not None:
+        error, raised_by_handler = raised_by_handler, None
+        return error
+    return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
+
+
+cdef class Group:
+    """A group's compiled half: a view of a link, and the calls that run on it.
+
+    link        the transport's end; ranks[i] is the peer number of group rank i
+    context     tells this group's messages from other groups' on the same link
+    """
+
+    cdef readonly Link link
+    cdef Transport view
+    cdef int *peers
+    cdef int aborted
+    cdef bint open
+
+    def __cinit__(self, Link link, ranks, int rank, uint64_t context):
+        cdef int i, size = len(ranks)
+        self.peers = <int *>malloc(max(size, 1) * sizeof(int))
+        if self.peers == NULL:
+            raise MemoryError
+        for i in range(size):
+            self.peers[i] = ranks[i]
+        self.link = link
+        memset(&self.view, 0, sizeof(Transport))
+        self.view.rank = rank
+        self.view.size = size
+        self.view.peers = self.peers
+        self.view.context = context
+        self.view.aborted = &self.aborted
+        link.open_view(&self.view)
+        self.open = True
+
+    def __dealloc__(self):
+        self.close()
+        free(self.peers)
+
+    cpdef close(self):
+        """End the view: its windows go, and what arrived for it is dropped. Idempotent."""
+        if self.open:
+            self.open = False
+            self.link.close_view(&self.view)
+
+    @property
+    def windows(self) -> bool:
+        """Do the members see each other's memory?"""
+        return self.view.windows != NULL
+
+    def abort(self) -> None:
+        """End every wait of this group with the status "aborted", now and later."""
+        self.aborted = ABORTED
+
+    def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
+            int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
+            size_t count=0, int flags=0, size_t segment_bytes=0) -> None:
+        """Run one collective; block until it is complete on this rank.
+
+        inputs, outputs     contiguous Arrays, as abi.pxd's Call lists them
+        op                  a code of kernels.h; 0 where nothing is reduced
+        count, flags        what all ranks must agree on besides dtype, op and root
+
+        Raises Failure; or what a signal handler raised.
+        """
+        cdef int code = CODES[collective]
+        cdef const Entry *entry = find(algorithm, code)
+        if entry == NULL:
+            raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
+        cdef double numbers[2]
+        cdef Reduction reducing
+        cdef Call call
+        memset(&call, 0, sizeof(Call))
+        cdef Array sample = inputs[0] if inputs else outputs[0] if outputs else None
+        cdef int status
+        if op:
+            if factor is not None:
+                numbers[0] = factor.real
+                numbers[1] = factor.imag
+            if reduction(&reducing, sample.dtype, op, numbers, self.view.size) != 0:
+                raise TypeError(
+                    f"{collective}: {kernels.OP_NAMES[op]} makes no sense for {sample.dtype_name}")
+            call.op = &reducing
+        call.root = root
+        call.tag = COLLECTIVE_TAG | ((seq & SEQUENCE_MASK) << SEQUENCE_SHIFT)
+        call.segment_bytes = segment_bytes
+        call.deadline_ns = deadline_ns
+        call.failed_peer = -1
+        call.failed_step = -1
+        call.fingerprint = Fingerprint(
+            seq, count, code, sample.dtype if sample is not None else 0, op, flags, root,
+            sample.dtype_hash if sample is not None else 0, index_of(entry), 0)
+        cdef Block *blocks = <Block *>calloc(len(inputs) + len(outputs) + 1, sizeof(Block))
+        if blocks == NULL:
+            raise MemoryError
+        fill_blocks(blocks, inputs)
+        fill_blocks(blocks + len(inputs), outputs)
+        call.inputs = blocks if inputs else NULL
+        call.outputs = blocks + len(inputs) if outputs else NULL
+        with nogil:
+            status = self.aborted
+            if status == OK:
+                status = entry.run(&self.view, &call)
+        free(blocks)
+        if status != OK:
+            raise failure(
+                status, call.failed_peer, call.failed_step,
+                described(&call.fingerprint, call.our_bytes),
+                described(&call.theirs, call.theirs_bytes))
+
+    def isend(self, Array array, int peer, uint64_t tag) -> Message:
+        """Post a send of contiguous memory to group rank `peer`; returns its Message."""
+        return posted(self, array, peer, tag, True)
+
+    def irecv(self, Array array, int peer, uint64_t tag) -> Message:
+        """Post a receive into contiguous memory; peer -1 takes from anyone."""
+        return posted(self, array, peer, tag, False)
+
+
+cdef void fill_blocks(Block *blocks, list arrays):
+    cdef Array array
+    cdef size_t i
+    for i, array in enumerate(arrays):
+        blocks[i] = Block(array.ptr, array.nbytes)
+
+
+cdef class Message:
+    """A send or a receive under way. Keeps its array and its group alive."""
+
+    cdef Group group
+    cdef Array array
+    cdef Request request
+    cdef Fingerprint fingerprint
+
+    def __dealloc__(self):
+        if self.request.status == PENDING and self.group is not None and self.group.open:
+            self.group.view.cancel(&self.group.view, &self.request)
+
+    @property
+    def source(self) -> int:
+        """Group rank that a completed receive came from."""
+        return self.request.source
+
+    def test(self) -> bool:
+        """Is it over? Moves things on; never blocks."""
+        if self.request.status != PENDING:
+            return True
+        with nogil:
+            self.group.view.test(&self.group.view, &self.request)
+        return self.request.status != PENDING
+
+    def wait(self, int64_t deadline_ns) -> bool:
+        """Block until it is over (True) or the deadline has passed (False).
+
+        Raises what a signal handler raised. `check` says how it ended.
+        """
+        cdef int status = self.request.status
+        if status == PENDING:
+            with nogil:
+                status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
+        if status == INTERRUPTED and self.request.status == PENDING:
+            raise failure(status, self.request.peer, -1)
+        if status == ABORTED and self.request.status == PENDING:
+            self.cancel()
+            self.request.status = ABORTED
+        return self.request.status != PENDING
+
+    def check(self) -> None:
+        """Raise the Failure it ended with, if it did."""
+        if self.request.status < 0:
+            raise failure(
+                self.request.status, self.request.peer, -1,
+                described(&self.fingerprint, self.request.nbytes),
+                described(&self.request.theirs, self.request.theirs_bytes))
+
+    def cancel(self) -> None:
+        """Withdraw it; the memory is free again on return."""
+        if self.request.status == PENDING:
+            with nogil:
+                self.group.view.cancel(&self.group.view, &self.request)
+            if self.request.status == PENDING:
+                self.request.status = ABORTED
+
+
+cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sending):
+    cdef Message m = Message.__new__(Message)
+    cdef int status
+    m.group = group
+    m.array = array
+    m.fingerprint = Fingerprint(
+        0, array.size, POINT_TO_POINT, array.dtype, 0, 0, -1, array.dtype_hash, 0, 0)
+    m.request.ptr = array.ptr
+    m.request.nbytes = array.nbytes
+    m.request.peer = peer
+    m.request.tag = tag & ~COLLECTIVE_TAG
+    m.request.expected = &m.fingerprint
+    m.request.status = PENDING
+    m.request.source = peer
+    with nogil:
+        status = group.aborted
+        if status == OK:
+            if sending:
+                status = group.view.send(&group.view, &m.request)
+            else:
+                status = group.view.recv(&group.view, &m.request)
+    if status != OK:
+        m.request.status = status
+    return m
