@@ -24,6 +24,12 @@ that the error is about). After one of those the group has failed for good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cydist._native import Failure
+
 
 class DistError(RuntimeError):
     """Anything that goes wrong at run time in cydist.
@@ -104,3 +110,53 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
 class QueueEmptyError(DistStoreError):
     """A non-blocking queue_pop found the queue empty."""
+
+
+# How a compiled call ended (engine.STATUS_NAMES) -> what is raised.
+_CLASSES: dict[str, type[DistError]] = {
+    "timeout": DistTimeoutError,
+    "peer_lost": PeerFailedError,
+    "no_memory": DistBackendError,
+    "mismatch": MismatchError,
+    "interrupted": DistBackendError,
+    "aborted": GroupFailedError,
+    "closed": GroupDestroyedError,
+}
+
+
+def from_failure(
+    failure: Failure,
+    op: str,
+    group: str,
+    ranks: Sequence[int],
+    seq: int | None = None,
+    waited: float | None = None,
+) -> DistError:
+    """The exception for what the engine reported.
+
+    ranks       global rank of each group rank, to name the peer by both
+    waited      seconds that the call was given, for a timeout
+    """
+    peer = failure.peer
+    who = "any rank" if peer < 0 else f"rank {ranks[peer]}"
+    if peer >= 0 and ranks[peer] != peer:
+        who += f" (group rank {peer})"
+    where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
+    step = f", step {failure.step}" if failure.step >= 0 else ""
+    text = {
+        "timeout": f"timeout: nothing from {who}"
+        + (f" within {waited:g} s" if waited is not None else "") + step,
+        "peer_lost": f"the connection to {who} was lost{step}: it died, left, or was cut off",
+        "no_memory": "no memory for the temporaries of this call",
+        "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
+        f"{who[0].upper() + who[1:]}: {failure.theirs}",
+        "aborted": "the group was aborted",
+        "closed": "the group was destroyed while the call was under way",
+    }.get(failure.status, failure.status)
+    return _CLASSES.get(failure.status, DistBackendError)(
+        f"{where}: {text}",
+        op=op,
+        seq=seq,
+        group=group,
+        ranks=(ranks[peer],) if peer >= 0 else (),
+    )

@@ -1,9 +1,9 @@
 """ProcessGroup: what a backend implements, and what it gets for free.
 
-A backend implements `isend` and `irecv`; every collective is derived from them. It
+A backend implements `isend` and `irecv`; every collective is derived from them, and it
 overrides whatever it does better. All arrays that reach a backend are `Array` objects:
 contiguous memory of one known dtype (strided arrays were packed before), checked, with
-the buffer protocol (`memoryview(array)` is its bytes).
+the buffer protocol: `memoryview(array)` is its bytes.
 
 Ranks in this module are group ranks. Collectives here block; `execute` decides on whose
 thread they run.
@@ -11,37 +11,37 @@ thread they run.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from cydist.errors import DistError, DistTimeoutError, GroupDestroyedError, GroupFailedError
-from cydist.work import CompletedWork, Work
+from cydist import _native
+from cydist.errors import GroupDestroyedError, GroupFailedError, UnsupportedError
+from cydist.executor import Serial
+from cydist.types import Op, op_and_factor
+from cydist.work import Work, seconds
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.types import Op
 
-# The tag of messages that belong to derived collectives. Not a user's tag: those are >= 0.
+# The tag of messages that belong to derived collectives. Users' tags are not negative.
 COLLECTIVE_TAG = -1
 
 
 @dataclass(slots=True)
 class Call:
-    """One call on a group, as error messages and hooks see it.
+    """One call on a group, as backends, error messages and hooks see it.
 
     name        "all_reduce"
     seq         its number among the collectives of the group; 0 for point to point
-    deadline    on time.monotonic(), seconds
+    deadline    on time.monotonic(), in seconds
     """
 
     name: str
     seq: int
     deadline: float
-    peer: int | None = None
 
     @property
     def deadline_ns(self) -> int:
@@ -51,3 +51,312 @@ class Call:
     def remaining(self) -> float:
         """Seconds left; never negative."""
         return max(0.0, self.deadline - time.monotonic())
+
+
+class ProcessGroup:
+    """A set of ranks that communicate, as one of them sees it.
+
+    rank(), size()  of this process in the group
+    ranks           global rank of each member, by group rank
+    timeout         seconds that a call may take unless it says otherwise
+    devices         kinds of memory that it takes: "cpu", "cuda"
+
+    The two methods that a backend must implement:
+
+    isend(array, peer, tag)     start sending; returns a Work
+    irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known
+                                when complete; peer None takes from anyone (optional)
+
+    Messages between two ranks with one tag arrive in the order they were sent. Tags are
+    integers; COLLECTIVE_TAG (-1) is used by the collectives derived here.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        timeout: float | timedelta = 1800.0,
+        name: str = "",
+        ranks: Sequence[int] | None = None,
+        backend: str = "",
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self.group_name = name
+        self.group_desc = name
+        self._ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
+        self.backend = backend
+        self.timeout: float = seconds(timeout) or 0.0
+        self._serial = Serial()
+        self._seq = 0
+        self._failed: BaseException | None = None
+        self._destroyed = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.group_name!r} backend={self.backend} "
+            f"rank={self._rank} size={self._size}>"
+        )
+
+    # What a backend implements.
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        """Start sending `array` to group rank `peer`."""
+        raise UnsupportedError(f"backend {self.backend!r} does not send")
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        """Start receiving into `array` from group rank `peer`; None: from anyone."""
+        raise UnsupportedError(f"backend {self.backend!r} does not receive")
+
+    def close(self) -> None:
+        """Let go of what the group holds. Called once, by destroy."""
+
+    def abort(self) -> None:
+        """End every call under way with an error, now. The group has failed then."""
+        self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
+
+    # How calls run.
+
+    def for_device(self, device: str) -> ProcessGroup:
+        """The group that serves arrays of `device`: this one, unless it routes by device."""
+        if device not in self.devices:
+            raise UnsupportedError(
+                f"backend {self.backend!r} takes arrays on {', '.join(self.devices)}, and this one "
+                f"is on {device}: copy it there, or name a backend for it, as in "
+                f"init_process_group('cpu:{self.backend},{device}:BACKEND')",
+                group=self.group_name,
+            )
+        return self
+
+    def execute(
+        self,
+        name: str,
+        body: Callable[[Call], None],
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        result: object = None,
+    ) -> Work | None:
+        """Run one collective in its turn: now, on this thread, or in the background.
+
+        A backend with streams overrides this: it enqueues instead of running.
+        Returns a Work when async_op is set, else None when the call is complete.
+        """
+        self.check_usable(name)
+        deadline = self.deadline(timeout)
+
+        def run() -> None:
+            self.check_usable(name)
+            self._seq += 1  # calls run one at a time, in the order they were issued
+            call = Call(name, self._seq, deadline)
+            try:
+                body(call)
+            except UnsupportedError:
+                raise
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+        if async_op:
+            return self._serial.start(name, run, result)
+        self._serial.run(name, run)
+        return None
+
+    def deadline(self, timeout: float | timedelta | None) -> float:
+        """When a call that starts now must be over, on time.monotonic()."""
+        limit = seconds(timeout)
+        return time.monotonic() + (self.timeout if limit is None else limit)
+
+    def fail(self, error: BaseException) -> None:
+        """The first error fails the group for good; later ones change nothing."""
+        if self._failed is None:
+            self._failed = error
+
+    def check_usable(self, name: str) -> None:
+        """Raise if the group was destroyed or has failed."""
+        if self._destroyed:
+            raise GroupDestroyedError(
+                f"{name}: group {self.group_name!r} was destroyed", op=name, group=self.group_name
+            )
+        if self._failed is not None:
+            raise GroupFailedError(
+                f"{name}: group {self.group_name!r} failed earlier and takes no more calls "
+                f"({type(self._failed).__name__}: {self._failed}). Other groups still work; "
+                "make a new group of the ranks that are left",
+                op=name,
+                group=self.group_name,
+                ranks=getattr(self._failed, "ranks", ()),
+            ) from self._failed
+
+    def destroy(self) -> None:
+        """End the group. Idempotent."""
+        if not self._destroyed:
+            self._destroyed = True
+            self.close()
+
+    # Collectives, derived. `_swap` is the one step that they are all made of.
+
+    def _swap(
+        self,
+        call: Call,
+        sends: Sequence[tuple[Array, int]],
+        receives: Sequence[tuple[Array, int]],
+    ) -> None:
+        """Exchange arrays with peers, all at once; return when everything has arrived."""
+        works = [self.irecv(array, peer, COLLECTIVE_TAG) for array, peer in receives]
+        works += [self.isend(array, peer, COLLECTIVE_TAG) for array, peer in sends]
+        for work in works:
+            work.wait(call.remaining())
+
+    def _others(self) -> list[int]:
+        """Every other rank, nearest first, so that not all begin with rank 0."""
+        return [(self._rank + step) % self._size for step in range(1, self._size)]
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        """Copy the root's array to everybody: a binomial tree, log2 p steps."""
+        relative = (self._rank - root) % self._size
+        mask = 1
+        while mask < self._size and not relative & mask:
+            mask <<= 1
+        if relative:
+            self._swap(call, [], [(array, (self._rank - mask) % self._size)])
+        mask >>= 1
+        while mask:
+            if relative + mask < self._size:
+                self._swap(call, [(array, (self._rank + mask) % self._size)], [])
+            mask >>= 1
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        """Reduce in place on every rank: a block per rank, then all blocks to everybody.
+
+        Every block is reduced by one rank, in rank order with one rounding, so the bits are
+        the same on all ranks.
+        """
+        blocks = array.split(even_sizes(array.size, self._size))
+        mine = blocks[self._rank]
+        reduced = mine.empty_like()
+        self.reduce_scatter(call, reduced, blocks, op)
+        mine.take(reduced)
+        self.all_gather(call, blocks, mine)
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        """Reduce into the root's array; other ranks' arrays are left as they were."""
+        blocks = array.split(even_sizes(array.size, self._size))
+        reduced = blocks[self._rank].empty_like()
+        self.reduce_scatter(call, reduced, blocks, op)
+        self.gather(call, reduced, blocks if self._rank == root else None, root)
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        """Reduce block r of everybody's inputs into rank r's output, in rank order."""
+        kind, factor = op_and_factor(op)
+        sources = [output.empty_like() for _ in range(self._size)]
+        own = list(inputs)
+        if factor is not None:
+            own = [block.empty_like() for block in inputs]
+            for scaled, block in zip(own, inputs, strict=True):
+                _native.prepare(kind, block.dtype, scaled, block, factor)
+        sources[self._rank].take(own[self._rank])
+        others = self._others()
+        self._swap(
+            call,
+            [(own[peer], peer) for peer in others],
+            [(sources[peer], peer) for peer in others],
+        )
+        _native.combine_all(kind, output.dtype, output, sources, factor, self._size)
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        """Everybody's array to everybody: outputs[r] is rank r's."""
+        if not outputs[self._rank].same_memory(array):
+            outputs[self._rank].take(array)
+        others = self._others()
+        self._swap(
+            call,
+            [(array, peer) for peer in others],
+            [(outputs[peer], peer) for peer in others],
+        )
+
+    def gather(
+        self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
+        """Everybody's array to the root: outputs[r] is rank r's; None off the root."""
+        if outputs is None:
+            self._swap(call, [(array, root)], [])
+            return
+        if not outputs[root].same_memory(array):
+            outputs[root].take(array)
+        self._swap(call, [], [(outputs[peer], peer) for peer in self._others()])
+
+    def scatter(
+        self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
+        """inputs[r] of the root to rank r; None off the root."""
+        if inputs is None:
+            self._swap(call, [], [(output, root)])
+            return
+        if not inputs[root].same_memory(output):
+            output.take(inputs[root])
+        self._swap(call, [(inputs[peer], peer) for peer in self._others()], [])
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        """inputs[r] to rank r, outputs[r] from rank r. `even`: all blocks have one size."""
+        outputs[self._rank].take(inputs[self._rank])
+        others = self._others()
+        self._swap(
+            call,
+            [(inputs[peer], peer) for peer in others],
+            [(outputs[peer], peer) for peer in others],
+        )
+
+    def barrier(self, call: Call) -> None:
+        """Return when every rank has called: dissemination, log2 p steps (Hensgen, Finkel and
+        Manber, Int. J. Parallel Programming 17(1), 1988)."""
+        out, into = _native.empty(1), _native.empty(1)
+        distance = 1
+        while distance < self._size:
+            to_peer = (self._rank + distance) % self._size
+            from_peer = (self._rank - distance) % self._size
+            self._swap(call, [(out, to_peer)], [(into, from_peer)])
+            distance *= 2
+
+    # torch.distributed's names for what a group knows of itself.
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._size
+
+    def name(self) -> str:
+        """The backend's name."""
+        return self.backend
+
+    def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
+        """A group of these group ranks, this one among them, that shares what this one holds.
+
+        None (the default) means that the registry makes one from scratch.
+        """
+        return None
+
+    def get_group_rank(self, global_rank: int) -> int:
+        """The group rank of a global one. Raises ValueError if it is not a member."""
+        try:
+            return self._ranks.index(global_rank)
+        except ValueError:
+            raise ValueError(
+                f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
+                f"{list(self._ranks)}"
+            ) from None
+
+
+def even_sizes(count: int, parts: int) -> list[int]:
+    """`count` cut into `parts`: the first count % parts get one more than the rest."""
+    whole, rest = divmod(count, parts)
+    return [whole + (part < rest) for part in range(parts)]
+

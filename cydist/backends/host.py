@@ -1,0 +1,285 @@
+"""CPU memory between processes or threads: the backends "tcp" (alias "gloo") and "inproc".
+
+The engine and its algorithms do the work; this module gives them a link, picks the
+algorithm, and turns what fails into exceptions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cydist import _native, tuning
+from cydist.errors import DistTimeoutError, from_failure
+from cydist.executor import THREADS
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, op_and_factor
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array, Link, Message
+    from cydist.stores import Store
+
+EVEN = 1  # abi.pxd: all blocks have the same size
+ANY_SOURCE = -1
+
+
+class HostGroup(ProcessGroup):
+    """A group of ranks over one link (src/transports)."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        rank: int,
+        peers: Sequence[int],
+        *,
+        timeout: float,
+        name: str,
+        ranks: Sequence[int] | None = None,
+        backend: str = "tcp",
+    ) -> None:
+        super().__init__(
+            rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend
+        )
+        self._endpoint = endpoint.share()
+        self._peers = tuple(peers)
+        digest = hashlib.sha256(f"{name}/{self._peers}".encode()).digest()
+        self._native = _native.Group(
+            endpoint.link, self._peers, rank, int.from_bytes(digest[:8], "little")
+        )
+
+    def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
+        return HostGroup(
+            self._endpoint,
+            list(ranks).index(self._rank),
+            [self._peers[rank] for rank in ranks],
+            timeout=timeout,
+            name=name,
+            ranks=[self.ranks[rank] for rank in ranks],
+            backend=self.backend,
+        )
+
+    def close(self) -> None:
+        self._native.close()
+        self._endpoint.release()
+
+    def abort(self) -> None:
+        super().abort()
+        self._native.abort()
+
+    # Point to point.
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        return MessageWork(self, "send", self._native.isend(array, peer, tag))
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        source = ANY_SOURCE if peer is None else peer
+        return MessageWork(self, "recv", self._native.irecv(array, source, tag))
+
+    # Collectives: name the blocks, and what all ranks must agree on.
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        self._run(
+            call, "broadcast", [array], [array], array.nbytes, root=root, count=array.size
+        )
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        self._run(call, "all_reduce", [array], [array], array.nbytes, op=op, count=array.size)
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        outputs = [array] if self._rank == root else []
+        self._run(
+            call, "reduce", [array], outputs, array.nbytes, op=op, root=root, count=array.size
+        )
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        self._run(
+            call, "reduce_scatter", list(inputs), [output], sum(block.nbytes for block in inputs),
+            op=op, count=sum(block.size for block in inputs), even=same_sizes(inputs),
+        )  # fmt: skip
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        self._run(
+            call, "all_gather", [array], list(outputs), sum(block.nbytes for block in outputs),
+            count=sum(block.size for block in outputs), even=same_sizes(outputs),
+        )  # fmt: skip
+
+    # The size of a list that only the root, or only a pair, knows takes no part in the
+    # choice of an algorithm: all ranks must choose the same.
+
+    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+        self._run(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
+
+    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+        self._run(call, "scatter", list(inputs or ()), [output], 0, root=root, even=False)
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        self._run(
+            call, "all_to_all", list(inputs), list(outputs),
+            sum(block.nbytes for block in outputs) if even else 0,
+            count=outputs[0].size if even else 0, even=even,
+        )  # fmt: skip
+
+    def barrier(self, call: Call) -> None:
+        self._run(call, "barrier", [], [], 0)
+
+    def _run(
+        self,
+        call: Call,
+        collective: str,
+        inputs: list[Array],
+        outputs: list[Array],
+        nbytes: int,
+        *,
+        op: Op | None = None,
+        root: int = -1,
+        count: int = 0,
+        even: bool = True,
+    ) -> None:
+        code, factor = (0, None) if op is None else op_and_factor(op)
+        algorithm = tuning.choose(
+            collective, nbytes, self._size, self._native.windows, even=even, commutative=True
+        )
+        with self.failures(call.name, call.seq, call.deadline):
+            self._native.run(
+                collective, inputs, outputs,
+                algorithm=algorithm.encode(),
+                deadline_ns=call.deadline_ns,
+                seq=call.seq,
+                op=int(code),
+                factor=factor,
+                root=root,
+                count=count,
+                flags=EVEN if even else 0,
+                segment_bytes=tuning.segment_bytes(collective, nbytes),
+            )  # fmt: skip
+
+    @contextmanager
+    def failures(self, name: str, seq: int | None, deadline: float) -> Iterator[None]:
+        """Turn what the engine reports into exceptions."""
+        started = time.monotonic()
+        try:
+            yield
+        except _native.Failure as failure:
+            error = from_failure(
+                failure, name, self.group_name, self.ranks, seq, max(0.0, deadline - started)
+            )
+            raise error from self._failed
+
+
+def same_sizes(blocks: Sequence[Array]) -> bool:
+    """Do all blocks hold the same number of elements?"""
+    return all(block.size == blocks[0].size for block in blocks)
+
+
+class MessageWork(Work):
+    """A send or receive that was posted."""
+
+    def __init__(self, group: HostGroup, name: str, message: Message) -> None:
+        super().__init__()
+        self._group = group
+        self._name = name
+        self._message = message
+        self._deadline = group.deadline(None)
+
+    def _wait(self, timeout: float | None) -> None:
+        own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
+        deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
+        if self._error is None and not self._message.wait(int(deadline * 1e9)):
+            late = DistTimeoutError(
+                f"{self._name} on group {self._group.group_name!r}: timeout: not complete after "
+                f"{timeout or self._group.timeout:g} s",
+                op=self._name,
+                group=self._group.group_name,
+            )
+            if not own_limit:
+                raise late
+            self._message.cancel()
+            self._error = late
+            self._group.fail(late)
+        self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        if not self._message.test():
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """The message is over: keep how it ended."""
+        if self._error is None:
+            try:
+                with self._group.failures(self._name, None, self._deadline):
+                    self._message.check()
+            except Exception as error:
+                self._error = error
+                self._group.fail(error)
+        source = self._message.source
+        if self._source is None and source >= 0:
+            self._source = self._group.ranks[source]
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        if self._poll():
+            task()
+        else:
+            THREADS.run(task)
+
+
+class Endpoint:
+    """This process's end of a link, shared by groups and closed by the last of them."""
+
+    def __init__(self, link: Link, close: Callable[[], None]) -> None:
+        self.link = link
+        self._close = close
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def share(self) -> Endpoint:
+        """One more group uses it."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """A group has ended."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._close()
+
+
+def create(
+    store: Store, rank: int, size: int, timeout: float, *, name: str = "0", backend: str = "tcp"
+) -> ProcessGroup:
+    """The default group of backend "tcp": meet in the store, connect when first needed."""
+    from cydist.backends.connections import Connections
+
+    connections = Connections(rank, size, store)
+    store.set(f"address/{rank}", connections.address())
+    addresses = store.multi_get([f"address/{peer}" for peer in range(size)])
+    connections.connect(addresses)
+    endpoint = Endpoint(connections.link, connections.close)
+    return HostGroup(endpoint, rank, range(size), timeout=timeout, name=name, backend=backend)
+
+
+def create_inproc(
+    store: Store, rank: int, size: int, timeout: float, *, name: str = "0", backend: str = "inproc"
+) -> ProcessGroup:
+    """The default group of backend "inproc": ranks are threads of this process."""
+    if rank == 0:
+        store.set("hub", uuid.uuid4().hex)
+    hub = _native.inproc_hub(store.get("hub").decode(), size)
+    link = _native.InprocLink(hub, rank)
+    return HostGroup(
+        Endpoint(link, link.close), rank, range(size), timeout=timeout, name=name, backend=backend
+    )

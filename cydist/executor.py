@@ -1,0 +1,161 @@
+"""Threads for calls that run in the background, and the order in which they run.
+
+A group with asynchronous work outstanding borrows one thread; an idle group owns none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from cydist.errors import DistTimeoutError
+from cydist.work import Work
+
+T = TypeVar("T")
+
+IDLE_SECONDS = 1.0  # how long a thread with nothing to do is kept for the next borrower
+
+
+class Threads:
+    """Daemon threads, made when none is idle and ended when idle for a while.
+
+    Never a bound: two groups that wait for each other on other ranks must both run.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = 0
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Run `task`, which must not raise, on some thread."""
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+                self._tasks.put(task)
+                return
+        threading.Thread(target=self._serve, args=(task,), name="cydist", daemon=True).start()
+
+    def _serve(self, task: Callable[[], None]) -> None:
+        while True:
+            task()
+            del task
+            with self._lock:
+                self._idle += 1
+            try:
+                task = self._tasks.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._idle > 0:
+                        self._idle -= 1
+                        return
+                # Every idle place was taken by a caller, so a task is on its way to us.
+                task = self._tasks.get()
+
+
+THREADS = Threads()
+
+
+class TaskWork(Work):
+    """A call that runs on a borrowed thread."""
+
+    def __init__(self, name: str, body: Callable[[], None], result: object) -> None:
+        super().__init__(result)
+        self._name = name
+        self._body: Callable[[], None] | None = body
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._followers: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        """Run the call; keep what it raises for whoever waits."""
+        assert self._body is not None
+        try:
+            self._body()
+        except BaseException as error:
+            self._error = error
+        self._body = None  # lets go of the arrays
+        with self._lock:
+            self._done.set()
+            followers, self._followers = self._followers, []
+        for follower in followers:
+            THREADS.run(follower)
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._done.wait(timeout):
+            raise DistTimeoutError(
+                f"{self._name}: not complete after {timeout:g} s; it goes on, and can be "
+                "waited for again",
+                op=self._name,
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        return self._done.is_set()
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._done.is_set():
+                self._followers.append(task)
+                return
+        task()
+
+
+class Serial:
+    """Runs the calls of one group one after the other, in the order they were issued.
+
+    A blocking call runs on the caller's thread when nothing is outstanding; else it takes
+    its place in the queue and the caller waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy = False
+        self._queue: deque[TaskWork] = deque()
+
+    def run(self, name: str, body: Callable[[], None]) -> None:
+        """Run `body` in its turn; return when it has run, raise what it raised."""
+        with self._lock:
+            inline = not self._busy
+            if inline:
+                self._busy = True
+        if not inline:
+            self.start(name, body, None).wait()
+            return
+        try:
+            body()
+        finally:
+            self._next()
+
+    def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
+        """Queue `body` to run in its turn on a borrowed thread."""
+        work = TaskWork(name, body, result)
+        with self._lock:
+            self._queue.append(work)
+            if self._busy:
+                return work
+            self._busy = True
+        THREADS.run(self._drain)
+        return work
+
+    def _next(self) -> None:
+        """The inline call is over: hand what queued up meanwhile to a thread."""
+        with self._lock:
+            if not self._queue:
+                self._busy = False
+                return
+        THREADS.run(self._drain)
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._busy = False
+                    return
+                work = self._queue.popleft()
+            work.run()
+            del work
