@@ -23,7 +23,7 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array, Link, Message
-    from cydist.stores import Store
+    from cydist.registry import BackendOptions
 
 EVEN = 1  # abi.pxd: all blocks have the same size
 ANY_SOURCE = -1
@@ -258,28 +258,34 @@ class Endpoint:
             self._close()
 
 
-def create(
-    store: Store, rank: int, size: int, timeout: float, *, name: str = "0", backend: str = "tcp"
-) -> ProcessGroup:
-    """The default group of backend "tcp": meet in the store, connect when first needed."""
+def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "tcp": meet in the store, connect when first needed."""
     from cydist.backends.connections import Connections
 
+    store, rank, size = options.store, options.group_rank, options.group_size
     connections = Connections(rank, size, store)
     store.set(f"address/{rank}", connections.address())
-    addresses = store.multi_get([f"address/{peer}" for peer in range(size)])
-    connections.connect(addresses)
-    endpoint = Endpoint(connections.link, connections.close)
-    return HostGroup(endpoint, rank, range(size), timeout=timeout, name=name, backend=backend)
+    store.wait([f"address/{peer}" for peer in range(size)], options.timeout)
+    connections.connect(store.multi_get([f"address/{peer}" for peer in range(size)]))
+    return of_link(Endpoint(connections.link, connections.close), options)
 
 
-def create_inproc(
-    store: Store, rank: int, size: int, timeout: float, *, name: str = "0", backend: str = "inproc"
-) -> ProcessGroup:
-    """The default group of backend "inproc": ranks are threads of this process."""
-    if rank == 0:
-        store.set("hub", uuid.uuid4().hex)
-    hub = _native.inproc_hub(store.get("hub").decode(), size)
-    link = _native.InprocLink(hub, rank)
+def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "inproc": ranks are threads of this process."""
+    if options.group_rank == 0:
+        options.store.set("hub", uuid.uuid4().hex)
+    key = options.store.get("hub").decode()
+    link = _native.InprocLink(_native.inproc_hub(key, options.group_size), options.group_rank)
+    return of_link(Endpoint(link, link.close), options)
+
+
+def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
+    """The group whose ranks are exactly the link's peers."""
     return HostGroup(
-        Endpoint(link, link.close), rank, range(size), timeout=timeout, name=name, backend=backend
+        endpoint,
+        options.group_rank,
+        range(options.group_size),
+        timeout=options.timeout,
+        name=options.group_id,
+        ranks=options.global_ranks_in_group,
     )

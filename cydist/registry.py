@@ -1,0 +1,196 @@
+"""Backends by name: ours, those registered by a call, those installed as a package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cydist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from cydist.group import ProcessGroup
+    from cydist.stores import Store
+
+ENTRY_POINTS = "cydist.backends"
+DEFAULT_DEVICES = ("cpu", "cuda")
+
+
+@dataclass
+class BackendOptions:
+    """What a creator with `extended_api` gets as its first argument.
+
+    store       the group's own part of the store
+    rank, size  of this process in the group; `ranks` are the members' global ranks
+    timeout     seconds that a call may take unless it says otherwise
+    """
+
+    store: Store
+    group_rank: int
+    group_size: int
+    timeout: float
+    group_id: str
+    global_ranks_in_group: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A backend: how to make a group, and which kinds of memory it takes.
+
+    Our own are named as "module:function", so that listing them imports none.
+    """
+
+    create: Callable[..., ProcessGroup] | str
+    extended_api: bool
+    devices: tuple[str, ...]
+
+    def creator(self) -> Callable[..., ProcessGroup]:
+        """The function itself."""
+        if not isinstance(self.create, str):
+            return self.create
+        module, _, name = self.create.partition(":")
+        function: Callable[..., ProcessGroup] = getattr(importlib.import_module(module), name)
+        return function
+
+
+_plugins: dict[str, Plugin] = {
+    "tcp": Plugin("cydist.backends.host:create", True, ("cpu",)),
+    "gloo": Plugin("cydist.backends.host:create", True, ("cpu",)),
+    "inproc": Plugin("cydist.backends.host:create_inproc", True, ("cpu",)),
+    "mpi": Plugin("cydist.backends.mpi:create", True, ("cpu",)),
+}
+
+
+class Backend(str):
+    """A backend's name, in lower case: ``Backend("TCP") == "tcp"``.
+
+    Attributes name the known ones (``Backend.TCP``). An unknown name is accepted here and
+    refused when a group is made of it, since a package may still register it.
+    """
+
+    UNDEFINED: ClassVar[str] = "undefined"
+    TCP: ClassVar[str] = "tcp"
+    GLOO: ClassVar[str] = "gloo"
+    INPROC: ClassVar[str] = "inproc"
+    MPI: ClassVar[str] = "mpi"
+    NCCL: ClassVar[str] = "nccl"
+
+    def __new__(cls, name: str) -> Backend:
+        if not isinstance(name, str):
+            raise ValueError(f"a backend's name is a string, not {name!r}")
+        return super().__new__(cls, name.lower())
+
+    @classmethod
+    def register_backend(
+        cls,
+        name: str,
+        func: Callable[..., ProcessGroup],
+        extended_api: bool = False,
+        devices: str | Sequence[str] | None = None,
+    ) -> None:
+        """Make `func` the backend called `name`.
+
+        func            makes a group: ``func(store, rank, world_size, timeout)``, timeout a
+                        timedelta; or, with `extended_api`, ``func(options, pg_options)`` with
+                        BackendOptions
+        devices         kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both
+
+        Raises ValueError if the name is taken.
+        """
+        key = str(cls(name))
+        if key in _plugins:
+            raise ValueError(f"a backend called {key!r} is registered already")
+        kinds = (devices,) if isinstance(devices, str) else tuple(devices or DEFAULT_DEVICES)
+        _plugins[key] = Plugin(func, extended_api, kinds)
+        setattr(cls, key.upper(), key)
+
+
+register_backend = Backend.register_backend
+
+
+def names() -> list[str]:
+    """Every backend that can be named: ours, registered ones, installed ones."""
+    return sorted({*_plugins, *(point.name.lower() for point in entry_points(group=ENTRY_POINTS))})
+
+
+def find(name: str) -> Plugin:
+    """The backend called `name`.
+
+    An installed package is found by its entry point in the group "cydist.backends": a
+    creator as in register_backend, whose attributes `extended_api` and `devices`, if it has
+    them, say the rest. Raises ValueError that lists the known names.
+    """
+    key = name.lower()
+    if key in _plugins:
+        return _plugins[key]
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name.lower() == key:
+            create: Any = point.load()
+            if key not in _plugins:  # loading may have registered it
+                Backend.register_backend(
+                    key,
+                    create,
+                    getattr(create, "extended_api", False),
+                    getattr(create, "devices", None),
+                )
+            return _plugins[key]
+    raise ValueError(f"no backend is called {name!r}; there are: {', '.join(names())}")
+
+
+def is_available(name: str) -> bool:
+    """Is there a backend of that name?"""
+    return name.lower() in names()
+
+
+def parse(spec: str) -> dict[str, str]:
+    """A backend string as device -> backend name.
+
+    "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" spells it out.
+    Raises ValueError for a malformed pair, a device named twice, a backend that does not
+    take the device.
+    """
+    if ":" not in spec:
+        return dict.fromkeys(find(spec).devices, spec.lower())
+    devices: dict[str, str] = {}
+    for pair in spec.lower().split(","):
+        device, colon, name = pair.strip().partition(":")
+        if not (device and colon and name) or ":" in name:
+            raise ValueError(f"{pair!r} in backend {spec!r} is not of the form device:backend")
+        if device in devices:
+            raise ValueError(f"backend {spec!r} names device {device!r} twice")
+        if device not in find(name).devices:
+            raise ValueError(
+                f"backend {name!r} takes arrays on {', '.join(find(name).devices)}, not {device}"
+            )
+        devices[device] = name
+    return devices
+
+
+def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGroup:
+    """Make a group of the backend called `name`."""
+    from datetime import timedelta
+
+    from cydist.group import ProcessGroup
+
+    plugin = find(name)
+    if plugin.extended_api:
+        made = plugin.creator()(options, pg_options)
+    else:
+        made = plugin.creator()(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            timedelta(seconds=options.timeout),
+        )
+    if not isinstance(made, ProcessGroup):
+        raise UnsupportedError(
+            f"backend {name!r} made a {type(made).__name__}, which is no cydist.ProcessGroup"
+        )
+    made.backend = name
+    made.devices = plugin.devices
+    made.group_name = options.group_id
+    made.timeout = options.timeout
+    made.ranks = tuple(options.global_ranks_in_group)
+    return made

@@ -1,0 +1,386 @@
+"""init_process_group and everything that it starts. The only global state lives here.
+
+A process is one rank, and has one world; with the backend "inproc" a thread is a rank,
+and each such thread has a world of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from cydist import registry, rendezvous
+from cydist.errors import GroupDestroyedError, UnsupportedError
+from cydist.group import ProcessGroup
+from cydist.registry import BackendOptions
+from cydist.stores import PrefixStore, Store
+from cydist.work import seconds
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
+
+
+class World:
+    """What one rank knows of the job: its store, its default group, the groups made since."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, spec: str) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.spec = spec
+        self.groups: dict[str, ProcessGroup] = {}
+        self.made = 0  # by new_group, members or not: the same on every rank
+        self.made_locally: dict[tuple[int, ...], int] = {}
+        self.allow_pickle = True
+
+    def make(
+        self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
+    ) -> ProcessGroup:
+        """A group of these global ranks, which include this one."""
+        by_device = {
+            device: self._make_one(ranks, f"{name}/{backend}", name, backend, timeout, pg_options)
+            for backend in dict.fromkeys(registry.parse(spec).values())
+            for device in [d for d, b in registry.parse(spec).items() if b == backend]
+        }
+        parts = dict.fromkeys(by_device.values())
+        group = next(iter(parts)) if len(parts) == 1 else RoutedGroup(by_device, name)
+        self.groups[name] = group
+        return group
+
+    def _make_one(
+        self,
+        ranks: Sequence[int],
+        prefix: str,
+        name: str,
+        backend: str,
+        timeout: float,
+        pg_options: object,
+    ) -> ProcessGroup:
+        parent = self.groups.get(DEFAULT_GROUP)
+        if parent is not None and parent.backend == backend and pg_options is None:
+            shared = parent.subgroup(ranks, name, timeout)
+            if shared is not None:
+                return shared
+        options = BackendOptions(
+            PrefixStore(prefix, self.store),
+            list(ranks).index(self.rank),
+            len(ranks),
+            timeout,
+            name,
+            list(ranks),
+        )
+        return registry.create(backend, options, pg_options)
+
+
+class RoutedGroup(ProcessGroup):
+    """One group per kind of memory: "cpu:tcp,cuda:nccl"."""
+
+    def __init__(self, by_device: dict[str, ProcessGroup], name: str) -> None:
+        first = next(iter(by_device.values()))
+        super().__init__(
+            first.rank(), first.size(), timeout=first.timeout, name=name, ranks=first.ranks,
+            backend=",".join(f"{device}:{group.backend}" for device, group in by_device.items()),
+        )  # fmt: skip
+        self.by_device = by_device
+        self.devices = tuple(by_device)
+
+    def for_device(self, device: str) -> ProcessGroup:
+        super().for_device(device)
+        return self.by_device[device]
+
+    def abort(self) -> None:
+        for group in self.by_device.values():
+            group.abort()
+
+    def close(self) -> None:
+        for group in self.by_device.values():
+            group.destroy()
+
+
+class NonMember:
+    """What new_group returns to a rank that is not in the group: falsy, rank and size -1."""
+
+    _warned: set[str]
+
+    def __init__(self) -> None:
+        self._warned = set()
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+    def rank(self) -> int:
+        """-1: this process is not in the group."""
+        return -1
+
+    def size(self) -> int:
+        """-1: this process does not know."""
+        return -1
+
+    def warn(self, name: str) -> None:
+        """Say, once for each kind of call, that it does nothing here."""
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"{name} on a group that this rank is not in does nothing", stacklevel=4
+            )
+
+
+class GroupMember:
+    """torch.distributed's names for "the default group" and "not in the group"."""
+
+    WORLD: ProcessGroup | None = None
+    NON_GROUP_MEMBER = NonMember()
+
+
+class _GroupMeta(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group; None before init_process_group."""
+        world = _find()
+        return None if world is None else world.groups[DEFAULT_GROUP]
+
+
+class group(metaclass=_GroupMeta):
+    """``group.WORLD`` is the default group."""
+
+
+AnyGroup = ProcessGroup | NonMember | None
+
+_process: World | None = None
+_thread = threading.local()
+
+
+def _find() -> World | None:
+    world: World | None = getattr(_thread, "world", None)
+    return _process if world is None else world
+
+
+def current() -> World:
+    """The world of this rank. Raises ValueError before init_process_group."""
+    world = _find()
+    if world is None:
+        raise ValueError(
+            "the default process group has not been initialized: call init_process_group first"
+        )
+    return world
+
+
+def _set(world: World | None, per_thread: bool) -> None:
+    global _process
+    if per_thread:
+        _thread.world = world
+    else:
+        _process = world
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
+    *,
+    allow_pickle: bool = True,
+) -> None:
+    """Join the job and make the default group. Blocks until all ranks have joined.
+
+    backend         "tcp" ("gloo" means the same), "mpi", "nccl", "inproc", a registered one, or
+                    one for each kind of memory: "cpu:tcp,cuda:nccl". None: "mpi" under an MPI
+                    launcher where mpi4py is installed, else "tcp"
+    init_method     "env://" (the default), "tcp://host:port", "file:///path"; not with `store`
+    timeout         seconds or a timedelta that calls may take; 30 minutes
+    world_size      number of ranks, and
+    rank            this one's number, where launcher or URL do not give them
+    store           an explicit store; needs `rank` and `world_size`
+    group_name      keeps jobs apart that meet at one address or file
+    pg_options      for the backend
+    device_id       accepted for torch's sake; a backend with devices may use it
+    allow_pickle    may object collectives pickle what their own codec cannot say
+
+    Raises ValueError for contradictory arguments and a second call, RendezvousError when
+    ranks are missing at the timeout (it lists them).
+    """
+    if _find() is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+    assert limit is not None
+    spec = (rendezvous.default_backend() if backend is None else backend).lower()
+    registry.parse(spec)  # a wrong name fails before anybody waits
+    meeting, rank, world_size = rendezvous.rendezvous(
+        init_method, rank=rank, world_size=world_size, store=store,
+        timeout=limit, group_name=group_name,
+    )  # fmt: skip
+    world = World(meeting, rank, world_size, limit, spec)
+    world.allow_pickle = allow_pickle
+    world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+    _set(world, per_thread=spec == "inproc")
+
+
+def is_initialized() -> bool:
+    """Has init_process_group been called (and not undone)?"""
+    return _find() is not None
+
+
+def destroy_process_group(group: AnyGroup = None) -> None:
+    """End a group; None ends all of them and leaves the job. Idempotent on a group."""
+    if isinstance(group, NonMember):
+        return
+    world = current()
+    if group is not None and group is not world.groups.get(DEFAULT_GROUP):
+        group.destroy()
+        world.groups.pop(group.group_name, None)
+        return
+    for each in reversed(list(world.groups.values())):
+        each.destroy()
+    _set(None, per_thread=getattr(_thread, "world", None) is world)
+
+
+def member(group: AnyGroup) -> ProcessGroup | None:
+    """The group that a call is about: None means the default; None is returned to a rank
+    that is not in it."""
+    if group is None:
+        return current().groups[DEFAULT_GROUP]
+    return group if isinstance(group, ProcessGroup) else None
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: float | timedelta | None = None,
+    backend: str | None = None,
+    pg_options: object = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: object = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | NonMember:
+    """Make a group of some global ranks. Moves no data.
+
+    ranks           global ranks; None: all. Sorted unless `sort_ranks` is False
+    timeout         as init_process_group's; None: the default group's
+    backend         None: the default group's
+    use_local_synchronization
+                    only the members call. Without it every rank of the world calls
+                    new_group, in the same order, members or not
+
+    Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
+    Raises ValueError for unknown or repeated ranks.
+    """
+    world = current()
+    members = tuple(range(world.size)) if ranks is None else tuple(ranks)
+    if sort_ranks:
+        members = tuple(sorted(members))
+    if len(set(members)) != len(members) or not all(0 <= r < world.size for r in members):
+        raise ValueError(
+            f"new_group: ranks {list(members)} must be different numbers from 0 to {world.size - 1}"
+        )
+    if not members:
+        raise ValueError("new_group: a group needs at least one rank")
+    spec = (world.spec if backend is None else backend).lower()
+    registry.parse(spec)
+    if use_local_synchronization:
+        if "mpi" in registry.parse(spec).values():
+            raise UnsupportedError(
+                "new_group: use_local_synchronization is not possible with backend 'mpi', where "
+                "making a group takes every rank"
+            )
+        if world.rank not in members:
+            return GroupMember.NON_GROUP_MEMBER
+        count = world.made_locally[members] = world.made_locally.get(members, 0) + 1
+        name = f"local-{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}-{count}"
+    else:
+        world.made += 1
+        name = str(world.made)
+    if world.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    limit = seconds(timeout)
+    made = world.make(
+        members, name, spec, world.timeout if limit is None else limit, pg_options
+    )
+    made.group_desc = group_desc or name
+    return made
+
+
+# Queries.
+
+
+def get_rank(group: AnyGroup = None) -> int:
+    """This process's rank in the group; -1 if it is not a member."""
+    found = member(group)
+    return -1 if found is None else found.rank()
+
+
+def get_world_size(group: AnyGroup = None) -> int:
+    """How many ranks the group has; -1 if this process is not a member."""
+    found = member(group)
+    return -1 if found is None else found.size()
+
+
+def _members_only(group: AnyGroup, what: str) -> ProcessGroup:
+    found = member(group)
+    if found is None:
+        raise ValueError(f"{what}: this rank is not in the group")
+    return found
+
+
+def get_backend(group: AnyGroup = None) -> str:
+    """The name of the group's backend. Raises ValueError for non-members."""
+    return _members_only(group, "get_backend").backend
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The group rank of a global rank. Raises ValueError if it is not a member."""
+    return group.get_group_rank(global_rank)
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a group rank. Raises ValueError if there is none such."""
+    if not 0 <= group_rank < group.size():
+        raise ValueError(
+            f"group {group.group_name!r} has ranks 0 to {group.size() - 1}, not {group_rank}"
+        )
+    return group.ranks[group_rank]
+
+
+def get_process_group_ranks(group: AnyGroup) -> list[int]:
+    """The members' global ranks, by group rank. Raises ValueError for non-members."""
+    return list(_members_only(group, "get_process_group_ranks").ranks)
+
+
+def get_pg_count() -> int:
+    """How many groups this rank is in."""
+    return len(current().groups)
+
+
+def abort(group: AnyGroup = None) -> None:
+    """End every call under way on the group with an error, at once. The group has failed."""
+    _members_only(group, "abort").abort()
+
+
+def check_group(group: Any) -> None:
+    """Raise TypeError for what is no group: a rank or a list passed in its place."""
+    if not (group is None or isinstance(group, ProcessGroup | NonMember)):
+        raise TypeError(f"group must come from new_group, not {group!r}")
+
+
+def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
+    """The group for a call, or None where this rank is not in it (warned once)."""
+    check_group(group)
+    if isinstance(group, NonMember):
+        group.warn(name)
+        return None
+    found = member(group)
+    if found is None:
+        raise GroupDestroyedError(f"{name}: there is no such group", op=name)
+    return found
