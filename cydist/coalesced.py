@@ -1,0 +1,158 @@
+"""Many arrays in one call: flattened, sent as one, unflattened.
+
+All arrays of a call have one dtype. Arguments that all calls take, and what they raise, are
+described in cydist/collectives.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cydist import arguments
+from cydist.collectives import Flat, Timeout, check_op, run
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, ReduceOp
+from cydist.world import AnyGroup, usable_group
+
+if TYPE_CHECKING:
+    from cydist.work import Work
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Any],
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce many arrays in place by one all_reduce.
+
+    tensors     arrays of one dtype; the same sizes in the same order on every rank
+    """
+    name = "all_reduce_coalesced"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    arrays = arguments.output_list(tensors, name, "tensors")
+    arguments.disjoint(arrays, [], name)
+    flat = Flat(arrays, name)
+    check_op(name, op, flat.array)
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_reduce(call, flat.array, op)
+        flat.unpack()
+
+    return run(chosen, name, flat.array, body, tensors, async_op, timeout)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Gather many arrays from everybody by one all_gather.
+
+    output_tensor_lists     p lists; entry [r][i] receives input i of rank r
+    input_tensor_list       this rank's arrays, of one dtype
+    """
+    name = "all_gather_coalesced"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    own = Flat(arguments.input_list(input_tensor_list, name, "input_tensor_list"), name)
+    arguments.length(output_tensor_lists, chosen.size(), name, "output_tensor_lists")
+    lists = [
+        arguments.output_list(arrays, name, f"output_tensor_lists[{rank}]")
+        for rank, arrays in enumerate(output_tensor_lists)
+    ]
+    arguments.disjoint([array for arrays in lists for array in arrays], [], name)
+    into = [Flat(arrays, name) for arrays in lists]
+    mine = into[chosen.rank()].array
+    arguments.same_dtype([own.array, *(flat.array for flat in into)], name)
+    arguments.same_size(
+        mine, own.array, name, f"output_tensor_lists[{chosen.rank()}]", "input_tensor_list"
+    )
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_gather(call, [flat.array for flat in into], own.array)
+        for flat in into:
+            flat.unpack()
+
+    return run(chosen, name, own.array, body, output_tensor_lists, async_op, timeout)
+
+
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[Any],
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """all_gather_into_tensor for many pairs of arrays, by one all_gather.
+
+    output_tensors      entry i is p times as large as input i
+    input_tensors       arrays of one dtype; the same sizes in the same order on every rank
+    """
+    name = "all_gather_into_tensor_coalesced"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    p = chosen.size()
+    outputs = arguments.output_list(output_tensors, name, "output_tensors")
+    inputs = arguments.input_list(input_tensors, name, "input_tensors", len(outputs))
+    for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
+        arguments.times_size(output, array, p, name, f"output_tensors[{i}]", f"input_tensors[{i}]")
+    arguments.disjoint(outputs, inputs, name)
+    own = Flat(inputs, name)
+    dense = [output if output.contiguous else output.empty_like() for output in outputs]
+    parts = [array.blocks(p) for array in dense]
+    into = [Flat([blocks[rank] for blocks in parts], name) for rank in range(p)]
+    arguments.same_dtype([own.array, into[0].array], name)
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_gather(call, [flat.array for flat in into], own.array)
+        for flat in into:
+            flat.unpack()
+        for output, packed in zip(outputs, dense, strict=True):
+            output.take(packed)
+
+    return run(chosen, name, own.array, body, output_tensors, async_op, timeout)
+
+
+def reduce_scatter_tensor_coalesced(
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """reduce_scatter_tensor for many pairs of arrays, by one reduce_scatter.
+
+    outputs     entry i is a p-th of input i
+    inputs      arrays of one dtype; the same sizes in the same order on every rank
+    """
+    name = "reduce_scatter_tensor_coalesced"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    p = chosen.size()
+    into = arguments.output_list(outputs, name, "outputs")
+    arrays = arguments.input_list(inputs, name, "inputs", len(into))
+    for i, (output, array) in enumerate(zip(into, arrays, strict=True)):
+        arguments.times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
+    arguments.disjoint(into, arrays, name)
+    own = Flat(into, name)
+    check_op(name, op, own.array)
+    parts = [array.dense().blocks(p) for array in arrays]
+    blocks = [Flat([cut[rank] for cut in parts], name).array for rank in range(p)]
+    arguments.same_dtype([own.array, blocks[0]], name)
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.reduce_scatter(call, own.array, blocks, op)
+        own.unpack()
+
+    return run(chosen, name, own.array, body, outputs, async_op, timeout)

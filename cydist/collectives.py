@@ -1,0 +1,528 @@
+"""all_reduce ... barrier: check the arguments, pack what is strided, call the group.
+
+Every function takes arrays of any library that `cydist.asarray` knows, strided or not, and
+
+group       from new_group; None: the default group. On a group that this rank is not in a
+            call warns once, does nothing and returns None
+async_op    True: return a Work at once; the arrays must not be touched before its `wait`
+timeout     seconds or a timedelta for this call; None: the group's
+
+and raises ValueError or TypeError for arguments found wrong on this rank (nothing was sent,
+the group stays usable), and a DistError for everything that goes wrong later (the group has
+failed then).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native, arguments
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, ReduceOp, op_and_factor
+from cydist.world import AnyGroup, usable_group
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.work import Work
+
+Timeout = float | timedelta | None
+
+
+class Dense:
+    """Arrays of a call as contiguous memory: themselves, or packed copies.
+
+    Inputs are packed when this is made; `unpack` writes outputs back.
+    """
+
+    def __init__(self, arrays: Sequence[Array], *, filled: bool = True) -> None:
+        self._arrays = arrays
+        self.arrays = [
+            array if array.contiguous else array.dense() if filled else array.empty_like()
+            for array in arrays
+        ]
+
+    def unpack(self) -> None:
+        """Copy what arrived into the arrays as the user laid them out."""
+        for array, dense in zip(self._arrays, self.arrays, strict=True):
+            array.take(dense)
+
+
+class Flat:
+    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`."""
+
+    def __init__(self, arrays: Sequence[Array], name: str) -> None:
+        arguments.same_dtype(arrays, name)
+        self._dense = Dense(arrays)
+        self.array = _native.empty_array(
+            arrays[0], sum(array.size for array in arrays)
+        )
+        _native.flatten(self._dense.arrays, self.array)
+
+    def unpack(self) -> None:
+        """Copy the one array back into the many."""
+        _native.unflatten(self._dense.arrays, self.array)
+        self._dense.unpack()
+
+
+def root_rank(
+    group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None,
+    default: int | None = None,
+) -> int:  # fmt: skip
+    """The group rank that `src`/`dst` (global) or `group_src`/`group_dst` means."""
+    if rank is not None and group_rank is not None:
+        raise ValueError(f"{name}: give {what} or group_{what}, not both")
+    if rank is None and group_rank is None:
+        if default is None:
+            raise ValueError(f"{name}: {what} (a global rank) or group_{what} is needed")
+        rank = default
+    if rank is not None:
+        try:
+            return group.get_group_rank(rank)
+        except ValueError as error:
+            raise ValueError(f"{name}: {what}={rank}: {error}") from None
+    assert group_rank is not None
+    if not 0 <= group_rank < group.size():
+        raise ValueError(
+            f"{name}: group_{what}={group_rank} is not a rank of group {group.group_name!r}, "
+            f"which has {group.size()}"
+        )
+    return group_rank
+
+
+def check_op(name: str, op: Op, array: Array) -> None:
+    """Raise TypeError if the reduction makes no sense for the dtype."""
+    kind, _ = op_and_factor(op)
+    if not _native.supports(int(kind), array.dtype):
+        raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
+
+
+def run(
+    group: ProcessGroup,
+    name: str,
+    array: Array | None,
+    body: Callable[[ProcessGroup, Call], None],
+    result: object,
+    async_op: bool,
+    timeout: Timeout,
+) -> Work | None:
+    """Run `body` on the group that serves the array's device."""
+    backend = group if array is None else group.for_device(array.device)
+    return backend.execute(
+        name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result
+    )
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Copy the array of rank `src` into everybody's.
+
+    tensor      (...)   same size and dtype on every rank; read on `src`, written elsewhere
+    src         global rank; or `group_src`, a rank in the group
+    """
+    if (chosen := usable_group(group, "broadcast")) is None:
+        return None
+    root = root_rank(chosen, "broadcast", "src", src, group_src)
+    take = arguments.input_array if chosen.rank() == root else arguments.output_array
+    array = take(tensor, "broadcast", "tensor")
+    dense = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.broadcast(call, dense.arrays[0], root)
+        if backend.rank() != root:
+            dense.unpack()
+
+    return run(chosen, "broadcast", array, body, [tensor], async_op, timeout)
+
+
+def all_reduce(
+    tensor: Any,
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce everybody's array, element by element, and give everybody the result.
+
+    tensor      (...)   same size and dtype on every rank; holds the result afterwards
+
+    The bits of the result are the same on every rank.
+
+        x = numpy.array([rank + 1.0])       # [1.] on rank 0, [2.] on rank 1
+        dist.all_reduce(x)                  # [3.] on both
+    """
+    if (chosen := usable_group(group, "all_reduce")) is None:
+        return None
+    array = arguments.output_array(tensor, "all_reduce", "tensor")
+    check_op("all_reduce", op, array)
+    dense = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_reduce(call, dense.arrays[0], op)
+        dense.unpack()
+
+    return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce everybody's array into that of rank `dst`; others keep theirs.
+
+    tensor      (...)   same size and dtype on every rank; written on `dst` only
+    dst         global rank; or `group_dst`, a rank in the group
+    """
+    if (chosen := usable_group(group, "reduce")) is None:
+        return None
+    root = root_rank(chosen, "reduce", "dst", dst, group_dst)
+    take = arguments.output_array if chosen.rank() == root else arguments.input_array
+    array = take(tensor, "reduce", "tensor")
+    check_op("reduce", op, array)
+    dense = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.reduce(call, dense.arrays[0], root, op)
+        if backend.rank() == root:
+            dense.unpack()
+
+    return run(chosen, "reduce", array, body, [tensor], async_op, timeout)
+
+
+def all_gather(
+    tensor_list: Sequence[Any],
+    tensor: Any,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Give everybody everybody's array.
+
+    tensor_list     p arrays; entry r receives rank r's and has its size. Sizes may differ
+                    between ranks; every rank passes the same list of sizes
+    tensor          (...)   this rank's
+    """
+    if (chosen := usable_group(group, "all_gather")) is None:
+        return None
+    array = arguments.input_array(tensor, "all_gather", "tensor")
+    outputs = arguments.output_list(tensor_list, "all_gather", "tensor_list", chosen.size())
+    arguments.same_dtype([array, *outputs], "all_gather")
+    arguments.same_size(
+        outputs[chosen.rank()], array, "all_gather", f"tensor_list[{chosen.rank()}]", "tensor"
+    )
+    arguments.disjoint(outputs, [array], "all_gather", same=outputs[chosen.rank()])
+    return _all_gather(chosen, "all_gather", outputs, array, tensor_list, async_op, timeout)
+
+
+def _all_gather(
+    group: ProcessGroup, name: str, outputs: list[Array], array: Array, result: object,
+    async_op: bool, timeout: Timeout,
+) -> Work | None:  # fmt: skip
+    into = Dense(outputs, filled=False)
+    own = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_gather(call, into.arrays, own.arrays[0])
+        into.unpack()
+
+    return run(group, name, array, body, result, async_op, timeout)
+
+
+def all_gather_into_tensor(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Concatenate everybody's array, in rank order, into one on every rank.
+
+    output_tensor   (p*n, ...) or (p, n, ...)   rows r*n:(r+1)*n come from rank r
+    input_tensor    (n, ...)                    same size and dtype on every rank; may be this
+                                                rank's own part of the output
+    """
+    name = "all_gather_into_tensor"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    array = arguments.input_array(input_tensor, name, "input_tensor")
+    output = arguments.output_array(output_tensor, name, "output_tensor")
+    arguments.same_dtype([output, array], name)
+    arguments.times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
+    into = Dense([output], filled=False)
+    blocks = into.arrays[0].blocks(chosen.size())
+    arguments.disjoint([output], [array], name, same=blocks[chosen.rank()])
+    own = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_gather(call, blocks, own.arrays[0])
+        into.unpack()
+
+    return run(chosen, name, array, body, [output_tensor], async_op, timeout)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Give rank `dst` everybody's array.
+
+    tensor          (...)   this rank's; sizes may differ between ranks
+    gather_list     on `dst` p arrays, entry r of the size of rank r's; elsewhere None
+    dst             global rank, 0 unless given; or `group_dst`, a rank in the group
+    """
+    if (chosen := usable_group(group, "gather")) is None:
+        return None
+    root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
+    array = arguments.input_array(tensor, "gather", "tensor")
+    own = Dense([array])
+    if chosen.rank() != root:
+        arguments.absent(gather_list, "gather", "gather_list", "dst")
+
+        def send(backend: ProcessGroup, call: Call) -> None:
+            backend.gather(call, own.arrays[0], None, root)
+
+        return run(chosen, "gather", array, send, [], async_op, timeout)
+    outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
+    arguments.same_dtype([array, *outputs], "gather")
+    arguments.same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
+    arguments.disjoint(outputs, [array], "gather", same=outputs[root])
+    into = Dense(outputs, filled=False)
+
+    def receive(backend: ProcessGroup, call: Call) -> None:
+        backend.gather(call, own.arrays[0], into.arrays, root)
+        into.unpack()
+
+    return run(chosen, "gather", array, receive, gather_list, async_op, timeout)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Give every rank its array of a list that rank `src` has.
+
+    tensor          (...)   receives this rank's; sizes may differ between ranks
+    scatter_list    on `src` p arrays, entry r of the size of rank r's; elsewhere None
+    src             global rank, 0 unless given; or `group_src`, a rank in the group
+    """
+    if (chosen := usable_group(group, "scatter")) is None:
+        return None
+    root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
+    output = arguments.output_array(tensor, "scatter", "tensor")
+    into = Dense([output], filled=False)
+    given: Dense | None = None
+    if chosen.rank() == root:
+        inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
+        arguments.same_dtype([output, *inputs], "scatter")
+        arguments.same_size(output, inputs[root], "scatter", "tensor", f"scatter_list[{root}]")
+        arguments.disjoint([output], inputs, "scatter", same=inputs[root])
+        given = Dense(inputs)
+    else:
+        arguments.absent(scatter_list, "scatter", "scatter_list", "src")
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.scatter(call, into.arrays[0], given.arrays if given else None, root)
+        into.unpack()
+
+    return run(chosen, "scatter", output, body, [tensor], async_op, timeout)
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: Sequence[Any],
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce a list of arrays over all ranks and give rank r entry r.
+
+    output          (...)   of the size of this rank's entry
+    input_list      p arrays; entry r has the same size on every rank, entries may differ
+    """
+    name = "reduce_scatter"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    into = arguments.output_array(output, name, "output")
+    inputs = arguments.input_list(input_list, name, "input_list", chosen.size())
+    arguments.same_dtype([into, *inputs], name)
+    own = inputs[chosen.rank()]
+    arguments.same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
+    arguments.disjoint([into], inputs, name)
+    check_op(name, op, into)
+    return _reduce_scatter(chosen, name, into, Dense(inputs).arrays, op, [output], async_op, timeout)
+
+
+def reduce_scatter_tensor(
+    output: Any,
+    input: Any,
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce an array over all ranks and give rank r the r-th part.
+
+    output      (n, ...)
+    input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
+    """
+    name = "reduce_scatter_tensor"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    into = arguments.output_array(output, name, "output")
+    array = arguments.input_array(input, name, "input")
+    arguments.same_dtype([into, array], name)
+    arguments.times_size(array, into, chosen.size(), name, "input", "output")
+    arguments.disjoint([into], [array], name)
+    check_op(name, op, into)
+    blocks = array.dense().blocks(chosen.size())
+    return _reduce_scatter(chosen, name, into, blocks, op, [output], async_op, timeout)
+
+
+def _reduce_scatter(
+    group: ProcessGroup, name: str, output: Array, blocks: list[Array], op: Op, result: object,
+    async_op: bool, timeout: Timeout,
+) -> Work | None:  # fmt: skip
+    into = Dense([output], filled=False)
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.reduce_scatter(call, into.arrays[0], blocks, op)
+        into.unpack()
+
+    return run(group, name, output, body, result, async_op, timeout)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Send entry r of a list to rank r, and receive entry r of another from it.
+
+    output_tensor_list      p arrays; entry r has the size of what rank r sends here
+    input_tensor_list       p arrays of one dtype, of any sizes
+    """
+    name = "all_to_all"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    outputs = arguments.output_list(output_tensor_list, name, "output_tensor_list", chosen.size())
+    inputs = arguments.input_list(input_tensor_list, name, "input_tensor_list", chosen.size())
+    arguments.same_dtype([*outputs, *inputs], name)
+    me = chosen.rank()
+    arguments.same_size(
+        outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
+    )
+    arguments.disjoint(outputs, inputs, name)
+    return _all_to_all(
+        chosen, name, Dense(outputs, filled=False), None, Dense(inputs).arrays, False,
+        output_tensor_list, async_op, timeout,
+    )  # fmt: skip
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Cut an array along its first dimension and send part r to rank r.
+
+    output                  (m, ...)    parts in rank order
+    input                   (n, ...)    parts in rank order; the other dimensions are equal
+    output_split_sizes      rows from each rank, p numbers that sum to m; None: m / p each
+    input_split_sizes       rows for each rank, p numbers that sum to n; None: n / p each
+
+    Every rank gives both lists, or none of them.
+    """
+    name = "all_to_all_single"
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    into = arguments.output_array(output, name, "output")
+    array = arguments.input_array(input, name, "input")
+    arguments.same_dtype([into, array], name)
+    arguments.disjoint([into], [array], name)
+    p = chosen.size()
+    given = arguments.splits(into, output_split_sizes, p, name, "output", "output_split_sizes")
+    taken = arguments.splits(array, input_split_sizes, p, name, "input", "input_split_sizes")
+    me = chosen.rank()
+    if given[me] != taken[me]:
+        raise ValueError(
+            f"{name}: rank {me} sends itself {taken[me]} elements (input_split_sizes) but "
+            f"expects {given[me]} (output_split_sizes)"
+        )
+    even = not output_split_sizes and not input_split_sizes
+    dense = Dense([into], filled=False)
+    return _all_to_all(
+        chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,
+        [output], async_op, timeout,
+    )  # fmt: skip
+
+
+def _all_to_all(
+    group: ProcessGroup, name: str, into: Dense, outputs: list[Array] | None, inputs: list[Array],
+    even: bool, result: object, async_op: bool, timeout: Timeout,
+) -> Work | None:  # fmt: skip
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.all_to_all(call, into.arrays if outputs is None else outputs, inputs, even)
+        into.unpack()
+
+    return run(group, name, inputs[0], body, result, async_op, timeout)
+
+
+def barrier(
+    group: AnyGroup = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Return when every rank of the group has called. `device_ids` is for backends with devices."""
+    if (chosen := usable_group(group, "barrier")) is None:
+        return None
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.barrier(call)
+
+    return run(chosen, "barrier", None, body, None, async_op, timeout)
+
+
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor
