@@ -121,3 +121,35 @@ class CompletedWork(Work):
 
     def _poll(self) -> bool:
         return True
+
+
+class FinishedWork(Work):
+    """A work whose completion has one more step, such as unpacking what arrived.
+
+    `finish` runs once, on whichever thread first sees the inner work complete.
+    """
+
+    def __init__(self, inner: Work, finish: Callable[[], None], result: object) -> None:
+        super().__init__(result)
+        self._inner = inner
+        self._finish: Callable[[], None] | None = finish
+        self._lock = threading.Lock()
+
+    def _wait(self, timeout: float | None) -> None:
+        self._inner.wait(timeout)
+        self._settle()
+
+    def _poll(self) -> bool:
+        if not self._inner.is_completed():
+            return False
+        self._error = self._inner.exception()
+        if self._error is None:
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        with self._lock:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+        self._source = self._inner._source

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cydist import _native, tuning
 from cydist.errors import DistTimeoutError, from_failure
 from cydist.executor import THREADS
-from cydist.group import Call, ProcessGroup
+from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.types import Op, op_and_factor
 from cydist.work import Work
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EVEN = 1  # abi.pxd: all blocks have the same size
 ANY_SOURCE = -1
+DERIVED_TAG = 1 << 62
 
 
 class HostGroup(ProcessGroup):
@@ -75,11 +76,11 @@ class HostGroup(ProcessGroup):
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        return MessageWork(self, "send", self._native.isend(array, peer, tag))
+        return MessageWork(self, "send", self._native.isend(array, peer, wire_tag(tag)))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         source = ANY_SOURCE if peer is None else peer
-        return MessageWork(self, "recv", self._native.irecv(array, source, tag))
+        return MessageWork(self, "recv", self._native.irecv(array, source, wire_tag(tag)))
 
     # Collectives: name the blocks, and what all ranks must agree on.
 
@@ -172,6 +173,11 @@ class HostGroup(ProcessGroup):
                 failure, name, self.group_name, self.ranks, seq, max(0.0, deadline - started)
             )
             raise error from self._failed
+
+
+def wire_tag(tag: int) -> int:
+    """A tag as the wire has it: the derived collectives' own lies above all of the users'."""
+    return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
 
 
 def same_sizes(blocks: Sequence[Array]) -> bool:

@@ -1,0 +1,187 @@
+"""Messages between two ranks: send, recv, isend, irecv, batch_isend_irecv.
+
+Messages between two ranks with one tag arrive in the order they were sent. Sender and
+receiver must name the same number of elements and the same dtype. Ranks are global
+(`src`, `dst`) or of the group (`group_src`, `group_dst`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cydist import arguments
+from cydist.collectives import Timeout, root_rank
+from cydist.errors import DistTimeoutError
+from cydist.group import ProcessGroup
+from cydist.work import FinishedWork, Work
+from cydist.world import AnyGroup, usable_group
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+
+LARGEST_TAG = 2**31 - 1
+
+
+def _peer(
+    group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None
+) -> int:
+    peer = root_rank(group, name, what, rank, group_rank)
+    if peer == group.rank():
+        raise ValueError(
+            f"{name}: {what} is this rank itself (global rank {group.ranks[peer]}); a rank does "
+            "not send to itself"
+        )
+    return peer
+
+
+def _check_tag(name: str, tag: int) -> None:
+    if not 0 <= tag <= LARGEST_TAG:
+        raise ValueError(f"{name}: tag must be between 0 and {LARGEST_TAG}, not {tag}")
+
+
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: AnyGroup = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Start sending an array to rank `dst`. It must not change before the Work's wait.
+
+    tag     tells messages apart that go the same way; 0 to 2**31 - 1
+    """
+    if (chosen := usable_group(group, "isend")) is None:
+        return None
+    peer = _peer(chosen, "isend", "dst", dst, group_dst)
+    _check_tag("isend", tag)
+    array = arguments.input_array(tensor, "isend", "tensor")
+    backend = chosen.for_device(array.device)
+    backend.check_usable("isend")
+    return backend.isend(array.dense(), peer, tag)
+
+
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: AnyGroup = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Start receiving an array from rank `src`; None: from whoever sends first.
+
+    The Work's `source_rank()` is the sender's global rank.
+    """
+    if (chosen := usable_group(group, "irecv")) is None:
+        return None
+    peer = None
+    if src is not None or group_src is not None:
+        peer = _peer(chosen, "irecv", "src", src, group_src)
+    _check_tag("irecv", tag)
+    array = arguments.output_array(tensor, "irecv", "tensor")
+    backend = chosen.for_device(array.device)
+    backend.check_usable("irecv")
+    if array.contiguous:
+        return backend.irecv(array, peer, tag)
+    packed = array.empty_like()
+    return FinishedWork(backend.irecv(packed, peer, tag), _unpack(array, packed), [tensor])
+
+
+def _unpack(array: Array, packed: Array) -> Callable[[], None]:
+    return lambda: array.take(packed)
+
+
+def _wait(group: AnyGroup, work: Work, timeout: Timeout) -> None:
+    """Wait for a blocking message; one that is late fails its group, as a collective would."""
+    try:
+        work.wait(timeout)
+    except DistTimeoutError as error:
+        chosen = usable_group(group, "wait")
+        if chosen is not None:
+            chosen.fail(error)
+        raise
+
+
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: AnyGroup = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Send an array to rank `dst`; return when it may be changed again."""
+    work = isend(tensor, dst, group, tag, group_dst)
+    if work is not None:
+        _wait(group, work, timeout)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: AnyGroup = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> int:
+    """Receive an array from rank `src`, None: from anyone; the sender's global rank.
+
+    Returns -1 on a group that this rank is not in.
+    """
+    work = irecv(tensor, src, group, tag, group_src)
+    if work is None:
+        return -1
+    _wait(group, work, timeout)
+    return work.source_rank()
+
+
+class P2POp:
+    """One message of `batch_isend_irecv`.
+
+    op              `isend` or `irecv`
+    tensor, peer    what, and the global rank that it goes to or comes from
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Work | None],
+        tensor: Any,
+        peer: int | None = None,
+        group: AnyGroup = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op not in (isend, irecv):
+            raise ValueError(f"P2POp: op must be cydist.isend or cydist.irecv, not {op!r}")
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def __repr__(self) -> str:
+        peer = self.peer if self.group_peer is None else f"group rank {self.group_peer}"
+        return f"P2POp({self.op.__name__}, peer={peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Start many messages at once; a Work for each that this rank takes part in.
+
+    All entries are of one group. Receives are posted before sends, so what arrives lands in
+    place; messages with one peer and tag keep the order of the list.
+    """
+    if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv: p2p_op_list must be a non-empty list of P2POp")
+    if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv: all entries must be of one group")
+    works: dict[int, Work | None] = {}
+    for wanted in (irecv, isend):
+        for i, each in enumerate(p2p_op_list):
+            if each.op is wanted:
+                works[i] = each.op(
+                    each.tensor, each.peer, each.group, each.tag, each.group_peer
+                )
+    return [work for i in range(len(p2p_op_list)) if (work := works[i]) is not None]
