@@ -20,7 +20,11 @@ def native(name, *sources):
         # No -march: instruction sets are chosen at import, and -ffp-contract=off
         # keeps every variant's bits the same.
         extra_compile_args=[
-            "-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-pthread",
+            "-std=gnu11",
+            "-O3",
+            "-fvisibility=hidden",
+            "-ffp-contract=off",
+            "-pthread",
         ],
         extra_link_args=["-pthread"],
     )

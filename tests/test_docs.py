@@ -1,0 +1,118 @@
+"""README.md and docs/ claim what is there: links, names, settings, errors, examples."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = re.compile(r"```.*?```", re.S)
+CONSOLE = re.compile(r"```console\n(.*?)```", re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+ROOMS = ("cydist/", "src/", "scripts/", "tests/", "docs/")
+
+
+def name(path: Path) -> str:
+    return path.name
+
+
+def prose(path: Path) -> str:
+    return PROSE.sub("", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file, and an anchor that the file has."""
+    broken = []
+    for link in LINK.findall(prose(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_exist(page: Path) -> None:
+    """Every path of the repository that a page names is there."""
+    paths = {word for code in CODE.findall(prose(page)) for word in code.split()}
+    missing = [
+        path for path in paths if path.startswith(ROOMS) and not list(ROOT.glob(path.rstrip("/")))
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_public_names_exist(page: Path) -> None:
+    """Whatever a page calls dist.x or cydist.x is public."""
+    import cydist
+
+    used = set(re.findall(r"\b(?:dist|cydist)\.([A-Za-z]\w*)", page.read_text()))
+    modules = {path.stem for path in (ROOT / "cydist").iterdir()} | {"backends"}
+    assert used - modules - set(cydist.__all__) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_is_unfinished(page: Path) -> None:
+    """No page promises to say something later."""
+    assert re.findall(r"\b(?:TBD|TODO|FIXME|XXX)\b", page.read_text()) == []
+
+
+def test_settings_are_listed() -> None:
+    """operations.md has one row for every setting, with its names, default and meaning."""
+    from cydist import config
+
+    variables = [v for v in vars(config).values() if isinstance(v, config.Variable)]
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| (`[A-Z_`, ]+`) \|(.*?)\|", page, re.M)
+    expected = {
+        (", ".join(f"`{n}`" for n in v.names), f"`{v.default}`" if v.default else "")
+        for v in variables
+    }
+    assert {(names, default.strip()) for names, default in rows} == expected
+
+
+def test_errors_are_listed() -> None:
+    """operations.md has a row for every class of errors.py."""
+    from cydist import errors
+
+    classes = {n for n, thing in vars(errors).items() if isinstance(thing, type)}
+    rows = set(re.findall(r"^\| `(\w+Error)` \|", (ROOT / "docs/operations.md").read_text(), re.M))
+    assert rows == {n for n in classes if issubclass(getattr(errors, n), errors.DistError)}
+
+
+def readme_example() -> tuple[str, str, str, list[str]]:
+    """The README's program: its file name, its text, the command line, and what is printed."""
+    text = (ROOT / "README.md").read_text()
+    program = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)```", text, re.S)
+    assert program is not None
+    run = re.search(r"\$ (cydistrun [^\n]+)\n(.*)", CONSOLE.findall(text)[-1], re.S)
+    assert run is not None
+    return program[1], program[2], run[1], run[2].splitlines()
+
+
+def test_readme_example(tmp_path: Path) -> None:
+    """The README's example prints what the README says, in whatever order the ranks print."""
+    file, program, command, expected = readme_example()
+    assert len(program.splitlines()) <= 10
+    (tmp_path / file).write_text(program)
+    arguments = [sys.executable, "-m", "cydist.launch", *command.split()[1:]]
+    result = subprocess.run(
+        arguments, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == sorted(expected)

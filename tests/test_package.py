@@ -1,0 +1,225 @@
+"""The house: which module may know of which, and what a file may be called and weigh."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sorted((ROOT / "cydist").rglob("*.py"))
+CYTHON = sorted([*(ROOT / "src").rglob("*.pyx"), *(ROOT / "cydist").rglob("*.pxd")])
+KERNELS = sorted((ROOT / "src/kernels").glob("*.[ch]"))
+CODE = sorted(
+    path
+    for room in ("cydist", "src", "tests", "docs", "scripts")
+    for path in (ROOT / room).rglob("*")
+    if path.suffix in {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ""} and path.is_file()
+)
+
+# docs/architecture.md draws these.
+LAYERS = {
+    0: "_native",
+    1: "work types errors config",
+    2: "group executor registry tuning rendezvous stores auth secret",
+    3: "backends recorder consistency",
+    4: "world",
+    5: "arguments collectives coalesced p2p objects mesh interop deprecated",
+    6: "launch bench testing",
+}
+LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
+API = 5  # `import cydist` inside the package; what __init__ itself imports is free
+
+# Compiled code: what each room may cimport of the others, besides its own modules.
+CIMPORTS = {
+    "abi": {"abi", "waiting"},
+    "array": {"abi", "array", "kernels"},
+    "kernels": {"abi", "kernels"},
+    "engine": {"abi", "waiting", "array", "kernels", "engine"},
+    "algorithms": {"abi", "waiting"},
+    "transports": {"abi", "waiting"},
+}
+ABOVE_THE_ENGINE = re.compile(r"^\s*(?:from|import)\s+cydist\.(?!_native)(\w+)", re.M)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    """The name that LAYERS knows a module by: "stores" for cydist/stores/tcp.py."""
+    return path.relative_to(ROOT / "cydist").with_suffix("").parts[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module of cydist that this one imports anywhere in its text, dotted."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: imports are absolute"
+            if node.module == "cydist":
+                found |= {
+                    f"cydist.{alias.name}" if is_module(alias.name) else "cydist"
+                    for alias in node.names
+                }
+            else:
+                found.add(node.module or "")
+    return {name for name in found if name.split(".")[0] == "cydist"}
+
+
+def is_module(name: str) -> bool:
+    return (ROOT / "cydist" / name).is_dir() or (ROOT / "cydist" / f"{name}.py").is_file()
+
+
+def native_room(path: Path) -> str:
+    """Which row of CIMPORTS a .pyx or .pxd belongs to."""
+    name = path.stem
+    for room in ("algorithms", "transports"):
+        if (ROOT / "src" / room / f"{name}.pyx").exists():
+            return room
+    return "abi" if name == "waiting" else name
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_imports_point_down(path: Path) -> None:
+    """A module imports from its own layer and from those below."""
+    if path == ROOT / "cydist/__init__.py":
+        return
+    layer = LAYER_OF[module_of(path)]
+    upward = {
+        name
+        for name in imports_of(path)
+        if (LAYER_OF[name.split(".")[1]] if "." in name else API) > layer
+    }
+    # Compiled code raises the classes of errors.py, nothing else of Python's.
+    if module_of(path) == "_native":
+        upward -= {"cydist.errors"}
+    assert upward == set()
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_one_door_to_compiled_code(path: Path) -> None:
+    """Outside cydist/_native, Python imports cydist._native and nothing inside it."""
+    if module_of(path) == "_native":
+        return
+    inside = {name for name in imports_of(path) if name.startswith("cydist._native.")}
+    assert inside == set()
+
+
+@pytest.mark.parametrize("path", CYTHON, ids=relative)
+def test_cimports_stay_in_their_room(path: Path) -> None:
+    """An algorithm never sees a transport or a dtype, a transport never an algorithm."""
+    room = native_room(path)
+    text = path.read_text()
+    cimported = set(re.findall(r"^\s*from\s+cydist\._native\.(\w+)\s+cimport", text, re.M))
+    cimported |= set(re.findall(r"^\s*cimport\s+cydist\._native\.(\w+)", text, re.M))
+    own = {other.stem for other in (ROOT / "src" / room).glob("*.pyx")}
+    assert cimported <= CIMPORTS[room] | own
+
+
+@pytest.mark.parametrize("path", CYTHON, ids=relative)
+def test_compiled_code_imports_nothing_above_it(path: Path) -> None:
+    """Compiled code knows errors.py; algorithms do not even know that."""
+    allowed = set() if native_room(path) == "algorithms" else {"errors"}
+    assert set(ABOVE_THE_ENGINE.findall(path.read_text())) <= allowed
+
+
+@pytest.mark.parametrize("path", CYTHON, ids=relative)
+def test_no_gil_below_the_engine(path: Path) -> None:
+    """Algorithms and transports never take the GIL in the middle of a call."""
+    if native_room(path) in ("algorithms", "transports"):
+        assert "with gil" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=relative)
+def test_kernels_are_plain_c(path: Path) -> None:
+    """The loops over elements include libc and the compiler's headers, never Python's."""
+    included = re.findall(r"#\s*include\s*[<\"]([^>\"]+)", path.read_text())
+    assert [name for name in included if "Python" in name or "numpy" in name] == []
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_names_say_the_subject(path: Path) -> None:
+    """No file or folder is named for its role."""
+    roles = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
+    parts = {Path(part).stem.removeprefix("_") for part in path.relative_to(ROOT).parts}
+    assert parts & roles == set()
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_files_are_short(path: Path) -> None:
+    """A file past 500 lines is a request to split it."""
+    assert len(path.read_text().splitlines()) <= 500
+
+
+def test_settings_are_declared_once() -> None:
+    """Every CYDIST_* variable that the package's Python mentions is declared in config.py."""
+    quoted = re.compile(r"[\"'](CYDIST_[A-Z0-9_]+)[\"']")
+    declared = set(quoted.findall((ROOT / "cydist/config.py").read_text()))
+    mentioned = {name for path in PYTHON for name in quoted.findall(path.read_text())}
+    assert mentioned == declared
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_settings_are_read_in_one_place(path: Path) -> None:
+    """Outside config.py nobody looks a CYDIST_* variable up in the environment."""
+    look_up = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)[(\[]\s*[\"']CYDIST_")
+    if path.name != "config.py":
+        assert look_up.findall(path.read_text()) == []
+
+
+def fresh(program: str) -> str:
+    """What a fresh interpreter prints."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=50, cwd=ROOT
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("library", ["torch", "mpi4py", "cupy", "ml_dtypes", "sklearn"])
+def test_import_loads_only_what_it_needs(library: str) -> None:
+    """`import cydist` loads numpy; other libraries when they are used."""
+    assert fresh(f"import sys, cydist; print({library!r} in sys.modules)") == "False"
+
+
+def test_import_starts_nothing() -> None:
+    """`import cydist` starts no thread."""
+    program = "import cydist, os; print(len(os.listdir('/proc/self/task')))"
+    before = fresh("import numpy, os; print(len(os.listdir('/proc/self/task')))")
+    assert fresh(program) == before
+
+
+def public_names() -> list[str]:
+    import cydist
+
+    return list(cydist.__all__)
+
+
+def test_public_names_exist() -> None:
+    """Every name in __all__ is there, once."""
+    import cydist
+
+    names = public_names()
+    assert [name for name in names if not hasattr(cydist, name)] == []
+    assert len(set(names)) == len(names)
+
+
+def test_public_names_are_documented() -> None:
+    """Every public function and class says in its own words what it does."""
+    import cydist
+
+    things = {name: getattr(cydist, name) for name in public_names()}
+    documented = (inspect.isfunction, inspect.isclass)
+    silent = [
+        name
+        for name, thing in things.items()
+        if any(kind(thing) for kind in documented) and not (thing.__doc__ or "").strip()
+    ]
+    assert silent == []
