@@ -46,6 +46,14 @@ from cydist.errors import (
     UnsupportedError,
 )
 from cydist.group import ProcessGroup
+from cydist.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
 from cydist.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from cydist.registry import Backend, register_backend
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore

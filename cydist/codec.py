@@ -1,0 +1,211 @@
+"""Python objects as bytes: a tagged codec for plain values and arrays, pickle for the rest.
+
+Decoding a tagged message can make nothing but plain values, whoever sent it. Pickle can run
+code: `decode` refuses it unless it is told that the sender is trusted. This is the one place
+that unpickles.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+TAGGED, PICKLED = b"\x00", b"\x01"
+DEPTH_LIMIT = 64  # of nested containers; deeper ones are pickled
+
+
+class NotPlain(Exception):
+    """The object is none that the tagged codec can say."""
+
+
+class CodecError(ValueError):
+    """The bytes are no message of this codec."""
+
+
+def encode(value: object, *, allow_pickle: bool) -> bytes:
+    """`value` as bytes.
+
+    Raises TypeError for what only pickle can say when that is not allowed, and whatever
+    pickle raises for what it cannot say either.
+    """
+    parts: list[bytes] = [TAGGED]
+    try:
+        _encode(value, parts, 0)
+    except NotPlain as error:
+        if not allow_pickle:
+            raise TypeError(
+                f"{error} needs pickle, which is switched off (allow_pickle=False, or "
+                "connections that are not authenticated); send plain values and arrays"
+            ) from None
+        return PICKLED + pickle.dumps(value, protocol=5)
+    return b"".join(parts)
+
+
+def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
+    """What `encode` was given. Raises CodecError; TypeError for pickle that is not allowed."""
+    view = memoryview(data)
+    if view[:1] == PICKLED:
+        if not allow_pickle:
+            raise TypeError(
+                "a rank sent a pickled object, and pickle is switched off here "
+                "(allow_pickle=False, or connections that are not authenticated)"
+            )
+        return pickle.loads(view[1:])
+    if view[:1] != TAGGED:
+        raise CodecError("an object message begins with an unknown byte")
+    reader = _Reader(view[1:])
+    value = reader.value(0)
+    if reader.left:
+        raise CodecError(f"{reader.left} bytes too many in an object message")
+    return value
+
+
+def _sized(tag: bytes, body: bytes) -> bytes:
+    return tag + struct.pack("<Q", len(body)) + body
+
+
+def _encode(value: Any, parts: list[bytes], depth: int) -> None:
+    kind = type(value)  # exactly: a subclass would come back as its base
+    if kind in _SCALARS:
+        parts.append(_SCALARS[kind](value))
+    elif kind in _CONTAINERS:
+        if depth == DEPTH_LIMIT:
+            raise NotPlain(f"a container nested {DEPTH_LIMIT} deep")
+        items: Iterable[Any] = value
+        if kind is dict:
+            items = [part for pair in value.items() for part in pair]
+        parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
+        for item in items:
+            _encode(item, parts, depth + 1)
+    elif kind is np.ndarray and value.dtype.kind in "biufcSUmM":
+        name = value.dtype.str.encode()
+        shape = struct.pack(f"<{value.ndim}Q", *value.shape)
+        parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
+        parts.append(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, np.generic) and value.dtype.kind in "biufcSUmM":
+        name = value.dtype.str.encode()
+        parts.append(b"G" + struct.pack("<B", len(name)) + name + value.tobytes())
+    else:
+        raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _int(value: int) -> bytes:
+    return _sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def _str(value: str) -> bytes:
+    return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+
+
+_SCALARS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"N",
+    bool: lambda value: b"T" if value else b"F",
+    int: _int,
+    float: lambda value: b"f" + struct.pack("<d", value),
+    complex: lambda value: b"c" + struct.pack("<dd", value.real, value.imag),
+    str: _str,
+    bytes: lambda value: _sized(b"b", value),
+    bytearray: lambda value: _sized(b"B", bytes(value)),
+}
+_CONTAINERS: dict[type, bytes] = {
+    list: b"l", tuple: b"t", set: b"S", frozenset: b"Z", dict: b"d",
+}  # fmt: skip
+
+
+class _Reader:
+    """Reads values off a message; every size is checked against what is left."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._view) - self._at
+
+    def take(self, nbytes: int) -> memoryview:
+        if nbytes > self.left:
+            raise CodecError(f"an object message ends {nbytes - self.left} bytes too early")
+        self._at += nbytes
+        return self._view[self._at - nbytes : self._at]
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+
+    def sized(self) -> memoryview:
+        return self.take(self.unpack("<Q")[0])
+
+    def value(self, depth: int) -> Any:
+        tag = bytes(self.take(1))
+        if tag in _CONTAINER_OF:
+            return self._container(_CONTAINER_OF[tag], depth)
+        if tag not in _READERS:
+            raise CodecError(f"unknown tag {tag!r} in an object message")
+        try:
+            return _READERS[tag](self)
+        except (UnicodeDecodeError, TypeError, OverflowError) as error:
+            raise CodecError(f"a broken value in an object message: {error}") from None
+
+    def _container(self, kind: type, depth: int) -> Any:
+        if depth == DEPTH_LIMIT:
+            raise CodecError(f"an object message nests more than {DEPTH_LIMIT} deep")
+        (length,) = self.unpack("<Q")
+        if length * (2 if kind is dict else 1) > self.left:  # every item takes a byte or more
+            raise CodecError(f"a container of {length} items does not fit an object message")
+        try:
+            if kind is dict:
+                return {self.value(depth + 1): self.value(depth + 1) for _ in range(length)}
+            return kind([self.value(depth + 1) for _ in range(length)])
+        except TypeError as error:
+            raise CodecError(f"a broken container in an object message: {error}") from None
+
+    def dtype(self, length: int) -> np.dtype[Any]:
+        name = bytes(self.take(length)).decode()
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError, SyntaxError):
+            raise CodecError(f"unknown dtype {name!r} in an object message") from None
+        if dtype.kind not in "biufcSUmM":
+            raise CodecError(f"dtype {name!r} in an object message is none of plain values")
+        return dtype
+
+    def array(self) -> Any:
+        length, ndim = self.unpack("<BB")
+        dtype = self.dtype(length)
+        shape = self.unpack(f"<{ndim}Q")
+        size = 1
+        for extent in shape:
+            size *= extent
+        data = bytearray(self.take(size * dtype.itemsize))
+        try:
+            return np.frombuffer(data, np.uint8).view(dtype).reshape(shape) if data else np.empty(
+                shape, dtype
+            )
+        except (ValueError, MemoryError) as error:
+            raise CodecError(f"a broken array in an object message: {error}") from None
+
+    def scalar(self) -> Any:
+        (length,) = self.unpack("<B")
+        dtype = self.dtype(length)
+        data = self.take(dtype.itemsize)
+        return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
+
+
+_CONTAINER_OF = {tag: kind for kind, tag in _CONTAINERS.items()}
+_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+    b"N": lambda r: None,
+    b"T": lambda r: True,
+    b"F": lambda r: False,
+    b"i": lambda r: int.from_bytes(r.sized(), "little", signed=True),
+    b"f": lambda r: r.unpack("<d")[0],
+    b"c": lambda r: complex(*r.unpack("<dd")),
+    b"s": lambda r: bytes(r.sized()).decode("utf-8", "surrogatepass"),
+    b"b": lambda r: bytes(r.sized()),
+    b"B": lambda r: bytearray(r.sized()),
+    b"A": _Reader.array,
+    b"G": _Reader.scalar,
+}

@@ -1,0 +1,256 @@
+"""Python objects instead of arrays: the *_object calls.
+
+Plain values and arrays travel in a codec of our own; everything else is pickled, unless
+init_process_group was told allow_pickle=False or connections are not authenticated. All of
+these calls block. An object that cannot be encoded raises on its own rank, and a DistError
+that names the rank on all others; the group stays usable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cydist import codec, config
+from cydist.collectives import Timeout, all_gather, broadcast, gather, root_rank, scatter
+from cydist.errors import DistBackendError
+from cydist.group import ProcessGroup
+from cydist.p2p import recv, send
+from cydist.world import AnyGroup, current, usable_group
+
+FAILED = -1  # in place of a size: that rank could not encode its object
+
+
+def _pickle_allowed() -> bool:
+    return current().allow_pickle and not config.INSECURE.on()
+
+
+class _Encoded:
+    """Objects of this rank as one array of bytes, or why that is not possible."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.error: Exception | None = None
+        parts: list[bytes] = []
+        try:
+            parts = [codec.encode(value, allow_pickle=_pickle_allowed()) for value in values]
+        except Exception as error:  # pickle raises anything; it is raised again after the call
+            self.error = error
+        self.sizes = np.array(
+            [FAILED] * len(values) if self.error else [len(part) for part in parts], np.int64
+        )
+        self.data = np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+
+    def check(self, name: str, sizes: np.ndarray[Any, Any], rank: int) -> None:
+        """Raise if rank `rank`, whose sizes these are, could not encode its objects."""
+        if self.error is not None:
+            raise self.error
+        if (sizes < 0).any():
+            raise DistBackendError(
+                f"{name}: rank {rank} could not encode its object; its own error says why",
+                op=name,
+                ranks=(rank,),
+            )
+
+
+def _decode(data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[Any]:
+    ends = np.cumsum(sizes)
+    return [
+        codec.decode(data[end - size : end].data, allow_pickle=_pickle_allowed())
+        for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: AnyGroup = None, *, timeout: Timeout = None
+) -> None:
+    """Give everybody everybody's object.
+
+    object_list     a list of p entries; entry r becomes rank r's object
+    """
+    name = "all_gather_object"
+    if (chosen := usable_group(group, name)) is None:
+        return
+    p = chosen.size()
+    _check_length(name, "object_list", object_list, p)
+    mine = _Encoded([obj])
+    sizes = np.empty((p, 1), np.int64)
+    all_gather(list(sizes), mine.sizes, group, timeout=timeout)
+    _check_all(mine, name, sizes, chosen)
+    blocks = [np.empty(int(size), np.uint8) for size in sizes[:, 0]]
+    all_gather(blocks, mine.data, group, timeout=timeout)
+    for rank, block in enumerate(blocks):
+        object_list[rank] = obj if rank == chosen.rank() else _decode(block, sizes[rank])[0]
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: AnyGroup = None,
+    device: object = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Replace everybody's list by that of rank `src` (global; or `group_src`).
+
+    object_list     of the same length on every rank; overwritten except on `src`
+    """
+    name = "broadcast_object_list"
+    if (chosen := usable_group(group, name)) is None:
+        return
+    root = root_rank(chosen, name, "src", src, group_src, default=0)
+    here = chosen.rank() == root
+    mine = _Encoded(object_list if here else [])
+    length = np.array([len(object_list)], np.int64)
+    broadcast(length, group=group, group_src=root, timeout=timeout)
+    sizes = mine.sizes if here else np.empty(int(length[0]), np.int64)
+    broadcast(sizes, group=group, group_src=root, timeout=timeout)
+    mine.check(name, sizes, chosen.ranks[root])
+    data = mine.data if here else np.empty(int(sizes.sum()), np.uint8)
+    broadcast(data, group=group, group_src=root, timeout=timeout)
+    if length[0] != len(object_list):
+        raise ValueError(
+            f"{name}: object_list has {len(object_list)} entries here and {length[0]} on rank "
+            f"{chosen.ranks[root]}"
+        )
+    if not here:
+        object_list[:] = _decode(data, sizes)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: AnyGroup = None,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Give rank `dst` (global; or `group_dst`) everybody's object.
+
+    object_gather_list      on `dst` a list of p entries; None elsewhere
+    """
+    name = "gather_object"
+    if (chosen := usable_group(group, name)) is None:
+        return
+    root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
+    here = chosen.rank() == root
+    p = chosen.size()
+    if here:
+        _check_length(name, "object_gather_list", object_gather_list, p)
+    elif object_gather_list is not None:
+        raise ValueError(f"{name}: object_gather_list must be None except on dst")
+    mine = _Encoded([obj])
+    sizes = np.empty((p, 1), np.int64)
+    all_gather(list(sizes), mine.sizes, group, timeout=timeout)
+    _check_all(mine, name, sizes, chosen)
+    blocks = [np.empty(int(size), np.uint8) for size in sizes[:, 0]] if here else None
+    gather(mine.data, blocks, group=group, group_dst=root, timeout=timeout)
+    if blocks is not None and object_gather_list is not None:
+        for rank, block in enumerate(blocks):
+            object_gather_list[rank] = obj if rank == root else _decode(block, sizes[rank])[0]
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: AnyGroup = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Give every rank its entry of the list on rank `src` (global; or `group_src`).
+
+    scatter_object_output_list      not empty; entry 0 becomes this rank's object
+    scatter_object_input_list       on `src` p objects; ignored elsewhere
+    """
+    name = "scatter_object_list"
+    if (chosen := usable_group(group, name)) is None:
+        return
+    root = root_rank(chosen, name, "src", src, group_src, default=0)
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ValueError(f"{name}: scatter_object_output_list must be a list of one or more entries")
+    values: list[Any] = []
+    if chosen.rank() == root:
+        _check_length(name, "scatter_object_input_list", scatter_object_input_list, chosen.size())
+        values = list(scatter_object_input_list or ())
+    mine = _Encoded(values)
+    sizes = mine.sizes if values else np.empty(chosen.size(), np.int64)
+    broadcast(sizes, group=group, group_src=root, timeout=timeout)
+    mine.check(name, sizes, chosen.ranks[root])
+    own = sizes[chosen.rank() :][:1]
+    block = np.empty(int(own[0]), np.uint8)
+    parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
+    scatter(block, parts, group=group, group_src=root, timeout=timeout)
+    scatter_object_output_list[0] = (
+        values[root] if values else _decode(block, own)[0]
+    )
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: AnyGroup = None,
+    device: object = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Send a list of objects to rank `dst` (global; or `group_dst`)."""
+    if usable_group(group, "send_object_list") is None:
+        return
+    mine = _Encoded(object_list)
+    head = np.array([len(object_list)], np.int64)
+    send(head, dst, group, group_dst=group_dst, timeout=timeout)
+    send(mine.sizes, dst, group, group_dst=group_dst, timeout=timeout)
+    if mine.error is not None:
+        raise mine.error
+    send(mine.data, dst, group, group_dst=group_dst, timeout=timeout)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: AnyGroup = None,
+    device: object = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> int:
+    """Receive a list of objects from rank `src`, None: from anyone; the sender's global rank.
+
+    object_list     of the sender's length; overwritten
+    """
+    name = "recv_object_list"
+    if usable_group(group, name) is None:
+        return -1
+    head = np.empty(1, np.int64)
+    source = recv(head, src, group, group_src=group_src, timeout=timeout)
+    sizes = np.empty(int(head[0]), np.int64)
+    recv(sizes, source, group, timeout=timeout)
+    _Encoded([]).check(name, sizes, source)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    recv(data, source, group, timeout=timeout)
+    if head[0] != len(object_list):
+        raise ValueError(
+            f"{name}: object_list has {len(object_list)} entries, and rank {source} sent {head[0]}"
+        )
+    object_list[:] = _decode(data, sizes)
+    return source
+
+
+def _check_length(name: str, what: str, values: list[Any] | None, p: int) -> None:
+    if not isinstance(values, list) or len(values) != p:
+        found = f"{len(values)} entries" if isinstance(values, list) else repr(values)
+        raise ValueError(f"{name}: {what} must be a list of {p} entries, one for each rank; got {found}")
+
+
+def _check_all(
+    mine: _Encoded, name: str, sizes: np.ndarray[Any, Any], group: ProcessGroup
+) -> None:
+    for rank in range(group.size()):
+        mine.check(name, sizes[rank], group.ranks[rank])

@@ -1,0 +1,111 @@
+"""Objects as bytes: what goes in comes out, and nothing else can be made of bytes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cydist import codec
+
+keys = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
+plain = st.recursive(
+    keys | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False),
+    lambda inner: st.lists(inner)
+    | st.tuples(inner, inner)
+    | st.dictionaries(keys, inner)
+    | st.frozensets(keys)
+    | st.sets(keys),
+    max_leaves=20,
+)
+
+
+class Custom:
+    """Something that only pickle can say."""
+
+    def __eq__(self, other):
+        return isinstance(other, Custom)
+
+    __hash__ = None
+
+
+@given(plain)
+def test_plain_values_come_back_equal_and_of_the_same_type(value):
+    """decode(encode(x)) is x, without pickle."""
+    back = codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    assert value == back
+    assert type(value) is type(back)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c16", "?", "i1", ">u8", "S3", "U2", "M8[ns]"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 0, 2)], ids=str)
+def test_arrays_keep_dtype_shape_and_bits(dtype, shape):
+    """An array comes back writable, with its dtype, shape and bytes."""
+    array = np.zeros(shape, dtype)
+    back = codec.decode(codec.encode([array], allow_pickle=False), allow_pickle=False)[0]
+    assert (array.dtype, array.shape, array.tobytes()) == (back.dtype, back.shape, back.tobytes())
+    assert back.flags.writeable
+
+
+def test_numpy_scalars_keep_their_type():
+    """A numpy scalar does not become a Python number."""
+    back = codec.decode(codec.encode(np.float32(1.5), allow_pickle=False), allow_pickle=False)
+    assert type(back) is np.float32
+    assert np.float32(1.5) == back
+
+
+def test_other_objects_need_pickle():
+    """A custom object travels by pickle, and only if both sides allow it."""
+    data = codec.encode({"x": Custom()}, allow_pickle=True)
+    assert {"x": Custom()} == codec.decode(data, allow_pickle=True)
+    with pytest.raises(TypeError, match="Custom needs pickle"):
+        codec.encode(Custom(), allow_pickle=False)
+    with pytest.raises(TypeError, match="pickle is switched off"):
+        codec.decode(data, allow_pickle=False)
+
+
+def test_a_subclass_is_not_mistaken_for_its_base():
+    """bool and IntEnum and OrderedDict keep their types."""
+    from collections import OrderedDict
+
+    back = codec.decode(codec.encode(OrderedDict(a=1), allow_pickle=True), allow_pickle=True)
+    assert OrderedDict is type(back)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_without_harm(data):
+    """Random bytes give a CodecError or a plain value, never anything else."""
+    try:
+        codec.decode(b"\x00" + data, allow_pickle=False)
+    except codec.CodecError:
+        pass
+
+
+@given(plain, st.data())
+def test_a_changed_byte_is_refused_or_gives_a_plain_value(value, data):
+    """Flipping a byte of a valid message raises CodecError at worst."""
+    message = bytearray(codec.encode(value, allow_pickle=False))
+    at = data.draw(st.integers(1, max(1, len(message) - 1)))
+    if at < len(message):
+        message[at] ^= data.draw(st.integers(1, 255))
+    try:
+        codec.decode(message, allow_pickle=False)
+    except codec.CodecError:
+        pass
+
+
+def test_sizes_are_checked_before_memory_is_taken():
+    """A message that claims 2**60 items or bytes is refused at once."""
+    for tag in b"l", b"d", b"s", b"b":
+        with pytest.raises(codec.CodecError, match=r"fit|early"):
+            codec.decode(b"\x00" + tag + (1 << 60).to_bytes(8, "little"), allow_pickle=False)
+
+
+def test_depth_is_bounded():
+    """Nesting cannot exhaust the stack: neither encoding nor decoding."""
+    deep: list = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(TypeError, match="nested"):
+        codec.encode(deep, allow_pickle=False)
+    with pytest.raises(codec.CodecError, match="nests"):
+        codec.decode(b"\x00" + (b"l" + (1).to_bytes(8, "little")) * 10_000, allow_pickle=False)
