@@ -34,6 +34,7 @@ setup(
     ext_modules=[
         native("abi", "src/abi.pyx"),
         native("array", "src/array.pyx"),
+        native("exporters", "src/exporters.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
         native("engine", "src/engine.pyx"),
         *(

@@ -1,0 +1,418 @@
+"""One view of memory, whoever owns it.
+
+An Array says where memory is, in what layout, of what dtype, on which device, and whether it
+may be written. exporters.pyx makes them from what users pass. This module knows nothing of
+ranks, groups and reductions.
+"""
+from zlib import crc32
+
+cimport cython
+from cpython.buffer cimport (
+    Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release,
+)
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport INT64_MAX, int64_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memmove
+
+from cydist._native.kernels cimport DT_COUNT, DT_OTHER, DT_U8, pack, unpack
+
+
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void **memory, size_t alignment, size_t size)
+
+cdef enum:
+    NEAR = 4                # dimensions that fit into Array.near
+    CACHE_LINE = 64
+
+# Names by DT_ code; every library's own name is turned into one of these.
+cdef tuple NAMES = (
+    "", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2",
+)
+assert len(NAMES) == DT_COUNT
+cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
+cdef dict CODES = {name: code for code, name in enumerate(NAMES) if name}
+
+
+cdef class Array:
+    """Where an array's memory is: pointer, dtype, shape, strides in bytes, device.
+
+    dtype           code of the dtype; 0 for one that can be moved but not reduced
+    dtype_name      "float32", "bfloat16", ...; for dtype 0 numpy's text of the dtype
+    owner           what was passed to `asarray`; it stays alive, and so does the memory
+    writable        may the memory be written?
+    contiguous      C order without gaps
+    device          "cpu" or "cuda"
+
+    `memoryview(array)` is the bytes of a contiguous CPU array.
+    """
+
+    def __init__(self):
+        raise TypeError("an Array is made by asarray(...) or empty(...)")
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.buffer)      # nothing when there is none
+        if self.shape_ != NULL and self.shape_ != self.near:
+            PyMem_Free(self.shape_)
+
+    @property
+    def shape(self):
+        """Elements in each dimension."""
+        return tuple([self.shape_[i] for i in range(self.ndim)])
+
+    @property
+    def strides(self):
+        """Bytes from one element to the next in each dimension; may be zero or negative."""
+        return tuple([self.strides_[i] for i in range(self.ndim)])
+
+    @property
+    def address(self):
+        """Where the first element is, as an integer; 0 is possible when size is 0."""
+        return <uintptr_t>self.ptr
+
+    def __repr__(self):
+        return (
+            f"Array({self.dtype_name}, shape={self.shape}, strides={self.strides}, "
+            f"device={self.device!r}{'' if self.writable else ', read-only'})"
+        )
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.device != "cpu":
+            raise BufferError(f"the memory is on {self.device}:{self.device_index}, not the CPU")
+        if not self.contiguous:
+            raise BufferError(
+                f"not contiguous: shape {self.shape}, strides {self.strides}; use dense()"
+            )
+        if flags & PyBUF_WRITABLE and not self.writable:
+            raise BufferError("the memory is read-only")
+        view.buf = self.ptr if self.ptr != NULL else <char *>self.near
+        view.obj = self
+        view.len = <Py_ssize_t>self.nbytes
+        view.readonly = not self.writable
+        view.itemsize = 1
+        view.format = <char *>BYTES if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = &view.len if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+
+    def dense(self):
+        """Itself when contiguous, else a contiguous copy with the same dtype and shape.
+
+        Raises ValueError for memory that is not the CPU's.
+        """
+        if self.contiguous:
+            return self
+        cdef Array copy = self.empty_like()
+        need_cpu(self)
+        with nogil:
+            pack(copy.ptr, self.ptr, self.ndim, self.shape_, self.strides_, self.itemsize)
+        return copy
+
+    def empty_like(self):
+        """New contiguous CPU memory of the same dtype and shape, its content undefined."""
+        cdef Array new = Array.__new__(Array)
+        cdef int i
+        lay_out(new, self.ndim)
+        for i in range(self.ndim):
+            new.shape_[i] = self.shape_[i]
+        allocate(new, self)
+        return new
+
+    def take(self, Array dense not None):
+        """Copy the elements of `dense` (C order) into this array's memory.
+
+        dense       contiguous, of the same dtype and number of elements; when it is this
+                    very array nothing happens
+
+        Raises ValueError when they differ, when this array is read-only, or when either is
+        not in CPU memory.
+        """
+        if dense is self:
+            return
+        need_cpu(self)
+        need_cpu(dense)
+        if dense.size != self.size or dense.itemsize != self.itemsize or \
+                dense.dtype_name != self.dtype_name:
+            raise ValueError(
+                f"{self.size} elements of {self.dtype_name} cannot take "
+                f"{dense.size} of {dense.dtype_name}"
+            )
+        if not dense.contiguous:
+            raise ValueError(f"the source is not contiguous: strides {dense.strides}")
+        if not self.writable:
+            raise ValueError("the memory is read-only")
+        with nogil:
+            if self.contiguous:
+                memmove(self.ptr, dense.ptr, self.nbytes)
+            else:
+                unpack(self.ptr, dense.ptr, self.ndim, self.shape_, self.strides_, self.itemsize)
+
+    cdef Array part(self, size_t start, size_t count):
+        cdef Array view = Array.__new__(Array)
+        lay_out(view, 1)
+        view.shape_[0] = <int64_t>count
+        view.strides_[0] = <int64_t>self.itemsize
+        view.ptr = self.ptr + start * self.itemsize
+        copy_dtype(view, self)
+        view.size = count
+        view.nbytes = count * self.itemsize
+        view.contiguous = True
+        view.writable = self.writable
+        view.device = self.device
+        view.device_index = self.device_index
+        view.owner = self.owner
+        view.keep = self
+        return view
+
+    def blocks(self, size_t p):
+        """This contiguous array in p equal parts, as views of one dimension.
+
+        Raises ValueError when size is no multiple of p.
+        """
+        if p == 0 or self.size % p != 0:
+            raise ValueError(f"{self.size} elements do not divide into {p} equal blocks")
+        need_contiguous(self)
+        cdef size_t i, count = self.size // p
+        return [self.part(i * count, count) for i in range(p)]
+
+    def split(self, sizes):
+        """This contiguous array in parts of the given numbers of elements, as views.
+
+        Raises ValueError when the sizes do not add up to size.
+        """
+        need_contiguous(self)
+        if min(sizes, default=0) < 0 or sum(sizes) != self.size:
+            raise ValueError(f"parts of {list(sizes)} elements do not make up {self.size}")
+        cdef size_t start = 0, count
+        parts = []
+        for count in sizes:
+            parts.append(self.part(start, count))
+            start += count
+        return parts
+
+    def same_memory(self, Array other not None):
+        """Does every element lie where the same element of `other` lies?"""
+        if self.ptr != other.ptr or not same_device(self, other) or self.nbytes != other.nbytes:
+            return False
+        if self.contiguous and other.contiguous:
+            return True
+        return (self.itemsize, self.shape, self.strides) == \
+            (other.itemsize, other.shape, other.strides)
+
+    def overlaps(self, Array other not None):
+        """May a byte belong to both arrays?
+
+        False is certain. True is certain when both are contiguous; for strided arrays it
+        means that neither their extents nor their strides keep them apart. Interleaved
+        slices (x[::2] and x[1::2]) and blocks of one matrix are told apart.
+        """
+        if self.size == 0 or other.size == 0 or not same_device(self, other):
+            return False
+        if apart(self, other, INT64_MAX):
+            return False
+        if self.contiguous and other.contiguous:
+            return True
+        cdef Array of
+        cdef int i
+        for of in (self, other):
+            for i in range(of.ndim):
+                if of.shape_[i] > 1 and apart(self, other, abs(of.strides_[i])):
+                    return False
+        return True
+
+    @property
+    def self_overlapping(self):
+        """May two elements share memory, as in a broadcast or a sliding window?
+
+        False is certain: from the smallest stride up, each steps over what the smaller reach.
+        """
+        if self.contiguous or self.size == 0:
+            return False
+        cdef int64_t stride, count, reach = <int64_t>self.itemsize
+        for stride, count in sorted(
+            [(abs(self.strides_[i]), self.shape_[i]) for i in range(self.ndim)]
+        ):
+            if count > 1:
+                if stride < reach:
+                    return True
+                reach += (count - 1) * stride
+        return False
+
+
+cpdef Array empty(size_t size, Array like=None):
+    """New contiguous CPU memory for `size` elements of the dtype of `like`; bytes without it.
+
+    Aligned to 64 bytes, its content undefined. Raises MemoryError.
+    """
+    cdef Array new = Array.__new__(Array)
+    lay_out(new, 1)
+    new.shape_[0] = <int64_t>size
+    allocate(new, like)
+    return new
+
+
+@cython.final
+cdef class Memory:
+    """Memory of our own, freed with this object."""
+    cdef void *ptr
+
+    def __cinit__(self, size_t nbytes):
+        if nbytes > 0 and posix_memalign(&self.ptr, CACHE_LINE, nbytes) != 0:
+            raise MemoryError(f"no memory for {nbytes} bytes")
+
+    def __dealloc__(self):
+        free(self.ptr)
+
+
+cdef int allocate(Array self, Array like) except -1:
+    """Memory for the shape of `self`, with the dtype of `like`."""
+    cdef Memory memory
+    if like is None:
+        set_dtype(self, DT_U8, 1)
+    else:
+        copy_dtype(self, like)
+    set_contiguous_strides(self)
+    settle(self)
+    memory = Memory.__new__(Memory, self.nbytes)
+    self.ptr = <char *>memory.ptr
+    self.writable = True
+    self.device = "cpu"
+    self.keep = memory
+    self.owner = self.keep
+    return 0
+
+
+cdef int lay_out(Array self, int ndim) except -1:
+    """Room for the shape and strides of `ndim` dimensions."""
+    if ndim <= NEAR:
+        self.shape_ = self.near
+        self.strides_ = self.near + NEAR
+    else:
+        self.shape_ = <int64_t *>PyMem_Malloc(2 * ndim * sizeof(int64_t))
+        if self.shape_ == NULL:
+            raise MemoryError
+        self.strides_ = self.shape_ + ndim
+    self.ndim = ndim
+    return 0
+
+
+cdef int set_contiguous_strides(Array self) except -1:
+    cdef int i
+    cdef int64_t step = <int64_t>self.itemsize
+    for i in range(self.ndim - 1, -1, -1):
+        self.strides_[i] = step
+        step *= max(self.shape_[i], 1)
+    return 0
+
+
+cdef int settle(Array self) except -1:
+    """Work out size, nbytes and contiguous from shape, strides and itemsize."""
+    cdef int i
+    cdef bint contiguous = True
+    cdef int64_t n, nbytes = <int64_t>self.itemsize
+    if self.itemsize == 0:
+        raise TypeError(f"elements of {self.dtype_name} have no bytes")
+    for i in range(self.ndim):
+        if self.shape_[i] <= 0:
+            if self.shape_[i] < 0:
+                raise ValueError(f"a negative dimension in the shape {self.shape}")
+            nbytes = 0
+    for i in range(self.ndim - 1, -1, -1):
+        n = self.shape_[i]
+        if nbytes == 0 or n == 1:
+            continue
+        if self.strides_[i] != nbytes:
+            contiguous = False
+        if nbytes > INT64_MAX // n:
+            raise ValueError(f"more than 2**63 bytes: shape {self.shape}")
+        nbytes *= n
+    self.nbytes = <size_t>nbytes
+    self.size = self.nbytes // self.itemsize
+    self.contiguous = contiguous
+    return 0
+
+
+cdef int set_dtype(Array self, int code, size_t itemsize) except -1:
+    self.dtype = code
+    self.dtype_name = NAMES[code]
+    self.itemsize = itemsize
+    return 0
+
+
+cdef int name_dtype(Array self, str name, size_t itemsize) except -1:
+    """Set the dtype by name; one without a code can be moved and no more."""
+    self.dtype = CODES.get(name, DT_OTHER)
+    self.dtype_name = name
+    self.dtype_hash = crc32(name.encode()) if self.dtype == DT_OTHER else 0
+    self.itemsize = itemsize
+    return 0
+
+
+cdef int copy_dtype(Array self, Array other) except -1:
+    self.dtype = other.dtype
+    self.dtype_name = other.dtype_name
+    self.dtype_hash = other.dtype_hash
+    self.itemsize = other.itemsize
+    return 0
+
+
+cdef int need_cpu(Array self) except -1:
+    if self.device != "cpu":
+        raise ValueError(f"the memory is on {self.device}:{self.device_index}, not the CPU")
+    return 0
+
+
+cdef int need_contiguous(Array self) except -1:
+    if not self.contiguous:
+        raise ValueError(f"not contiguous: shape {self.shape}, strides {self.strides}")
+    return 0
+
+
+cdef bint same_device(Array a, Array b):
+    return a.device == b.device and a.device_index == b.device_index
+
+
+cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:
+    """Is it certain, by the strides of at least `threshold` bytes, that no byte is shared?
+
+    Dimensions with smaller strides make up a run of bytes; the others move that run by
+    multiples of the greatest common divisor of their strides. With no stride that large
+    the runs are the extents of the arrays.
+    """
+    cdef int64_t a_start = 0, a_bytes, b_start = 0, b_bytes, step = 0, distance
+    a_bytes = run(a, threshold, &a_start, &step)
+    b_bytes = run(b, threshold, &b_start, &step)
+    distance = (<int64_t>b.ptr + b_start) - (<int64_t>a.ptr + a_start)
+    if step == 0:
+        return distance >= a_bytes or -distance >= b_bytes
+    distance %= step
+    if distance < 0:
+        distance += step
+    return distance >= a_bytes and step - distance >= b_bytes
+
+
+cdef int64_t run(Array self, int64_t threshold, int64_t *start, int64_t *step) noexcept nogil:
+    """Bytes that the dimensions with strides below `threshold` span, `start` from ptr on."""
+    cdef int64_t stride, span = <int64_t>self.itemsize
+    cdef int i
+    for i in range(self.ndim):
+        stride = self.strides_[i]
+        if self.shape_[i] == 1 or stride == 0:
+            continue
+        if stride >= threshold or -stride >= threshold:
+            step[0] = gcd(step[0], stride if stride > 0 else -stride)
+            continue
+        span += (self.shape_[i] - 1) * (stride if stride > 0 else -stride)
+        if stride < 0:
+            start[0] += (self.shape_[i] - 1) * stride
+    return span
+
+
+cdef int64_t gcd(int64_t a, int64_t b) noexcept nogil:
+    while b != 0:
+        a, b = b, a % b
+    return a

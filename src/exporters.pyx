@@ -1,0 +1,431 @@
+"""Finding the memory of what users pass: numpy, torch, cupy, ml_dtypes, buffers, DLPack.
+
+Asked in this order: the buffer protocol (numpy and the standard library), torch's tensors,
+`__cuda_array_interface__` (cupy, numba), `__array_interface__` (dtypes that have no buffer
+format: ml_dtypes, datetime64), `__dlpack__` (everyone else). Nothing is ever copied, and no
+library is imported: an object's own library is there already.
+"""
+import sys
+from re import sub
+
+cimport cython
+from cpython.buffer cimport PyBUF_FULL_RO, PyObject_CheckBuffer, PyObject_GetBuffer
+from cpython.exc cimport PyErr_Clear
+from cpython.object cimport PyObject_TypeCheck, PyTypeObject
+from cpython.pycapsule cimport (
+    PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName,
+)
+from libc.stdint cimport int64_t, uintptr_t
+
+from cydist._native.array cimport (
+    Array, lay_out, name_dtype, set_contiguous_strides, set_dtype, settle,
+)
+from cydist._native.dlpack cimport (
+    DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
+    DL_FLOAT8_E4M3FN, DL_FLOAT8_E5M2, DL_INT, DL_READ_ONLY, DL_UINT, DLDataType,
+    DLManagedTensor, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor,
+)
+from cydist._native.kernels cimport (
+    DT_BF16, DT_BOOL, DT_C64, DT_C128, DT_F8E4M3FN, DT_F8E5M2, DT_F16, DT_F32, DT_F64, DT_I8,
+    DT_I16, DT_I32, DT_I64, DT_OTHER, DT_U8, DT_U16, DT_U32, DT_U64,
+)
+
+cdef bint LITTLE = sys.byteorder == "little"
+
+cdef str OBJECTS = (
+    "an array of Python objects cannot be sent as memory: use broadcast_object_list, "
+    "all_gather_object, send_object_list or another of the object calls"
+)
+
+
+cpdef Array asarray(object obj):
+    """The memory of `obj` as an Array: never a copy.
+
+    obj     an Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
+            bytearray, memoryview, array.array, ctypes array, or anything with
+            `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`
+
+    The memory stays alive as long as the Array does. Raises TypeError for anything else, for
+    arrays of objects and for memory that has no plain layout (sparse, quantized, meta, sub-byte);
+    ValueError for torch's lazily conjugated or negated views. A device array is taken as it
+    stands: whoever reads it orders itself after the streams that write it.
+    """
+    if isinstance(obj, Array):
+        return <Array>obj
+    if PyObject_CheckBuffer(obj):
+        return from_buffer(obj)
+    if is_torch(obj):
+        return from_torch(obj)
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return from_interface(obj, interface, "cuda", cuda_index(obj))
+    interface = getattr(obj, "__array_interface__", None)
+    if interface is not None:
+        return from_interface(obj, interface, "cpu", 0)
+    if hasattr(obj, "__dlpack__"):
+        return from_dlpack(obj)
+    hint = "; put the values into an array first" if isinstance(
+        obj, (list, tuple, int, float, complex)
+    ) else ""
+    raise TypeError(
+        "expected an array (numpy, torch, cupy, or anything with the buffer protocol or DLPack), "
+        f"not {type(obj).__qualname__}{hint}"
+    )
+
+
+# The buffer protocol.
+
+cdef Array from_buffer(object obj):
+    cdef Array self = Array.__new__(Array)
+    cdef int i
+    try:
+        PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
+    except (ValueError, BufferError):
+        # numpy has no buffer format for ml_dtypes' dtypes, nor for datetime64.
+        interface = getattr(obj, "__array_interface__", None)
+        if interface is None:
+            raise
+        return from_interface(obj, interface, "cpu", 0)
+    if self.buffer.suboffsets != NULL:
+        for i in range(self.buffer.ndim):
+            if self.buffer.suboffsets[i] >= 0:
+                raise TypeError("a buffer of pointers to rows has no plain layout: copy it first")
+    lay_out(self, self.buffer.ndim)
+    for i in range(self.ndim):
+        self.shape_[i] = self.buffer.shape[i]
+        self.strides_[i] = self.buffer.strides[i]
+    set_format(self, obj)
+    self.ptr = <char *>self.buffer.buf
+    self.writable = not self.buffer.readonly
+    return finished(self, obj)
+
+
+cdef int set_format(Array self, object obj) except -1:
+    """Set the dtype from the buffer's format."""
+    cdef const char *text = self.buffer.format
+    cdef size_t itemsize = <size_t>self.buffer.itemsize
+    cdef int code
+    cdef bint native = True
+    if text == NULL:
+        return set_dtype(self, DT_U8, itemsize)
+    if text[0] in b"@=<>!":
+        native = itemsize == 1 or text[0] in b"@=" or (text[0] == c"<") == LITTLE
+        text += 1
+    code = DT_OTHER
+    if native:
+        if text[0] != 0 and text[1] == 0:
+            code = code_of_format(text[0], itemsize)
+        elif text[0] == c"Z" and text[1] != 0 and text[2] == 0:
+            code = code_of_kind(c"c", itemsize) if text[1] in b"fd" else DT_OTHER
+    if code != DT_OTHER:
+        return set_dtype(self, code, itemsize)
+    dtype = getattr(obj, "dtype", None)
+    if dtype is not None and hasattr(dtype, "hasobject"):
+        return name_dtype(self, name_of_numpy(dtype), itemsize)
+    name = self.buffer.format.decode()
+    # The names of a structure's fields stand between colons.
+    if "O" in sub(":[^:]*:", "", name):
+        raise TypeError(OBJECTS)
+    return name_dtype(self, name, itemsize)
+
+
+cdef int code_of_format(char letter, size_t itemsize) noexcept:
+    if letter in b"fde":
+        return code_of_kind(c"f", itemsize)
+    if letter in b"bhilqn":
+        return code_of_kind(c"i", itemsize)
+    if letter in b"BHILQNc":
+        return code_of_kind(c"u", itemsize)
+    if letter in b"FD":
+        return code_of_kind(c"c", itemsize)
+    if letter == c"?":
+        return code_of_kind(c"b", itemsize)
+    return DT_OTHER
+
+
+cdef int code_of_kind(char kind, size_t itemsize) noexcept:
+    """The dtype by numpy's letter of its kind and its size; DT_OTHER for any other."""
+    if kind == c"f":
+        return DT_F32 if itemsize == 4 else DT_F64 if itemsize == 8 else \
+            DT_F16 if itemsize == 2 else DT_OTHER
+    if kind == c"i":
+        return DT_I64 if itemsize == 8 else DT_I32 if itemsize == 4 else \
+            DT_I16 if itemsize == 2 else DT_I8 if itemsize == 1 else DT_OTHER
+    if kind == c"u":
+        return DT_U8 if itemsize == 1 else DT_U64 if itemsize == 8 else \
+            DT_U32 if itemsize == 4 else DT_U16 if itemsize == 2 else DT_OTHER
+    if kind == c"c":
+        return DT_C64 if itemsize == 8 else DT_C128 if itemsize == 16 else DT_OTHER
+    return DT_BOOL if kind == c"b" and itemsize == 1 else DT_OTHER
+
+
+cdef Array finished(Array self, object obj):
+    """The last step of every exporter: check, and hold on to `obj`."""
+    self.owner = obj
+    if self.device is None:
+        self.device = "cpu"
+    settle(self)
+    if self.ptr == NULL and self.size != 0:
+        raise TypeError(
+            f"{type(obj).__qualname__} shows no memory: it is lazy, fake or a wrapper of others"
+        )
+    return self
+
+
+# numpy's interfaces, on the CPU and on CUDA devices.
+
+cdef Array from_interface(object obj, dict interface, str device, int device_index):
+    cdef Array self = Array.__new__(Array)
+    cdef int i
+    if interface.get("mask") is not None:
+        raise TypeError("a masked array has no plain layout: send its data and mask apart")
+    data = interface.get("data")
+    if not isinstance(data, tuple):
+        raise TypeError(f"{type(obj).__qualname__} shows no address of its memory")
+    shape = interface["shape"]
+    strides = interface.get("strides")
+    lay_out(self, len(shape))
+    for i in range(self.ndim):
+        self.shape_[i] = shape[i]
+    set_typestr(self, obj, interface)
+    if strides is None:
+        set_contiguous_strides(self)
+    else:
+        for i in range(self.ndim):
+            self.strides_[i] = strides[i]
+    self.ptr = <char *><uintptr_t>(data[0] or 0)
+    self.writable = not data[1]
+    self.device = device
+    self.device_index = device_index
+    # An exporter may make the memory for this one interface.
+    self.keep = interface
+    return finished(self, obj)
+
+
+cdef int set_typestr(Array self, object obj, dict interface) except -1:
+    """Set the dtype from a typestr such as "<f4", or from numpy's dtype where there is one."""
+    cdef str typestr = interface["typestr"]
+    dtype = getattr(obj, "dtype", None)
+    if hasattr(dtype, "hasobject"):
+        return name_dtype(self, name_of_numpy(dtype), dtype.itemsize)
+    if typestr[1:2] == "O":
+        raise TypeError(OBJECTS)
+    cdef size_t itemsize = int(typestr[2:])
+    cdef int code = DT_OTHER
+    if itemsize == 1 or typestr[0] == ("<" if LITTLE else ">"):
+        code = code_of_kind(<char>ord(typestr[1]), itemsize)
+    if code != DT_OTHER:
+        return set_dtype(self, code, itemsize)
+    return name_dtype(self, typestr, itemsize)
+
+
+cdef str name_of_numpy(object dtype):
+    """What a numpy dtype is called here: "float32", "bfloat16", "<M8[ns]", "[('a', '<i4')]"."""
+    if dtype.hasobject:
+        raise TypeError(OBJECTS)
+    if dtype.isbuiltin == 2:        # registered by another package: all are typestr "<V2" or so
+        return dtype.name
+    if dtype.names is not None:
+        return str(dtype)
+    if dtype.isnative and code_of_kind(<char>ord(dtype.kind), dtype.itemsize) != DT_OTHER:
+        return dtype.name
+    return dtype.str
+
+
+cdef int cuda_index(object obj) except -1:
+    """The number of the device that holds a CUDA array; the interface does not tell."""
+    if hasattr(obj, "__dlpack_device__"):
+        return obj.__dlpack_device__()[1]
+    return 0
+
+
+# torch, through DLPack's C interface where torch has it (2.10 and later).
+
+cdef object tensor_type = None          # torch.Tensor, once torch has been imported
+cdef DLPackExchangeAPI *torch_api = NULL
+
+
+cdef bint is_torch(object obj) except -1:
+    global tensor_type, torch_api
+    if tensor_type is None:
+        found = getattr(sys.modules.get("torch"), "Tensor", None)
+        if found is None:
+            return False
+        capsule = getattr(found, "__dlpack_c_exchange_api__", None)
+        if PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
+            torch_api = <DLPackExchangeAPI *>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
+            if torch_api.version.major != 1:
+                torch_api = NULL
+        tensor_type = found
+    return PyObject_TypeCheck(obj, <PyTypeObject *>tensor_type)
+
+
+cdef Array from_torch(object obj):
+    cdef Array self = Array.__new__(Array)
+    cdef DLTensor tensor
+    if torch_api != NULL and torch_api.tensor_from_object != NULL:
+        if torch_api.tensor_from_object(<void *>obj, &tensor) != 0:
+            PyErr_Clear()               # from_torch_attributes finds out why, in fewer words
+        elif set_tensor(self, &tensor):
+            self.writable = True
+            refuse_lazy(obj)
+            return finished(self, obj)
+    return from_torch_attributes(obj)
+
+
+cdef int refuse_lazy(object obj) except -1:
+    """The memory of a lazy view does not hold the values that the tensor shows."""
+    if obj.is_conj():
+        raise ValueError("a lazily conjugated tensor: pass tensor.resolve_conj()")
+    if obj.is_neg():
+        raise ValueError("a lazily negated tensor: pass tensor.resolve_neg()")
+    return 0
+
+
+cdef Array from_torch_attributes(object obj):
+    """What DLPack cannot say, and what is wrong with a tensor, from its attributes."""
+    cdef Array self = Array.__new__(Array)
+    cdef int i
+    cdef str layout = str(obj.layout), device = obj.device.type
+    if layout != "torch.strided" or obj.is_nested:
+        raise TypeError(
+            f"a {'nested' if obj.is_nested else layout} tensor has no plain layout: "
+            "send its parts, or tensor.to_dense()"
+        )
+    if obj.is_quantized:
+        raise TypeError("a quantized tensor is more than its memory: send tensor.int_repr()")
+    if device not in ("cpu", "cuda"):
+        raise TypeError(f"a tensor on device {device!r}; only cpu and cuda have memory to send")
+    refuse_lazy(obj)
+    lay_out(self, obj.dim())
+    name_dtype(self, str(obj.dtype).removeprefix("torch."), obj.element_size())
+    shape = obj.shape
+    strides = obj.stride()
+    for i in range(self.ndim):
+        self.shape_[i] = shape[i]
+        self.strides_[i] = strides[i] * <int64_t>self.itemsize
+    self.ptr = <char *><uintptr_t>obj.data_ptr()
+    self.writable = True
+    self.device = device
+    self.device_index = obj.device.index or 0
+    return finished(self, obj)
+
+
+# DLPack.
+
+@cython.final
+cdef class Managed:
+    """A DLPack tensor that is ours until this object goes."""
+    cdef DLManagedTensorVersioned *versioned
+    cdef DLManagedTensor *plain
+
+    def __dealloc__(self):
+        if self.versioned != NULL and self.versioned.deleter != NULL:
+            self.versioned.deleter(self.versioned)
+        if self.plain != NULL and self.plain.deleter != NULL:
+            self.plain.deleter(self.plain)
+
+
+cdef Array from_dlpack(object obj):
+    cdef Array self = Array.__new__(Array)
+    cdef Managed managed = Managed.__new__(Managed)
+    cdef DLTensor *tensor
+    capsule = capsule_of(obj)
+    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        managed.versioned = <DLManagedTensorVersioned *>PyCapsule_GetPointer(
+            capsule, b"dltensor_versioned")
+        PyCapsule_SetName(capsule, b"used_dltensor_versioned")
+        if managed.versioned.version.major != 1:
+            raise TypeError(f"DLPack {managed.versioned.version.major} is not understood; 1 is")
+        tensor = &managed.versioned.tensor
+        self.writable = not managed.versioned.flags & DL_READ_ONLY
+    else:
+        managed.plain = <DLManagedTensor *>PyCapsule_GetPointer(capsule, b"dltensor")
+        PyCapsule_SetName(capsule, b"used_dltensor")
+        tensor = &managed.plain.tensor
+        self.writable = True
+    self.keep = managed
+    if not set_tensor(self, tensor):
+        raise TypeError(
+            f"{type(obj).__qualname__} is of DLPack type {tensor.dtype.code} with "
+            f"{tensor.dtype.bits} bits x {tensor.dtype.lanes} on device type "
+            f"{tensor.device.device_type}; only whole bytes on cpu and cuda can be sent"
+        )
+    return finished(self, obj)
+
+
+cdef object capsule_of(object obj):
+    """The capsule from `__dlpack__`, versioned if the exporter knows versions."""
+    options = {}
+    if hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in (
+        DL_CUDA, DL_CUDA_MANAGED
+    ):
+        options["stream"] = -1          # order nothing: whoever reads the memory does
+    try:
+        try:
+            return obj.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:
+            return obj.__dlpack__(**options)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise TypeError(f"{type(obj).__qualname__} does not show its memory: {error}") from error
+
+
+cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
+    """Take over shape, dtype, device and pointer; False where the dtype or device is unknown."""
+    cdef int i, code, device = tensor.device.device_type
+    cdef size_t itemsize = tensor.dtype.bits // 8
+    if device == DL_CUDA or device == DL_CUDA_MANAGED:
+        self.device = "cuda"
+        self.device_index = tensor.device.device_id
+    elif device == DL_CPU or device == DL_CUDA_HOST:
+        self.device = "cpu"
+    else:
+        return False
+    if tensor.dtype.lanes != 1 or itemsize * 8 != tensor.dtype.bits or itemsize == 0:
+        return False
+    code = code_of_dlpack(tensor.dtype)
+    if code != DT_OTHER:
+        set_dtype(self, code, itemsize)
+    elif tensor.dtype.code in DLPACK_NAMES:
+        name_dtype(self, DLPACK_NAMES[tensor.dtype.code].format(tensor.dtype.bits), itemsize)
+    else:
+        return False
+    lay_out(self, tensor.ndim)
+    for i in range(self.ndim):
+        self.shape_[i] = tensor.shape[i]
+    if tensor.strides == NULL:
+        set_contiguous_strides(self)
+    else:
+        for i in range(self.ndim):
+            self.strides_[i] = tensor.strides[i] * <int64_t>itemsize
+    self.ptr = NULL if tensor.data == NULL else <char *>tensor.data + tensor.byte_offset
+    return True
+
+
+# ml_dtypes' names of what has no code.
+cdef dict DLPACK_NAMES = {
+    DL_FLOAT: "float{}", DL_COMPLEX: "complex{}", DL_INT: "int{}", DL_UINT: "uint{}",
+    7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 11: "float8_e4m3fnuz",
+    13: "float8_e5m2fnuz", 14: "float8_e8m0fnu",
+}
+
+
+cdef int code_of_dlpack(DLDataType dtype) noexcept:
+    cdef size_t itemsize = dtype.bits // 8
+    if dtype.code == DL_FLOAT:
+        return code_of_kind(c"f", itemsize)
+    if dtype.code == DL_INT:
+        return code_of_kind(c"i", itemsize)
+    if dtype.code == DL_UINT:
+        return code_of_kind(c"u", itemsize)
+    if dtype.code == DL_COMPLEX:
+        return code_of_kind(c"c", itemsize)
+    if dtype.code == DL_BOOL:
+        return code_of_kind(c"b", itemsize)
+    if dtype.code == DL_BFLOAT and itemsize == 2:
+        return DT_BF16
+    if dtype.code == DL_FLOAT8_E4M3FN:
+        return DT_F8E4M3FN
+    if dtype.code == DL_FLOAT8_E5M2:
+        return DT_F8E5M2
+    return DT_OTHER
