@@ -55,9 +55,7 @@ class Flat:
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
         arguments.same_dtype(arrays, name)
         self._dense = Dense(arrays)
-        self.array = _native.empty_array(
-            arrays[0], sum(array.size for array in arrays)
-        )
+        self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
         _native.flatten(self._dense.arrays, self.array)
 
     def unpack(self) -> None:

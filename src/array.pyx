@@ -36,6 +36,7 @@ cdef const char *BYTES = b"B"           # the buffer protocol's format of what w
 cdef dict CODES = {name: code for code, name in enumerate(NAMES) if name}
 
 
+@cython.final
 cdef class Array:
     """Where an array's memory is: pointer, dtype, shape, strides in bytes, device.
 
@@ -223,6 +224,15 @@ cdef class Array:
                 if of.shape_[i] > 1 and apart(self, other, abs(of.strides_[i])):
                     return False
         return True
+
+    @property
+    def extent(self):
+        """The first address that belongs to an element, and the one after the last."""
+        cdef int64_t start = 0, step = 0
+        if self.size == 0:
+            return self.address, self.address
+        cdef int64_t nbytes = run(self, INT64_MAX, &start, &step)
+        return self.address + start, self.address + start + nbytes
 
     @property
     def self_overlapping(self):

@@ -93,8 +93,12 @@ cdef Array from_buffer(object obj):
     lay_out(self, self.buffer.ndim)
     for i in range(self.ndim):
         self.shape_[i] = self.buffer.shape[i]
-        self.strides_[i] = self.buffer.strides[i]
     set_format(self, obj)
+    if self.buffer.strides == NULL:     # ctypes leaves them out
+        set_contiguous_strides(self)
+    else:
+        for i in range(self.ndim):
+            self.strides_[i] = self.buffer.strides[i]
     self.ptr = <char *>self.buffer.buf
     self.writable = not self.buffer.readonly
     return finished(self, obj)

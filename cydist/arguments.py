@@ -1,0 +1,195 @@
+"""Checks of a call's arguments, before any traffic.
+
+Every function raises TypeError or ValueError that names the call and the argument (and the
+index in a list), what was found and what was expected. Nothing has been sent by then, and
+the group stays usable. Only what one rank can see is checked here; what ranks must agree on
+is compared by the fingerprint that travels with the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+from cydist._native import Array, asarray
+
+
+def input_array(obj: Any, call: str, name: str) -> Array:
+    """The memory of an argument that is read."""
+    try:
+        return asarray(obj)
+    except TypeError as error:
+        raise TypeError(f"{call}: {name}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{call}: {name}: {error}") from error
+
+
+def output_array(obj: Any, call: str, name: str) -> Array:
+    """The memory of an argument that is written: writable, and every element its own."""
+    array = input_array(obj, call, name)
+    if not array.writable:
+        raise ValueError(f"{call}: {name} is read-only, and the call writes to it")
+    if array.self_overlapping:
+        raise ValueError(
+            f"{call}: {name} has elements that share memory (shape {array.shape}, strides "
+            f"{array.strides} bytes), so a result does not fit into it; pass a copy"
+        )
+    return array
+
+
+def input_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
+    """The memory of a list of arguments that are read.
+
+    count       how many there must be; None: at least one
+    """
+    length(objs, count, call, name)
+    return [input_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
+
+
+def output_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
+    """The memory of a list of arguments that are written.
+
+    count       how many there must be; None: at least one
+    """
+    length(objs, count, call, name)
+    return [output_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
+
+
+def length(objs: Any, count: int | None, call: str, name: str) -> None:
+    """Check that `objs` is a list or tuple of `count` entries; of at least one for None."""
+    if not isinstance(objs, list | tuple):
+        raise TypeError(f"{call}: {name} must be a list of arrays, not {type(objs).__qualname__}")
+    if count is None and not objs:
+        raise ValueError(f"{call}: {name} is empty")
+    if count is not None and len(objs) != count:
+        raise ValueError(f"{call}: {name} has {len(objs)} entries, expected {count}")
+
+
+def absent(objs: Any, call: str, name: str, root: str) -> None:
+    """Check that a list which only one rank passes is not passed by this one.
+
+    root        what names that rank: "src" or "dst"
+    """
+    if objs:
+        raise ValueError(f"{call}: {name} is for rank {root} only; pass None on every other rank")
+
+
+def same_dtype(arrays: Sequence[Array], call: str) -> None:
+    """Check that all arrays have one dtype and are on one device."""
+    first = arrays[0]
+    for array in arrays:
+        if array.dtype_name != first.dtype_name:
+            found = ", ".join(sorted({each.dtype_name for each in arrays}))
+            raise TypeError(f"{call}: all arrays must have one dtype, found {found}")
+        if array.device != first.device or array.device_index != first.device_index:
+            devices = sorted({f"{each.device}:{each.device_index}" for each in arrays})
+            raise ValueError(
+                f"{call}: all arrays must be on one device, found {', '.join(devices)}"
+            )
+
+
+def same_size(one: Array, other: Array, call: str, one_name: str, other_name: str) -> None:
+    """Check that two arrays have the same number of elements."""
+    if one.size != other.size:
+        raise ValueError(
+            f"{call}: {one_name} has {one.size} elements (shape {one.shape}), but {other_name} "
+            f"has {other.size} (shape {other.shape})"
+        )
+
+
+def times_size(
+    large: Array, small: Array, p: int, call: str, large_name: str, small_name: str
+) -> None:
+    """Check that one array holds an array of another's size for each of `p` ranks."""
+    if large.size != p * small.size:
+        raise ValueError(
+            f"{call}: {large_name} has {large.size} elements (shape {large.shape}), expected "
+            f"{p * small.size}: {p} ranks times the {small.size} of {small_name} "
+            f"(shape {small.shape})"
+        )
+
+
+def disjoint(
+    outputs: Sequence[Array], inputs: Sequence[Array], call: str, same: Array | None = None
+) -> None:
+    """Check that no output shares memory with another output or with an input.
+
+    same        this rank's own block: an output, or part of one, or an input. An input and an
+                output that are both exactly this memory are allowed (the call is in place)
+    """
+    arrays = [*outputs, *inputs]
+    for i, j in _overlapping(arrays, len(outputs)):
+        if j < len(outputs):
+            raise ValueError(
+                f"{call}: outputs {i} and {j} share memory (shapes {arrays[i].shape} and "
+                f"{arrays[j].shape}); each result needs memory of its own"
+            )
+        if same is None or not (arrays[j].same_memory(same) and _holds(arrays[i], same)):
+            output, given = _entry(i, outputs), _entry(j - len(outputs), inputs)
+            rule = "never allows" if same is None else "allows only for this rank's own block"
+            raise ValueError(
+                f"{call}: the output{output} and the input{given} share memory (shapes "
+                f"{arrays[i].shape} and {arrays[j].shape}), which this call {rule}"
+            )
+
+
+def _entry(i: int, arrays: Sequence[Array]) -> str:
+    return f" {i}" if len(arrays) > 1 else ""
+
+
+def _holds(output: Array, block: Array) -> bool:
+    """Is `block` this output, or a part of it?"""
+    if output.same_memory(block):
+        return True
+    start, end = output.extent
+    low, high = block.extent
+    return output.contiguous and start <= low and high <= end
+
+
+def _overlapping(arrays: Sequence[Array], outputs: int) -> Iterable[tuple[int, int]]:
+    """Pairs i < j that share memory, i one of the first `outputs`.
+
+    Sweeps over the arrays by address, so a thousand apart cost no million comparisons.
+    """
+    extents = [array.extent for array in arrays]
+    open_: list[int] = []
+    for i in sorted(range(len(arrays)), key=extents.__getitem__):
+        open_ = [j for j in open_ if extents[j][1] > extents[i][0]]
+        for j in open_:
+            if min(i, j) < outputs and arrays[i].overlaps(arrays[j]):
+                yield min(i, j), max(i, j)
+        open_.append(i)
+
+
+def splits(
+    array: Array, sizes: Sequence[int] | None, p: int, call: str, name: str, sizes_name: str
+) -> list[int]:
+    """Elements of each rank's part of an array that is cut along its first dimension.
+
+    sizes       rows of each part, p numbers that sum to the first dimension; None or empty: even
+    """
+    if array.ndim == 0:
+        raise ValueError(f"{call}: {name} has no dimension to cut; it needs at least one")
+    rows = array.shape[0]
+    row = prod(array.shape[1:])
+    if sizes is None or len(sizes) == 0:
+        if rows % p != 0:
+            raise ValueError(
+                f"{call}: {name} has {rows} rows, which do not divide among {p} ranks; "
+                f"pass {sizes_name}"
+            )
+        return [rows // p * row] * p
+    try:
+        counts = [index(size) for size in sizes]
+    except TypeError as error:
+        raise TypeError(f"{call}: {sizes_name} must be whole numbers, found {sizes!r}") from error
+    if len(counts) != p:
+        raise ValueError(f"{call}: {sizes_name} has {len(counts)} entries, expected {p}")
+    if min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"{call}: {sizes_name} {counts} must be {p} numbers, none negative, that sum to "
+            f"the {rows} rows of {name} (shape {array.shape})"
+        )
+    return [count * row for count in counts]
