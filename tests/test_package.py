@@ -39,6 +39,8 @@ API = 5  # `import cydist` inside the package; what __init__ itself imports is f
 CIMPORTS = {
     "abi": {"abi", "waiting"},
     "array": {"abi", "array", "kernels"},
+    "dlpack": set(),
+    "exporters": {"array", "dlpack", "exporters", "kernels"},
     "kernels": {"abi", "kernels"},
     "engine": {"abi", "waiting", "array", "kernels", "engine"},
     "algorithms": {"abi", "waiting"},
