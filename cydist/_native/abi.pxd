@@ -144,23 +144,27 @@ cdef class Link:
     cdef void close_view(self, Transport *t) noexcept
 
 
-ctypedef struct Reduction:
-    size_t itemsize             # bytes per element
-    bint commutative
-    void *context               # PREMUL_SUM's factor; owned by whoever made this
-    int ranks                   # AVG's divisor: the group's size
-    # acc[i] = low[i] op high[i]; acc may be low or high. Low is the contribution of
-    # the lower ranks, so that every rank computes the same bits.
-    void (*combine)(const Reduction *r, void *acc, const void *low, const void *high,
-                    size_t count) noexcept nogil
-    # out[i] = sources[0][i] op ... op sources[n-1][i], prepared and finished: one
-    # pass, one rounding. out may be one of the sources.
-    void (*combine_all)(const Reduction *r, void *out, const void *const *sources,
-                        int sources_count, size_t count) noexcept nogil
-    # Before a first combine, on a rank's own contribution (PREMUL_SUM); may be NULL.
-    void (*prepare)(const Reduction *r, void *out, const void *own, size_t count) noexcept nogil
-    # After the last combine, on the whole result (AVG); may be NULL.
-    void (*finish)(const Reduction *r, void *acc, size_t count) noexcept nogil
+cdef extern from "kernels/reduction.h" nogil:
+    # C because the loops that fill it in are C.
+    ctypedef struct Reduction "cydist_reduction":
+        size_t itemsize             # bytes per element
+        bint commutative
+        void *context               # PREMUL_SUM's factor; owned by whoever made this
+        int ranks                   # AVG's divisor: the group's size
+        # acc[i] = low[i] op high[i]; acc may be low or high. Low is the contribution of
+        # the lower ranks, so that every rank computes the same bits.
+        void (*combine)(const Reduction *r, void *acc, const void *low, const void *high,
+                        size_t count) noexcept nogil
+        # out[i] = sources[0][i] op ... op sources[n-1][i], finished: one pass, one rounding.
+        # The sources are prepared contributions, in rank order; out may be one of them.
+        void (*combine_all)(const Reduction *r, void *out, const void *const *sources,
+                            int sources_count, size_t count) noexcept nogil
+        # Before the first combine or combine_all, on a rank's own contribution, because each
+        # rank has its own factor (PREMUL_SUM); may be NULL. out may be own.
+        void (*prepare)(const Reduction *r, void *out, const void *own,
+                        size_t count) noexcept nogil
+        # After the last combine, on the whole result (AVG); may be NULL. combine_all calls it.
+        void (*finish)(const Reduction *r, void *acc, size_t count) noexcept nogil
 
 
 ctypedef struct Block:

@@ -40,9 +40,15 @@ cdef extern from "kernels/kernels.h" nogil:
         OP_COUNT
 
 
-# Fill `r` for op on dtype. `factor` points to the PREMUL_SUM factor (one float64 for real
-# dtypes, two float64 for complex) and must outlive `r`; NULL otherwise. `ranks` is AVG's divisor.
-# Returns 0, or -1 when the pair makes no sense (BAND on floats, MAX on complex, ...).
+# Fill `r` for op on dtype, with the loops of the variant in use. `factor` points to the
+# PREMUL_SUM factor (one float64 for real dtypes, two for complex) and must outlive `r`; NULL
+# otherwise. `ranks` is AVG's divisor. Returns 0, or -1 when there is no such reduction: BAND on
+# floats, MAX on complex, AVG and PREMUL_SUM on bool, a fraction times integers, AVG of 0 ranks;
+# kernels.explain() puts that into words.
+#
+# 8- and 16-bit floats compute in float32: combine rounds its two-source result to the dtype,
+# combine_all and AVG's division round once. A NaN result is always the dtype's positive quiet
+# NaN, so bits depend on no machine; combine_all of a single source is a copy.
 cdef int reduction(Reduction *r, int dtype, int op, void *factor, int ranks) noexcept nogil
 
 # Copy a strided array of `ndim` dimensions to or from contiguous memory, C order.

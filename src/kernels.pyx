@@ -1,0 +1,451 @@
+"""Which loop runs: the choice of instruction set, the plan of a strided copy, a Python face.
+
+The loops are in src/kernels. Nothing here knows of arrays, ranks or the environment: the
+Python functions take any object with the buffer protocol and release the GIL in loops.
+"""
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+from libc.math cimport floor
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove, memset
+
+from cydist._native.abi cimport Reduction
+
+
+cdef extern from "kernels/kernels.h" nogil:
+    ctypedef void (*Combine)(const Reduction *, void *, const void *, const void *,
+                             size_t) noexcept nogil
+    ctypedef void (*CombineAll)(const Reduction *, void *, const void *const *, int,
+                                size_t) noexcept nogil
+    ctypedef void (*Prepare)(const Reduction *, void *, const void *, size_t) noexcept nogil
+    ctypedef void (*Finish)(const Reduction *, void *, size_t) noexcept nogil
+    ctypedef struct Kernels "cydist_kernels":
+        const char *isa
+        Combine combine[DT_COUNT][OP_COUNT]
+        CombineAll combine_all[DT_COUNT][OP_COUNT]
+        Prepare prepare[DT_COUNT]
+        Finish finish[DT_COUNT]
+    const Kernels *cydist_variant(int index)
+    void cydist_pack_rows(char *packed, const char *array, size_t rows, size_t cols,
+                          size_t run_bytes, size_t packed_row, ptrdiff_t array_row,
+                          ptrdiff_t array_col)
+    void cydist_unpack_rows(char *array, const char *packed, size_t rows, size_t cols,
+                            size_t run_bytes, size_t packed_row, ptrdiff_t array_row,
+                            ptrdiff_t array_col)
+    void cydist_flatten(char *out, const char *const *blocks, const size_t *nbytes, size_t count)
+    void cydist_unflatten(char *const *blocks, const char *flat, const size_t *nbytes,
+                          size_t count)
+
+
+# The numbers of kernels.h, by the names that numpy and ml_dtypes give.
+DTYPES = {
+    "bool": DT_BOOL, "int8": DT_I8, "uint8": DT_U8, "int16": DT_I16, "uint16": DT_U16,
+    "int32": DT_I32, "uint32": DT_U32, "int64": DT_I64, "uint64": DT_U64,
+    "float16": DT_F16, "bfloat16": DT_BF16, "float32": DT_F32, "float64": DT_F64,
+    "complex64": DT_C64, "complex128": DT_C128,
+    "float8_e4m3fn": DT_F8E4M3FN, "float8_e5m2": DT_F8E5M2,
+}
+OPS = {
+    "SUM": OP_SUM, "PRODUCT": OP_PRODUCT, "MIN": OP_MIN, "MAX": OP_MAX, "BAND": OP_BAND,
+    "BOR": OP_BOR, "BXOR": OP_BXOR, "AVG": OP_AVG, "PREMUL_SUM": OP_PREMUL_SUM,
+}
+
+cdef const Kernels *kernels = cydist_variant(0)     # what reduction() hands out
+
+cdef size_t itemsizes[DT_COUNT]
+itemsizes[:] = [0, 1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1]
+
+
+def isas() -> list[str]:
+    """The variants that this machine can run, slowest first; "baseline" is always there."""
+    names = []
+    while cydist_variant(<int>len(names)) != NULL:
+        names.append(cydist_variant(<int>len(names)).isa.decode())
+    return names
+
+
+def isa() -> str:
+    """The variant in use: the last of isas(), unless use() named another."""
+    return kernels.isa.decode()
+
+
+def use(name: str | None = None) -> None:
+    """Use this variant, or the best, for reductions made from now on; all have the same bits.
+
+    Raises ValueError, and changes nothing, if this machine cannot run it.
+    """
+    global kernels
+    names = isas()
+    if name is not None and name not in names:
+        raise ValueError(f"this machine runs the kernels {', '.join(names)}, not {name!r}")
+    kernels = cydist_variant(<int>(names.index(name) if name else len(names) - 1))
+
+
+use()
+
+
+cdef int reduction(Reduction *r, int dtype, int op, void *factor, int ranks) noexcept nogil:
+    memset(r, 0, sizeof(Reduction))
+    if not (DT_OTHER < dtype < DT_COUNT and OP_NONE < op < OP_COUNT):
+        return -1
+    if kernels.combine[dtype][op] == NULL:
+        return -1
+    r.itemsize = itemsizes[dtype]
+    r.commutative = True
+    r.ranks = ranks
+    r.combine = kernels.combine[dtype][op]
+    r.combine_all = kernels.combine_all[dtype][op]
+    if op == OP_AVG:
+        if ranks < 1:
+            return -1
+        r.finish = kernels.finish[dtype]
+    elif op == OP_PREMUL_SUM:
+        if factor == NULL or not fits(dtype, (<const double *>factor)[0]):
+            return -1
+        r.context = factor
+        r.prepare = kernels.prepare[dtype]
+    return 0
+
+
+# Integers are multiplied by integers; a fraction would silently be lost.
+cdef bint fits(int dtype, double factor) noexcept nogil:
+    if dtype > DT_U64:
+        return True
+    return factor == floor(factor) and -2.0 ** 63 <= factor < 2.0 ** 64
+
+
+# A strided copy in the order of packed memory: dimensions of length 1 dropped, dimensions that
+# follow each other in memory merged, and the innermost made part of `run` where it is dense.
+# What is left has at least 2 entries a dimension, so 64 dimensions hold any array there can be.
+cdef struct Plan:
+    size_t run                  # bytes that are contiguous on both sides
+    int ndim
+    size_t shape[64]
+    ptrdiff_t array[64]         # strides in bytes
+    size_t packed[64]
+
+
+cdef void plan(Plan *p, int ndim, const int64_t *shape, const int64_t *strides,
+               size_t itemsize) noexcept nogil:
+    cdef int d, last
+    p.run = itemsize
+    p.ndim = 0
+    for d in range(ndim):
+        if shape[d] == 1:
+            continue
+        last = p.ndim - 1
+        if p.ndim > 0 and p.array[last] == <ptrdiff_t>(strides[d] * shape[d]):
+            p.shape[last] *= <size_t>shape[d]
+            p.array[last] = <ptrdiff_t>strides[d]
+        else:
+            p.shape[p.ndim] = <size_t>shape[d]
+            p.array[p.ndim] = <ptrdiff_t>strides[d]
+            p.ndim += 1
+    if p.ndim > 0 and p.array[p.ndim - 1] == <ptrdiff_t>itemsize:
+        p.ndim -= 1
+        p.run = itemsize * p.shape[p.ndim]
+    cdef size_t packed = p.run
+    for d in range(p.ndim - 1, -1, -1):
+        p.packed[d] = packed
+        packed *= p.shape[d]
+
+
+# Of the dimensions outside the innermost: the one in which the array is densest, so that a
+# transposed array is crossed in tiles.
+cdef int partner(const Plan *p) noexcept nogil:
+    cdef int d, best = p.ndim - 2
+    for d in range(p.ndim - 3, -1, -1):
+        if magnitude(p.array[d]) < magnitude(p.array[best]):
+            best = d
+    if magnitude(p.array[best]) < magnitude(p.array[p.ndim - 1]):
+        return best
+    return p.ndim - 2
+
+
+cdef inline size_t magnitude(ptrdiff_t stride) noexcept nogil:
+    return <size_t>(stride if stride >= 0 else -stride)
+
+
+cdef void drop(Plan *p, int dimension) noexcept nogil:
+    cdef int d
+    p.ndim -= 1
+    for d in range(dimension, p.ndim):
+        p.shape[d] = p.shape[d + 1]
+        p.array[d] = p.array[d + 1]
+        p.packed[d] = p.packed[d + 1]
+
+
+cdef void move(bint packing, char *packed, char *array, int ndim, const int64_t *shape,
+               const int64_t *strides, size_t itemsize) noexcept nogil:
+    cdef Plan p
+    cdef size_t rows = 1, cols = 1, packed_row = 0
+    cdef ptrdiff_t array_row = 0, array_col = 0
+    cdef size_t index[64]
+    cdef int d
+    for d in range(ndim):
+        if shape[d] == 0:
+            return
+    plan(&p, ndim, shape, strides, itemsize)
+    if p.ndim > 1:
+        d = partner(&p)
+        rows, packed_row, array_row = p.shape[d], p.packed[d], p.array[d]
+        drop(&p, d)
+    if p.ndim > 0:
+        d = p.ndim - 1
+        cols, array_col = p.shape[d], p.array[d]
+        drop(&p, d)
+    memset(index, 0, sizeof(index))
+    while True:
+        if packing:
+            cydist_pack_rows(packed, array, rows, cols, p.run, packed_row, array_row, array_col)
+        else:
+            cydist_unpack_rows(array, packed, rows, cols, p.run, packed_row, array_row, array_col)
+        d = p.ndim - 1
+        while d >= 0 and index[d] == p.shape[d] - 1:
+            packed -= index[d] * p.packed[d]
+            array -= <ptrdiff_t>index[d] * p.array[d]
+            index[d] = 0
+            d -= 1
+        if d < 0:
+            return
+        packed += p.packed[d]
+        array += p.array[d]
+        index[d] += 1
+
+
+cdef void pack(char *out, const char *array, int ndim, const int64_t *shape,
+               const int64_t *strides, size_t itemsize) noexcept nogil:
+    move(True, out, <char *>array, ndim, shape, strides, itemsize)
+
+
+cdef void unpack(char *array, const char *packed, int ndim, const int64_t *shape,
+                 const int64_t *strides, size_t itemsize) noexcept nogil:
+    move(False, <char *>packed, array, ndim, shape, strides, itemsize)
+
+
+cdef void flatten(char *out, const char *const *blocks, const size_t *nbytes,
+                  size_t count) noexcept nogil:
+    cydist_flatten(out, blocks, nbytes, count)
+
+
+cdef void unflatten(char *const *blocks, const char *flat, const size_t *nbytes,
+                    size_t count) noexcept nogil:
+    cydist_unflatten(blocks, flat, nbytes, count)
+
+
+# ---- the Python face ----
+
+
+cdef class Memory:
+    """One object's buffer, held while this lives."""
+    cdef Py_buffer view
+    cdef bint held
+    cdef char *ptr
+
+    def __cinit__(self, owner, int flags):
+        PyObject_GetBuffer(owner, &self.view, flags)
+        self.held = True
+        self.ptr = <char *>self.view.buf
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+cdef class Memories:
+    """Many buffers, and their addresses and sizes as C wants them."""
+    cdef list held
+    cdef char **ptrs
+    cdef size_t *nbytes
+    cdef size_t count
+
+    def __cinit__(self, owners, int flags):
+        self.held = [Memory(owner, flags) for owner in owners]
+        self.count = <size_t>len(self.held)
+        self.ptrs = <char **>malloc((self.count + 1) * sizeof(char *))
+        self.nbytes = <size_t *>malloc((self.count + 1) * sizeof(size_t))
+        if self.ptrs == NULL or self.nbytes == NULL:
+            raise MemoryError(f"no memory for a list of {self.count} buffers")
+        cdef Memory memory
+        cdef size_t i = 0
+        for memory in self.held:
+            self.ptrs[i] = memory.ptr
+            self.nbytes[i] = <size_t>memory.view.len
+            i += 1
+
+    def __dealloc__(self):
+        free(self.ptrs)
+        free(self.nbytes)
+
+
+cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
+    cdef void *given = NULL
+    if factor is not None:
+        parts[0] = complex(factor).real
+        parts[1] = complex(factor).imag
+        given = parts
+    if reduction(r, dtype, op, given, ranks) != 0:
+        raise ValueError(explain(op, dtype, factor, ranks))
+    return 0
+
+
+def explain(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str:
+    """Why there is no such reduction, in a sentence."""
+    name = dict(zip(OPS.values(), OPS.keys())).get(op, f"op {op}")
+    of = dict(zip(DTYPES.values(), DTYPES.keys())).get(dtype, f"dtype code {dtype}")
+    if not supports(op, dtype):
+        return f"{name} is not defined for {of}"
+    if name == "AVG":
+        return f"AVG divides by the number of ranks, which cannot be {ranks}"
+    if factor is None:
+        return f"{name} of {of} needs a factor"
+    return f"PREMUL_SUM of {of} needs a whole factor that fits 64 bits, not {factor!r}"
+
+
+def supports(op: int, dtype: int) -> bool:
+    """Is there such a reduction for this dtype? (Codes as in OPS and DTYPES.)"""
+    cdef Reduction r
+    cdef double one[2]
+    one[:] = [1.0, 0.0]
+    return reduction(&r, dtype, op, one, 1) == 0
+
+
+def itemsize(dtype: int) -> int:
+    """Bytes per element of the dtype with this code."""
+    if not DT_OTHER < dtype < DT_COUNT:
+        raise ValueError(f"dtype code {dtype} is not in DTYPES")
+    return itemsizes[dtype]
+
+
+cdef size_t count_of(Memories memories, size_t itemsize) except? <size_t>-1:
+    cdef size_t i
+    for i in range(memories.count):
+        if memories.nbytes[i] != memories.nbytes[0]:
+            raise ValueError(
+                f"buffers must be of one size, not {memories.nbytes[0]} and "
+                f"{memories.nbytes[i]} bytes")
+    if memories.nbytes[0] % itemsize != 0:
+        raise ValueError(f"{memories.nbytes[0]} bytes are not whole elements of {itemsize} bytes")
+    return memories.nbytes[0] // itemsize
+
+
+def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) -> None:
+    """acc = low op high, element by element, rounded to the dtype; acc may be low or high.
+
+    All three are contiguous buffers of one size, acc a writable one. Neither prepares nor
+    finishes: see prepare() and finish(). Raises ValueError if op is not defined for dtype.
+    """
+    cdef Reduction r
+    cdef double parts[2]
+    make(&r, parts, op, dtype, factor, ranks)
+    cdef Memories inputs = Memories((low, high, acc), PyBUF_SIMPLE)
+    cdef Memory into = Memory(acc, PyBUF_WRITABLE)
+    cdef size_t count = count_of(inputs, r.itemsize)
+    with nogil:
+        r.combine(&r, into.ptr, inputs.ptrs[0], inputs.ptrs[1], count)
+
+
+def combine_all(op: int, dtype: int, out, sources, factor=None, ranks: int | None = None) -> None:
+    """out = sources[0] op ... op sources[-1], finished, with one rounding; out may be a source.
+
+    sources   one or more contiguous buffers of out's size; for PREMUL_SUM prepared ones
+    ranks     AVG's divisor: the number of sources unless given
+    Raises ValueError if op is not defined for dtype.
+    """
+    cdef Reduction r
+    cdef double parts[2]
+    cdef Memories inputs = Memories((*sources, out), PyBUF_SIMPLE)
+    cdef Memory into = Memory(out, PyBUF_WRITABLE)
+    cdef int n = <int>inputs.count - 1
+    if n < 1:
+        raise ValueError("combine_all needs at least one source")
+    make(&r, parts, op, dtype, factor, n if ranks is None else ranks)
+    cdef size_t count = count_of(inputs, r.itemsize)
+    with nogil:
+        r.combine_all(&r, into.ptr, <const void *const *>inputs.ptrs, n, count)
+
+
+def prepare(op: int, dtype: int, out, own, factor=None) -> None:
+    """out = what op makes of a rank's own contribution before the first combine.
+
+    PREMUL_SUM multiplies by the factor; every other op copies. out may be own.
+    """
+    cdef Reduction r
+    cdef double parts[2]
+    make(&r, parts, op, dtype, factor, 1)
+    cdef Memories both = Memories((own, out), PyBUF_SIMPLE)
+    cdef Memory into = Memory(out, PyBUF_WRITABLE)
+    cdef size_t count = count_of(both, r.itemsize)
+    with nogil:
+        if r.prepare != NULL:
+            r.prepare(&r, into.ptr, both.ptrs[0], count)
+        else:
+            memmove(into.ptr, both.ptrs[0], count * r.itemsize)
+
+
+def finish(op: int, dtype: int, acc, ranks: int) -> None:
+    """Turn the last combine's acc into the result, in place: AVG divides by ranks."""
+    cdef Reduction r
+    cdef double one[2]
+    make(&r, one, op, dtype, 1, ranks)
+    cdef Memories memory = Memories((acc,), PyBUF_WRITABLE)
+    cdef size_t count = count_of(memory, r.itemsize)
+    if r.finish != NULL:
+        with nogil:
+            r.finish(&r, memory.ptrs[0], count)
+
+
+cdef int move_buffer(bint packing, packed, array) except -1:
+    cdef Memory strided = Memory(array, PyBUF_STRIDES | (0 if packing else PyBUF_WRITABLE))
+    cdef Memory dense = Memory(packed, PyBUF_WRITABLE if packing else PyBUF_SIMPLE)
+    cdef Py_buffer *view = &strided.view
+    if dense.view.len != view.len:
+        raise ValueError(
+            f"the packed side has {dense.view.len} bytes, the array {view.len}")
+    cdef int64_t shape[64]
+    cdef int64_t strides[64]
+    cdef int d
+    for d in range(view.ndim):
+        shape[d], strides[d] = view.shape[d], view.strides[d]
+    with nogil:
+        move(packing, dense.ptr, strided.ptr, view.ndim, shape, strides,
+             <size_t>view.itemsize)
+    return 0
+
+
+def pack_buffer(out, array) -> None:
+    """Copy a strided buffer into a contiguous one of as many bytes, in C order."""
+    move_buffer(True, out, array)
+
+
+def unpack_buffer(array, packed) -> None:
+    """Copy contiguous memory, in C order, into a strided buffer of as many bytes."""
+    move_buffer(False, packed, array)
+
+
+def flatten_buffers(out, blocks) -> None:
+    """Copy contiguous buffers into one, in order; out has exactly their bytes."""
+    cdef Memories inputs = Memories(blocks, PyBUF_SIMPLE)
+    cdef Memory into = Memory(out, PyBUF_WRITABLE)
+    fill(inputs, &into.view)
+    with nogil:
+        cydist_flatten(into.ptr, <const char *const *>inputs.ptrs, inputs.nbytes, inputs.count)
+
+
+def unflatten_buffers(blocks, flat) -> None:
+    """Copy one contiguous buffer into many, in order; they have exactly its bytes."""
+    cdef Memories outputs = Memories(blocks, PyBUF_WRITABLE)
+    cdef Memory source = Memory(flat, PyBUF_SIMPLE)
+    fill(outputs, &source.view)
+    with nogil:
+        cydist_unflatten(outputs.ptrs, source.ptr, outputs.nbytes, outputs.count)
+
+
+cdef int fill(Memories blocks, Py_buffer *flat) except -1:
+    cdef size_t i, total = 0
+    for i in range(blocks.count):
+        total += blocks.nbytes[i]
+    if total != <size_t>flat.len:
+        raise ValueError(f"the blocks have {total} bytes, the flat buffer {flat.len}")
+    return 0

@@ -1,0 +1,28 @@
+/* Which variants this machine can run. */
+#include "kernels.h"
+
+#ifdef CYDIST_X86
+#include <cpuid.h>
+
+/* Older compilers do not know the name "f16c" in __builtin_cpu_supports. */
+static int has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
+const cydist_kernels *cydist_variant(int index)
+{
+    if (index == 0) return &cydist_kernels_baseline;
+#ifdef CYDIST_X86
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !has_f16c()) return NULL;
+    if (index == 1) return &cydist_kernels_avx2;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return NULL;
+    if (index == 2) return &cydist_kernels_avx512;
+#endif
+    return NULL;
+}
