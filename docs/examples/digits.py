@@ -21,7 +21,6 @@ import importlib.util
 import itertools
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -336,7 +335,9 @@ def run(options: argparse.Namespace) -> int:
 def start(options: argparse.Namespace) -> None:
     """Become the launcher that starts this file on `ranks` ranks."""
     if options.backend == "mpi":
-        launcher = [shutil.which("mpirun") or "mpirun", "-n", str(options.ranks), sys.executable]
+        beside = Path(sys.executable).with_name("mpirun")  # from pip, in the same environment
+        mpirun = str(beside) if beside.exists() else "mpirun"
+        launcher = [mpirun, "-n", str(options.ranks), sys.executable]
     else:
         launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(options.ranks)]
     os.execvp(launcher[0], [*launcher, *sys.argv])
