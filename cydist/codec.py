@@ -64,6 +64,11 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
     return value
 
 
+def _plain(dtype: np.dtype[Any]) -> bool:
+    """Numbers, strings and times of a fixed size that is not zero."""
+    return dtype.kind in "biufcSUmM" and dtype.itemsize > 0
+
+
 def _sized(tag: bytes, body: bytes) -> bytes:
     return tag + struct.pack("<Q", len(body)) + body
 
@@ -81,12 +86,12 @@ def _encode(value: Any, parts: list[bytes], depth: int) -> None:
         parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
         for item in items:
             _encode(item, parts, depth + 1)
-    elif kind is np.ndarray and value.dtype.kind in "biufcSUmM":
+    elif kind is np.ndarray and _plain(value.dtype):
         name = value.dtype.str.encode()
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
         parts.append(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.generic) and value.dtype.kind in "biufcSUmM":
+    elif isinstance(value, np.generic) and _plain(value.dtype):
         name = value.dtype.str.encode()
         parts.append(b"G" + struct.pack("<B", len(name)) + name + value.tobytes())
     else:
@@ -169,7 +174,7 @@ class _Reader:
             dtype = np.dtype(name)
         except (TypeError, ValueError, SyntaxError):
             raise CodecError(f"unknown dtype {name!r} in an object message") from None
-        if dtype.kind not in "biufcSUmM":
+        if not _plain(dtype):
             raise CodecError(f"dtype {name!r} in an object message is none of plain values")
         return dtype
 

@@ -173,9 +173,14 @@ def current() -> World:
     return world
 
 
+def thread_is_rank() -> None:
+    """From now on this thread is a rank of its own, whatever the backend: for tests."""
+    _thread.is_rank = True
+
+
 def _set(world: World | None, per_thread: bool) -> None:
     global _process
-    if per_thread:
+    if per_thread or getattr(_thread, "is_rank", False):
         _thread.world = world
     else:
         _process = world

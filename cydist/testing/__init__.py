@@ -1,0 +1,135 @@
+"""Ranks for tests: a whole job inside one process, without a launcher.
+
+    def body(rank):
+        x = numpy.array([rank + 1.0])
+        cydist.all_reduce(x)
+        return x[0]
+
+    assert run_threads(body, 3) == [6.0, 6.0, 6.0]
+
+Each rank is a thread with a world of its own: `cydist.get_rank()` and the default group are
+the thread's.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cydist import world
+from cydist.stores import HashStore
+
+T = TypeVar("T")
+DEADLINE = 60.0  # seconds that a body may take, unless told otherwise
+
+
+class ThreadJob:
+    """A job whose ranks are threads that wait for something to run.
+
+    backend     "inproc", "tcp" or any other that takes CPU arrays
+    size        how many ranks
+    """
+
+    def __init__(self, size: int, backend: str = "inproc", timeout: float = DEADLINE) -> None:
+        self.size = size
+        self.backend = backend
+        self.broken = False  # a body raised or is late: its ranks may be out of step
+        self._store = HashStore()
+        self._timeout = timeout
+        self._tasks: list[SimpleQueue[Callable[[int], Any] | None]] = [
+            SimpleQueue() for _ in range(size)
+        ]
+        self._ended: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._rank, args=(r,), name=f"rank {r}", daemon=True)
+            for r in range(size)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _rank(self, rank: int) -> None:
+        world.thread_is_rank()
+        try:
+            world.init_process_group(
+                self.backend,
+                store=self._store,
+                rank=rank,
+                world_size=self.size,
+                timeout=self._timeout,
+            )
+        except BaseException as error:
+            self._tasks[rank].get()
+            self._ended.put((rank, None, error))
+            return
+        while (body := self._tasks[rank].get()) is not None:
+            try:
+                self._ended.put((rank, body(rank), None))
+            except BaseException as error:
+                self._ended.put((rank, None, error))
+            del body
+        world.destroy_process_group()
+
+    def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
+        """Call `body(rank)` on every rank; what they return, by rank.
+
+        Raises what the lowest rank raised that raised; TimeoutError, after printing every
+        thread's stack, when a rank does not end in `timeout` seconds.
+        """
+        for tasks in self._tasks:
+            tasks.put(body)
+        results: dict[int, T] = {}
+        errors: dict[int, BaseException] = {}
+        deadline = time.monotonic() + timeout
+        while len(results) + len(errors) < self.size:
+            try:
+                rank, result, error = self._ended.get(timeout=max(0, deadline - time.monotonic()))
+            except Exception:
+                self.broken = True
+                if not errors:
+                    faulthandler.dump_traceback(sys.stderr)
+                    missing = set(range(self.size)) - results.keys()
+                    raise TimeoutError(f"ranks {sorted(missing)} run for over {timeout} s") from None
+                break
+            if error is None:
+                results[rank] = result
+            else:
+                errors[rank] = error
+                self.broken = True
+                # The others may wait for this rank: give them a moment, not a minute.
+                deadline = min(deadline, time.monotonic() + 5)
+        if errors:
+            raise errors[min(errors)]
+        return [results[rank] for rank in range(self.size)]
+
+    def close(self, timeout: float = DEADLINE) -> None:
+        """End the ranks."""
+        for tasks in self._tasks:
+            tasks.put(None)
+        if not self.broken:
+            for thread in self._threads:
+                thread.join(timeout)
+
+    def __enter__(self) -> ThreadJob:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_threads(
+    body: Callable[[int], T], size: int, backend: str = "inproc", timeout: float = DEADLINE
+) -> list[T]:
+    """Run `body(rank)` on `size` ranks, each a thread; what they return, by rank."""
+    with ThreadJob(size, backend, timeout) as job:
+        return job.run(body, timeout)
