@@ -60,7 +60,7 @@ class Flat:
 
     def unpack(self) -> None:
         """Copy the one array back into the many."""
-        _native.unflatten(self._dense.arrays, self.array)
+        _native.unflatten_buffers(self._dense.arrays, self.array)
         self._dense.unpack()
 
 

@@ -44,6 +44,7 @@ STATUS_NAMES = {
 }
 
 DTYPE_NAMES = {code: name for name, code in kernels.DTYPES.items()}
+OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 
 cdef unsigned long main_thread = threading.main_thread().ident
 # What a signal handler raised inside a wait; only the main thread runs handlers.
@@ -99,7 +100,7 @@ cdef str described(const Fingerprint *f, size_t nbytes):
         count = f"{f.count} " if f.count else ""
         parts.append(f"of {count}{DTYPE_NAMES.get(f.dtype, f'dtype {f.detail:#x}')}")
     if f.op:
-        parts.append(f"op {kernels.OP_NAMES[f.op]}")
+        parts.append(f"op {OP_NAMES[f.op]}")
     if f.root >= 0:
         parts.append(f"root {f.root}")
     parts.append(f"{nbytes} bytes in this message, algorithm {f.algorithm}")
@@ -190,7 +191,7 @@ cdef class Group:
                 numbers[1] = factor.imag
             if reduction(&reducing, sample.dtype, op, numbers, self.view.size) != 0:
                 raise TypeError(
-                    f"{collective}: {kernels.OP_NAMES[op]} makes no sense for {sample.dtype_name}")
+                    f"{collective}: {OP_NAMES[op]} makes no sense for {sample.dtype_name}")
             call.op = &reducing
         call.root = root
         call.tag = COLLECTIVE_TAG | ((seq & SEQUENCE_MASK) << SEQUENCE_SHIFT)

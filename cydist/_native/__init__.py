@@ -7,7 +7,17 @@ if sys.platform != "linux":
 
 try:
     from cydist._native.array import Array, empty
+    from cydist._native.engine import Failure, Group, Message
     from cydist._native.exporters import asarray
+    from cydist._native.inproc import InprocLink, hub
+    from cydist._native.kernels import (
+        combine_all,
+        flatten_buffers,
+        prepare,
+        supports,
+        unflatten_buffers,
+    )
+    from cydist._native.tcp import TcpLink
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cydist._native"):
         raise
@@ -16,4 +26,19 @@ except ModuleNotFoundError as error:
         "in the source tree, or import from another directory to use an installed cydist"
     ) from error
 
-__all__ = ["Array", "asarray", "empty"]
+__all__ = [
+    "Array",
+    "Failure",
+    "Group",
+    "InprocLink",
+    "Message",
+    "TcpLink",
+    "asarray",
+    "combine_all",
+    "empty",
+    "flatten_buffers",
+    "hub",
+    "prepare",
+    "supports",
+    "unflatten_buffers",
+]

@@ -281,7 +281,7 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
     if options.group_rank == 0:
         options.store.set("hub", uuid.uuid4().hex)
     key = options.store.get("hub").decode()
-    link = _native.InprocLink(_native.inproc_hub(key, options.group_size), options.group_rank)
+    link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
     return of_link(Endpoint(link, link.close), options)
 
 
