@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,69 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     refuse_skip(report)
     return report
+
+
+class Jobs:
+    """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Any] = {}
+
+    def get(self, backend: str, size: int) -> Any:
+        """A job in good health."""
+        from cydist.testing import ThreadJob
+
+        job = self._kept.get((backend, size))
+        if job is None or job.broken:
+            job = self._kept[backend, size] = ThreadJob(size, backend)
+        return job
+
+    def close(self) -> None:
+        """End them all."""
+        for job in self._kept.values():
+            job.close()
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Generator[Jobs, None, None]:
+    """Jobs by backend and size, made when first asked for."""
+    kept = Jobs()
+    yield kept
+    kept.close()
+
+
+@pytest.fixture(params=["inproc", "tcp", "derived"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """A backend on which ranks can be threads; "derived" implements isend and irecv only."""
+    from cydist import registry
+
+    if request.param == "derived" and "derived" not in registry.names():
+        from cydist.backends import host
+        from cydist.group import ProcessGroup
+
+        def create(options: registry.BackendOptions, pg_options: object) -> ProcessGroup:
+            return Derived(host.create_inproc(options), options)
+
+        class Derived(ProcessGroup):
+            """A third party's first day: two methods, everything else derived."""
+
+            def __init__(self, inner: ProcessGroup, options: registry.BackendOptions) -> None:
+                super().__init__(options.group_rank, options.group_size)
+                self.isend = inner.isend
+                self.irecv = inner.irecv
+                self.close = inner.destroy
+
+        registry.register_backend("derived", create, extended_api=True, devices="cpu")
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 2, 3, 4], ids=lambda size: f"{size}ranks")
+def size(request: pytest.FixtureRequest) -> int:
+    """World size."""
+    return int(request.param)
+
+
+@pytest.fixture
+def job(jobs: Jobs, backend: str, size: int) -> Any:
+    """A job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
+    return jobs.get(backend, size)

@@ -1,0 +1,74 @@
+"""What collectives must give, computed the slow way: in rank order, one rounding."""
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {
+    np.dtype(d).name: np.dtype(d)
+    for d in (
+        "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+        "float16", "float32", "float64", "complex64", "complex128",
+        ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
+    )
+}  # fmt: skip
+SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+INTEGERS = tuple(name for name, d in DTYPES.items() if d.kind in "iu")
+
+
+def contribution(rank, count, dtype):
+    """`count` values of one rank; any sum or product of four ranks' is exact in any order."""
+    values = (np.arange(count) * 7 + rank * 3) % 3
+    if dtype == bool:
+        return values == 1
+    if dtype.kind == "c":
+        return (values + 1j * ((values + rank) % 2)).astype(dtype)
+    return values.astype(dtype)
+
+
+def reduced(op, arrays):
+    """The arrays of all ranks reduced by the operation called `op`, in the first one's dtype."""
+    dtype = arrays[0].dtype
+    wide = np.dtype(np.float32) if dtype.name in SMALL_FLOATS else dtype
+    stack = [array.astype(wide) for array in arrays]
+    total = stack[0].copy()
+    for array in stack[1:]:
+        total = _COMBINE[op](total, array)
+    if op == "AVG":
+        p = len(arrays)
+        if dtype.kind in "iu":
+            wrapped = total.astype(object)
+            total = np.array(
+                [abs(v) // p * (1 if v >= 0 else -1) for v in wrapped.ravel()], dtype
+            ).reshape(total.shape)
+        else:
+            total = total / wide.type(p)
+    return total.astype(dtype)
+
+
+_COMBINE = {
+    "SUM": lambda a, b: a | b if a.dtype == bool else a + b,
+    "AVG": lambda a, b: a + b,
+    "PRODUCT": lambda a, b: a & b if a.dtype == bool else a * b,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "BAND": lambda a, b: a & b,
+    "BOR": lambda a, b: a | b,
+    "BXOR": lambda a, b: a ^ b,
+}
+
+
+def makes_sense(op, dtype):
+    """Is the operation defined for the dtype?"""
+    if op in ("BAND", "BOR", "BXOR"):
+        return dtype == bool or dtype.kind in "iu"
+    if op in ("MIN", "MAX"):
+        return dtype.kind != "c"
+    return not (op == "AVG" and dtype == bool)
+
+
+def same_bits(expected, actual):
+    """Are two arrays of one dtype and shape, bit for bit?"""
+    expected, actual = np.asarray(expected), np.asarray(actual)
+    return (expected.dtype, expected.shape, expected.tobytes()) == (
+        actual.dtype, actual.shape, actual.tobytes(),
+    )  # fmt: skip
