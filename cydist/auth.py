@@ -29,7 +29,12 @@ import struct
 import time
 
 from cydist import config
-from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutError
+from cydist.errors import (
+    AuthenticationError,
+    DistNetworkError,
+    DistTimeoutError,
+    PeerFailedError,
+)
 from cydist.secret import (
     SECRET_BYTES,
     configured,
@@ -255,7 +260,7 @@ def authenticate_server(
     deadline   on time.monotonic(); default: 2 s from now
 
     Raises AuthenticationError, DistTimeoutError (the client was too slow) or
-    DistNetworkError (it hung up). The caller then closes the socket.
+    PeerFailedError (it hung up). The caller then closes the socket.
     """
     there = _address(sock)
     handshake = ServerHandshake(_or_ours(secret), channel, job, there)
@@ -285,8 +290,9 @@ def authenticate_client(
 
     deadline   on time.monotonic(); default: 2 s from now
 
-    Raises AuthenticationError, DistTimeoutError (the server said nothing in time) or
-    DistNetworkError (it hung up, or is no cydist service). The caller then closes the socket.
+    Raises AuthenticationError, DistTimeoutError (the server said nothing in time),
+    PeerFailedError (it hung up) or DistNetworkError (it is no cydist service). The caller
+    then closes the socket.
     """
     there = _address(sock)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there)
@@ -368,7 +374,7 @@ class _Conversation:
     def _late(self) -> DistTimeoutError:
         return DistTimeoutError(f"{self._there} did not complete cydist's handshake in time")
 
-    def _hung_up(self, error: object) -> DistNetworkError:
-        return DistNetworkError(
+    def _hung_up(self, error: object) -> PeerFailedError:
+        return PeerFailedError(
             f"{self._there} closed the connection during cydist's handshake: {error}"
         )

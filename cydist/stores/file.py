@@ -1,0 +1,278 @@
+"""FileStore: a store in a file that all ranks can reach, such as one on NFS.
+
+The file is a log of the requests that changed the store, in the layout of
+`cydist.stores.protocol` behind eight bytes of magic. Everyone replays what others
+appended, under a lock of fcntl, and so has the same table. A request that was cut off by
+the death of its writer is found by its length and overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+
+from cydist.errors import DistStoreError, StoreTimeoutError
+from cydist.stores.protocol import (
+    INTERNAL,
+    LENGTH,
+    MUTATING,
+    Op,
+    Request,
+    decode_request,
+    encode_request,
+)
+from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.table import Table
+
+_MAGIC = b"cydist\x01\n"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
+
+_OPENED = INTERNAL + b"opened"
+_CLOSED = INTERNAL + b"closed"
+
+
+class FileStore(Store):
+    """A store in the file `file_name`, which is created when missing.
+
+    world_size   number of users. The file is removed when that many have opened it and none
+                 has it open any more; if one dies, it stays. Negative: not fixed, and the file
+                 is never removed
+    timeout      of later calls by default
+
+    A user closes the store with `close`, with garbage collection, or at its process's end.
+    A file that an earlier job left behind keeps its keys. The log only grows: meant for the
+    thousands of requests of a job's start, not for a counter in a loop.
+
+    Raises DistStoreError if the directory is missing or the file is something else.
+    """
+
+    def __init__(
+        self, file_name: str, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT
+    ) -> None:
+        super().__init__(timeout)
+        self._path = os.fspath(file_name)
+        self._world_size = world_size
+        self._log = _Log(self._path)
+        self._request(Request(Op.ADD, (_OPENED,), (b"1",), False, self._timeout))
+        self._leave = weakref.finalize(self, _leave, self._log, world_size, os.getpid())
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+    def _request(self, request: Request) -> Sequence[bytes]:
+        deadline = time.monotonic() + request.timeout
+        pause = _FIRST_PAUSE
+        while True:
+            with self._log.locked(deadline, exclusive=request.op in MUTATING) as table:
+                if table.awaits(request) is None:
+                    items = table.execute(request)
+                    if request.op in MUTATING:
+                        self._log.append(request)
+                    return items
+                missing = table.missing(request)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise store_timeout(f"FileStore {self._path}", request.timeout, missing)
+            pause = self._log.pause(min(pause, remaining))
+
+    def num_keys(self) -> int:
+        """The number of keys: one more than the user's, for the count of workers."""
+        return super().num_keys() + 1
+
+    def clone(self) -> FileStore:
+        """Another object for the same file, with a timeout of its own, counted as a user."""
+        return FileStore(self._path, self._world_size, self.timeout)
+
+    def close(self) -> None:
+        """Stop using the file; the last of `world_size` users removes it."""
+        self._leave()
+
+
+def _leave(log: _Log, world_size: int, pid: int) -> None:
+    """Be counted out, and remove the file after the last one. Best effort, at exit too."""
+    if pid != os.getpid():
+        return  # a forked child is not the user that was counted
+    request = Request(Op.ADD, (_CLOSED,), (b"1",))
+    with (
+        contextlib.suppress(OSError, DistStoreError),
+        log.locked(time.monotonic() + 1, exclusive=True) as table,
+    ):
+        (closed,) = table.execute(request)
+        log.append(request)
+        (opened,) = table.execute(Request(Op.GET, (_OPENED,)))
+        if 0 < world_size <= int(closed) == int(opened):
+            os.unlink(log.path)
+    log.close()
+
+
+class _Log:
+    """The open file, and the table that its requests add up to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._pid = os.getpid()
+        self._table = Table()
+        self._end = 0  # of what is replayed
+
+    @contextlib.contextmanager
+    def locked(self, deadline: float, *, exclusive: bool) -> Iterator[Table]:
+        """The table as of now, while nobody else writes (exclusive: nor reads)."""
+        if self._pid != os.getpid():
+            self._forked()
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise self._locked_out()
+        try:
+            self._open_and_lock(deadline, exclusive)
+            try:
+                self._replay()
+                yield self._table
+            finally:
+                if self._fd >= 0:
+                    _flock(self._fd, fcntl.F_UNLCK)
+        finally:
+            self._lock.release()
+
+    def append(self, request: Request) -> None:
+        """Write a request that was executed; the lock is held exclusively."""
+        if request.block:
+            request = Request(request.op, request.keys, request.values)
+        frame = encode_request(request)
+        try:
+            if os.fstat(self._fd).st_size > self._end:
+                os.ftruncate(self._fd, self._end)  # what a dead writer left half done
+            written = 0
+            while written < len(frame):
+                written += os.pwrite(self._fd, frame[written:], self._end + written)
+        except OSError as error:
+            # What is in the table must be what is in the file: read it all again.
+            self._reset()
+            raise DistStoreError(f"FileStore {self.path}: cannot write: {error}") from None
+        self._end += len(frame)
+
+    def pause(self, seconds: float) -> float:
+        """Wait a little for somebody to write; return how long to wait next time."""
+        time.sleep(seconds)
+        return min(2 * seconds, _LONGEST_PAUSE) or _FIRST_PAUSE
+
+    def close(self) -> None:
+        """Close the file; it is opened again when needed."""
+        with self._lock:
+            self._reset()
+
+    def _reset(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._table = Table()
+        self._end = 0
+
+    def _forked(self) -> None:
+        """A child shares its parent's locks as long as it shares its open file."""
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._reset()
+
+    def _open_and_lock(self, deadline: float, exclusive: bool) -> None:
+        """Lock the file that has our path now: the last user may have removed another."""
+        while True:
+            if self._fd < 0:
+                self._open()
+            self._wait_for_lock(deadline, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
+            if os.fstat(self._fd).st_nlink:
+                return
+            self._reset()
+
+    def _open(self) -> None:
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DistStoreError(f"FileStore {self.path}: cannot open: {error}") from None
+
+    def _wait_for_lock(self, deadline: float, kind: int) -> None:
+        pause = _FIRST_PAUSE / 4
+        while True:
+            try:
+                _flock(self._fd, kind)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise DistStoreError(
+                        f"FileStore {self.path}: cannot lock: {error}; the file system must "
+                        "support locks of fcntl"
+                    ) from None
+            # Not F_SETLKW: it has no deadline, and the holder may be stopped.
+            if time.monotonic() >= deadline:
+                raise self._locked_out()
+            pause = self.pause(pause)
+
+    def _locked_out(self) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"FileStore {self.path}: timeout: another process or thread keeps the file locked"
+        )
+
+    def _replay(self) -> None:
+        """Apply what others appended since the last time."""
+        size = os.fstat(self._fd).st_size
+        if size < self._end:
+            # Somebody emptied the file to start anew.
+            self._table, self._end = Table(), 0
+        if self._end == 0:
+            self._begin(size)
+        data = self._read(max(0, size - self._end))
+        start = 0
+        while start + LENGTH.size <= len(data):
+            (length,) = LENGTH.unpack_from(data, start)
+            end = start + LENGTH.size + length
+            if end > len(data):
+                break  # its writer died: the next one writes over it
+            self._apply(data[start + LENGTH.size : end])
+            start = end
+        self._end += start
+
+    def _begin(self, size: int) -> None:
+        """Check the magic, or write it into an empty file."""
+        magic = os.pread(self._fd, len(_MAGIC), 0)
+        if magic != _MAGIC[: len(magic)]:
+            raise DistStoreError(f"{self.path} is not a FileStore's file: it begins with {magic!r}")
+        if len(magic) < len(_MAGIC):
+            # Two readers may do this at once, with the same bytes.
+            os.pwrite(self._fd, _MAGIC, 0)
+        self._end = len(_MAGIC)
+
+    def _read(self, count: int) -> bytes:
+        parts = []
+        start = self._end
+        while count > 0:
+            part = os.pread(self._fd, min(count, 1 << 24), start)
+            if not part:
+                break
+            parts.append(part)
+            start += len(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _apply(self, body: bytes) -> None:
+        try:
+            self._table.execute(decode_request(body))
+        except DistStoreError as error:
+            raise DistStoreError(f"FileStore {self.path} is damaged: {error}") from None
+
+
+def _flock(fd: int, kind: int) -> None:
+    """Lock or unlock the whole file for this open file, so that threads exclude each other too.
+
+    Raises OSError with EAGAIN when somebody else holds it.
+    """
+    command = fcntl.F_OFD_SETLK
+    fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))

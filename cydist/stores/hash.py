@@ -1,0 +1,48 @@
+"""HashStore: a store for the threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from cydist.stores.protocol import MUTATING, Request
+from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.table import Table
+
+
+class _Shared:
+    """What a HashStore and its clones have in common."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.changed = threading.Condition()
+
+
+class HashStore(Store):
+    """A store in this process's memory, for its threads and for tests."""
+
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        super().__init__(timeout)
+        self._shared = _Shared()
+
+    def _request(self, request: Request) -> Sequence[bytes]:
+        table, changed = self._shared.table, self._shared.changed
+        deadline = time.monotonic() + request.timeout
+        with changed:
+            while table.awaits(request) is not None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise store_timeout("HashStore", request.timeout, table.missing(request))
+                # A wait may not be longer than the platform's largest.
+                changed.wait(min(remaining, threading.TIMEOUT_MAX))
+            items = table.execute(request)
+            if request.op in MUTATING:
+                changed.notify_all()
+            return items
+
+    def clone(self) -> HashStore:
+        """Another object for the same data, with a timeout of its own."""
+        twin = HashStore(self.timeout)
+        twin._shared = self._shared
+        return twin

@@ -1,0 +1,119 @@
+"""PrefixStore: a part of another store, under a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from cydist.stores.store import Store, Timeout, Value, seconds
+
+
+class PrefixStore(Store):
+    """Puts ``prefix/`` before every key of another store.
+
+    store   any store with these methods, ours or another library's
+
+    Its timeout is the other store's, and so are its limits.
+    """
+
+    def __init__(self, prefix: str, store: Any) -> None:
+        self._prefix = f"{prefix}/"
+        self._store = store
+
+    @property
+    def prefix(self) -> str:
+        """What stands before every key, without the slash."""
+        return self._prefix[:-1]
+
+    @property
+    def underlying_store(self) -> Any:
+        """The store that holds the data."""
+        return self._store
+
+    def _named(self, keys: Sequence[str]) -> list[str]:
+        if isinstance(keys, str):
+            raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
+        return [self._prefix + key for key in keys]
+
+    def set(self, key: str, value: Value) -> None:
+        """Give `key` a value, replacing any that it has."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`, waiting until it has one."""
+        return bytes(self._store.get(self._prefix + key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the counter `key`; return its new value."""
+        return int(self._store.add(self._prefix + key, amount))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Have all `keys` a value now?"""
+        return bool(self._store.check(self._named(keys)))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all `keys` have a value."""
+        if timeout is None:
+            self._store.wait(self._named(keys))
+        else:
+            self._store.wait(self._named(keys), timedelta(seconds=seconds(timeout)))
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; True if it was there."""
+        return bool(self._store.delete_key(self._prefix + key))
+
+    def num_keys(self) -> int:
+        """The number of keys of the whole underlying store."""
+        return int(self._store.num_keys())
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Set `key` to `desired_value` if its value is `expected_value`; the value afterwards."""
+        return bytes(self._store.compare_set(self._prefix + key, expected_value, desired_value))
+
+    def append(self, key: str, value: Value) -> None:
+        """Add `value` to the end of `key`'s value, which may be missing."""
+        self._store.append(self._prefix + key, value)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of `keys`, in their order, waiting until all have one."""
+        return [bytes(value) for value in self._store.multi_get(self._named(keys))]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Set each key to the value beside it, all at once."""
+        self._store.multi_set(self._named(keys), values)
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put `value` at the end of the queue `key`."""
+        self._store.queue_push(self._prefix + key, value)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of the queue `key`."""
+        return bytes(self._store.queue_pop(self._prefix + key, block))
+
+    def queue_len(self, key: str) -> int:
+        """How many values the queue `key` holds."""
+        return int(self._store.queue_len(self._prefix + key))
+
+    def list_keys(self) -> list[str]:
+        """The keys below the prefix, without it."""
+        cut = len(self._prefix)
+        return [key[cut:] for key in self._store.list_keys() if key.startswith(self._prefix)]
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long the underlying object waits by default."""
+        self._store.set_timeout(timedelta(seconds=seconds(timeout)))
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long the underlying object waits by default."""
+        timeout: timedelta = self._store.timeout
+        return timeout
+
+    def has_extended_api(self) -> bool:
+        """Are append, multi_get and multi_set there?"""
+        return bool(self._store.has_extended_api())
+
+    def clone(self) -> PrefixStore:
+        """Another object for the same data, with a timeout of its own."""
+        return PrefixStore(self.prefix, self._store.clone())

@@ -1,0 +1,188 @@
+"""Requests to a store and their replies, as data and as bytes.
+
+A request means the same in memory, over a connection and in a FileStore's log; its layout
+is fixed, nothing in it is code, and it is checked before memory is taken:
+
+    request   length u32, operation u8, block u8, keys u32, values u32, timeout f64,
+              then for each key and each value: length u32, bytes
+    reply     length u32, status u8, items u32, then for each item: length u32, bytes
+
+Little-endian; `length` counts what follows it. Numbers travel as ASCII decimals.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cydist.errors import DistStoreError
+
+MAX_KEY_BYTES = 8 * 1024
+MAX_VALUE_BYTES = 8 * 1024 * 1024
+# One frame, and so what a connection may hold in memory.
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+# Everything in a TCP store.
+MAX_TOTAL_BYTES = 256 * 1024 * 1024
+
+# Keys of ours begin with a byte that UTF-8 never contains, so no user's key is one of them.
+INTERNAL = b"\xff"
+
+LENGTH = struct.Struct("<I")
+_REQUEST = struct.Struct("<BBIId")
+_REPLY = struct.Struct("<BI")
+
+
+class Op(IntEnum):
+    """What a store can be asked for, numbered as on the wire."""
+
+    SET = 1
+    GET = 2
+    ADD = 3
+    CHECK = 4
+    WAIT = 5
+    DELETE = 6
+    NUM_KEYS = 7
+    COMPARE_SET = 8
+    APPEND = 9
+    SET_ALL = 10
+    QUEUE_PUSH = 11
+    QUEUE_POP = 12
+    QUEUE_LEN = 13
+    LIST_KEYS = 14
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    TIMEOUT = 1  # items: the keys that were missing
+    QUEUE_EMPTY = 2
+    REFUSED = 3  # items: why
+
+
+# The operations that can wait for what is missing.
+BLOCKING = frozenset((Op.GET, Op.WAIT, Op.QUEUE_POP))
+
+# The operations that change a store; the others may be forgotten once answered.
+MUTATING = frozenset(
+    (
+        Op.SET,
+        Op.ADD,
+        Op.DELETE,
+        Op.COMPARE_SET,
+        Op.APPEND,
+        Op.SET_ALL,
+        Op.QUEUE_PUSH,
+        Op.QUEUE_POP,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    block     wait for what is missing, at most `timeout` seconds
+    """
+
+    op: Op
+    keys: tuple[bytes, ...] = ()
+    values: tuple[bytes, ...] = ()
+    block: bool = False
+    timeout: float = 0.0
+
+    def check_sizes(self) -> None:
+        """Raise DistStoreError for keys, values or a whole that a TCP store does not take."""
+        for key in self.keys:
+            if len(key) > MAX_KEY_BYTES:
+                raise DistStoreError(
+                    f"a key of {len(key)} bytes ({key[:32]!r}...): "
+                    f"a TCPStore takes at most {MAX_KEY_BYTES}"
+                )
+        for value in self.values:
+            if len(value) > MAX_VALUE_BYTES:
+                raise DistStoreError(
+                    f"a value of {len(value)} bytes for {self.keys[0]!r}: "
+                    f"a TCPStore takes at most {MAX_VALUE_BYTES}"
+                )
+        items = self.keys + self.values
+        whole = _REQUEST.size + sum(LENGTH.size + len(item) for item in items)
+        if whole > MAX_FRAME_BYTES:
+            raise DistStoreError(
+                f"a request of {whole} bytes: a TCPStore takes at most {MAX_FRAME_BYTES} at a time"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request."""
+
+    status: Status
+    items: tuple[bytes, ...] = ()
+
+
+def encode_request(request: Request) -> bytes:
+    """The whole frame of a request, its length in front."""
+    head = _REQUEST.pack(
+        request.op, request.block, len(request.keys), len(request.values), request.timeout
+    )
+    return _frame(head, request.keys + request.values)
+
+
+def decode_request(body: bytes | memoryview) -> Request:
+    """The request in a frame's body (without the length in front).
+
+    Raises DistStoreError for anything that `encode_request` cannot have made.
+    """
+    if len(body) < _REQUEST.size:
+        raise DistStoreError(f"a request of {len(body)} bytes is too short")
+    op, block, keys, values, timeout = _REQUEST.unpack_from(body)
+    known = op in Op._value2member_map_ and block in (0, op in BLOCKING)
+    if not known or not 0 <= timeout < float("inf"):
+        raise DistStoreError(f"no such request: operation {op}, block {block}, timeout {timeout}")
+    items = _items(memoryview(body)[_REQUEST.size :], keys + values)
+    return Request(Op(op), items[:keys], items[keys:], bool(block), timeout)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The whole frame of a reply, its length in front."""
+    return _frame(_REPLY.pack(reply.status, len(reply.items)), reply.items)
+
+
+def decode_reply(body: bytes | memoryview) -> Reply:
+    """The reply in a frame's body; raises DistStoreError for anything malformed."""
+    if len(body) < _REPLY.size:
+        raise DistStoreError(f"a reply of {len(body)} bytes is too short")
+    status, count = _REPLY.unpack_from(body)
+    if status not in Status._value2member_map_:
+        raise DistStoreError(f"no such status: {status}")
+    return Reply(Status(status), _items(memoryview(body)[_REPLY.size :], count))
+
+
+def _frame(head: bytes, items: tuple[bytes, ...]) -> bytes:
+    parts = [head]
+    for item in items:
+        parts += (LENGTH.pack(len(item)), item)
+    body = b"".join(parts)
+    return LENGTH.pack(len(body)) + body
+
+
+def _items(body: memoryview, count: int) -> tuple[bytes, ...]:
+    """Exactly `count` items that fill `body` exactly."""
+    if count * LENGTH.size > len(body):
+        raise DistStoreError(f"{count} items do not fit into {len(body)} bytes")
+    items = []
+    start = 0
+    for _ in range(count):
+        if start + LENGTH.size > len(body):
+            raise DistStoreError("an item's length is cut off")
+        (size,) = LENGTH.unpack_from(body, start)
+        start += LENGTH.size
+        if size > len(body) - start:
+            raise DistStoreError(f"an item of {size} bytes is cut off")
+        items.append(bytes(body[start : start + size]))
+        start += size
+    if start != len(body):
+        raise DistStoreError(f"{len(body) - start} bytes too many")
+    return tuple(items)

@@ -1,0 +1,195 @@
+"""Store: what every key-value store offers, whatever holds its data.
+
+A concrete store implements `_request`; a third party may instead override the public
+methods it supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from cydist.errors import StoreTimeoutError
+from cydist.stores.protocol import Op, Request
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+Value = str | bytes | bytearray | memoryview
+Timeout = float | timedelta
+
+
+def seconds(timeout: Timeout) -> float:
+    """A timeout given in seconds or as a timedelta, in seconds; ValueError if negative."""
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not value >= 0:
+        raise ValueError(f"a timeout is not negative: {timeout!r}")
+    # An infinite wait would have no deadline to report at; thirty years serve as well.
+    return min(value, 1e9)
+
+
+def store_timeout(
+    what: str, waited: float, keys: Sequence[bytes], count: int | None = None
+) -> StoreTimeoutError:
+    """The error of a wait that ended before its keys appeared.
+
+    count   how many are missing, where `keys` holds only some of them
+    """
+    names = [key.decode(errors="replace") for key in keys[:8]]
+    shown = ", ".join(repr(name) for name in names)
+    others = (len(keys) if count is None else count) - len(names)
+    more = f" and {others} more" if others else ""
+    return StoreTimeoutError(f"{what}: timeout after {waited:g} s waiting for {shown}{more}")
+
+
+class Store:
+    """A key-value store that all ranks of a job can reach.
+
+    Keys are str; values go in as str or bytes and come out as bytes. Timeouts are seconds or
+    timedelta. Every method may be called from any thread, and raises DistStoreError when
+    the store cannot be reached or refuses.
+    """
+
+    # Third parties need not call __init__.
+    _timeout: float = DEFAULT_TIMEOUT.total_seconds()
+
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        self._timeout = seconds(timeout)
+
+    def _request(self, request: Request) -> Sequence[bytes]:
+        """Run one request; the items of its reply."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement {request.op.name}")
+
+    def _call(
+        self,
+        op: Op,
+        keys: Iterable[str] = (),
+        values: Iterable[Value] = (),
+        *,
+        block: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Sequence[bytes]:
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return self._request(
+            Request(op, tuple(map(_key, keys)), tuple(map(_value, values)), block, limit)
+        )
+
+    def set(self, key: str, value: Value) -> None:
+        """Give `key` a value, replacing any that it has."""
+        self._call(Op.SET, [key], [value])
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`, waiting until it has one.
+
+        Raises StoreTimeoutError, which names the key, after the store's timeout.
+        """
+        return self._call(Op.GET, [key], block=True)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the counter `key`, which starts at 0; return its new value.
+
+        A value that was set to a decimal number counts. Raises DistStoreError, and changes
+        nothing, when the value is no number or the sum does not fit 64 bits.
+        """
+        return int(self._call(Op.ADD, [key], [str(int(amount))])[0])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Have all `keys` a value now?"""
+        return self._call(Op.CHECK, _many(keys))[0] == b"1"
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all `keys` have a value.
+
+        Raises StoreTimeoutError, which names the missing keys, after `timeout` (default: the
+        store's).
+        """
+        self._call(Op.WAIT, _many(keys), block=True, timeout=timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; True if it was there."""
+        return self._call(Op.DELETE, [key])[0] == b"1"
+
+    def num_keys(self) -> int:
+        """The number of keys.
+
+        TCPStore and FileStore count one more than the user's keys: the one with which they
+        count their workers. HashStore has no workers, and counts the user's keys alone.
+        """
+        return int(self._call(Op.NUM_KEYS)[0])
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Set `key` to `desired_value` if its value is `expected_value`.
+
+        Returns the value afterwards. A key without a value is set if `expected_value` is
+        empty; otherwise nothing is stored and `expected_value` returned.
+        """
+        return self._call(Op.COMPARE_SET, [key], [expected_value, desired_value])[0]
+
+    def append(self, key: str, value: Value) -> None:
+        """Add `value` to the end of `key`'s value, which may be missing."""
+        self._call(Op.APPEND, [key], [value])
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of `keys`, in their order, waiting until all have one, as `get` does."""
+        return list(self._call(Op.GET, _many(keys), block=True))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Set each key to the value beside it, all at once."""
+        if len(keys) != len(values):
+            raise ValueError(f"{len(keys)} keys but {len(values)} values")
+        self._call(Op.SET_ALL, _many(keys), values)
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put `value` at the end of the queue `key`. Queues and keys do not meet."""
+        self._call(Op.QUEUE_PUSH, [key], [value])
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of the queue `key`.
+
+        block   wait for one, as `get` does; otherwise an empty queue raises QueueEmptyError
+        """
+        return self._call(Op.QUEUE_POP, [key], block=block)[0]
+
+    def queue_len(self, key: str) -> int:
+        """How many values the queue `key` holds; 0 if there is no such queue."""
+        return int(self._call(Op.QUEUE_LEN, [key])[0])
+
+    def list_keys(self) -> list[str]:
+        """The user's keys, in no particular order."""
+        return [key.decode() for key in self._call(Op.LIST_KEYS)]
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long this object waits by default."""
+        self._timeout = seconds(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long this object waits by default."""
+        return timedelta(seconds=self._timeout)
+
+    def has_extended_api(self) -> bool:
+        """Are append, multi_get and multi_set there? They are, in every store of ours."""
+        return True
+
+    def clone(self) -> Store:
+        """Another object for the same data, with a timeout of its own."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
+
+
+def _many(keys: Sequence[str]) -> Sequence[str]:
+    if isinstance(keys, str):
+        raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
+    return keys
+
+
+def _key(key: str) -> bytes:
+    if not isinstance(key, str):
+        raise TypeError(f"a key must be str, not {type(key).__name__}")
+    return key.encode()
+
+
+def _value(value: Value) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a value must be str or bytes, not {type(value).__name__}")

@@ -1,0 +1,208 @@
+"""Keys, values and queues in memory: what every store means by its operations.
+
+HashStore asks a Table under a lock, the TCP server from its one thread, FileStore replays
+its log into one. A Table never waits: `awaits` says what a request would have to wait for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from cydist.errors import DistStoreError, QueueEmptyError
+from cydist.stores.protocol import INTERNAL, Op, Request
+
+# What an entry costs beside its bytes, so that many tiny keys cannot take unbounded memory.
+ENTRY_BYTES = 128
+
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+_INT64 = range(-(2**63), 2**63)
+
+# A place to wait at: a key, or a queue. The two live in separate name spaces.
+Place = tuple[bool, bytes]
+
+
+class Table:
+    """A dictionary of bytes with counters and queues, and an account of its memory.
+
+    limit_bytes       what it may hold; None: no limit
+    max_value_bytes   what one value may grow to; None: no limit
+    """
+
+    def __init__(self, limit_bytes: int | None = None, max_value_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.max_value_bytes = max_value_bytes
+        self.used_bytes = 0
+        self._values: dict[bytes, bytes] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}
+
+    def awaits(self, request: Request) -> Place | None:
+        """The first key or queue that a blocking request has to wait for; None: it can run."""
+        if not request.block:
+            return None
+        if request.op is Op.QUEUE_POP:
+            key = request.keys[0]
+            return None if self._queues.get(key) else (True, key)
+        for key in request.keys:
+            if key not in self._values:
+                return (False, key)
+        return None
+
+    def touched(self, request: Request) -> list[Place]:
+        """The keys or queues at which waiting requests may go on after this one."""
+        if request.op is Op.QUEUE_PUSH:
+            return [(True, request.keys[0])]
+        if request.op in (Op.SET, Op.ADD, Op.COMPARE_SET, Op.APPEND, Op.SET_ALL):
+            return [(False, key) for key in request.keys]
+        return []
+
+    def missing(self, request: Request) -> tuple[bytes, ...]:
+        """Every key that a request still waits for."""
+        if request.op is Op.QUEUE_POP:
+            return request.keys
+        return tuple(key for key in request.keys if key not in self._values)
+
+    def execute(self, request: Request) -> tuple[bytes, ...]:
+        """Run a request that need not wait.
+
+        Raises DistStoreError, and changes nothing, if it cannot be done: a malformed request,
+        a value that is no number, a full table; QueueEmptyError for an empty queue.
+        """
+        keys, values = request.keys, request.values
+        wanted = _ARITY[request.op]
+        if (wanted[0] not in (-1, len(keys))) or (wanted[1] not in (-1, len(values))):
+            raise DistStoreError(
+                f"{request.op.name} does not take {len(keys)} keys and {len(values)} values"
+            )
+        match request.op:
+            case Op.SET:
+                self._put(keys[0], values[0])
+            case Op.GET | Op.WAIT:
+                return self._found(request)
+            case Op.ADD:
+                return (self._add(keys[0], values[0]),)
+            case Op.CHECK:
+                return (b"%d" % all(key in self._values for key in keys),)
+            case Op.DELETE:
+                return (b"%d" % self._delete(keys[0]),)
+            case Op.NUM_KEYS:
+                return (b"%d" % len(self._user_keys()),)
+            case Op.COMPARE_SET:
+                return (self._compare_set(keys[0], values[0], values[1]),)
+            case Op.APPEND:
+                self._put(keys[0], self._values.get(keys[0], b"") + values[0])
+            case Op.SET_ALL:
+                self._put_all(keys, values)
+            case Op.QUEUE_PUSH:
+                self._account(ENTRY_BYTES + len(keys[0]) + len(values[0]))
+                self._queues.setdefault(keys[0], deque()).append(values[0])
+            case Op.QUEUE_POP:
+                return (self._pop(keys[0]),)
+            case Op.QUEUE_LEN:
+                return (b"%d" % len(self._queues.get(keys[0], ())),)
+            case Op.LIST_KEYS:
+                return tuple(self._user_keys())
+        return ()
+
+    def _found(self, request: Request) -> tuple[bytes, ...]:
+        try:
+            found = tuple(self._values[key] for key in request.keys)
+        except KeyError as error:
+            raise DistStoreError(f"no key {error.args[0]!r}") from None
+        return found if request.op is Op.GET else ()
+
+    def _user_keys(self) -> list[bytes]:
+        return [key for key in self._values if not key.startswith(INTERNAL)]
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._account(self._growth(key, value))
+        self._values[key] = value
+
+    def _put_all(self, keys: tuple[bytes, ...], values: tuple[bytes, ...]) -> None:
+        if len(keys) != len(values):
+            raise DistStoreError(f"{len(keys)} keys but {len(values)} values")
+        # A dictionary, so that a key that is named twice is accounted for once.
+        pairs = dict(zip(keys, values, strict=True))
+        self._account(sum(self._growth(key, value) for key, value in pairs.items()))
+        self._values.update(pairs)
+
+    def _add(self, key: bytes, amount: bytes) -> bytes:
+        total = _number(key, self._values.get(key, b"0")) + _number(key, amount)
+        if total not in _INT64:
+            raise DistStoreError(f"add: {key.decode(errors='replace')!r} does not fit 64 bits")
+        value = b"%d" % total
+        self._put(key, value)
+        return value
+
+    def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        current = self._values.get(key)
+        if current is None:
+            if expected:
+                return expected
+        elif current != expected:
+            return current
+        self._put(key, desired)
+        return desired
+
+    def _delete(self, key: bytes) -> bool:
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self.used_bytes -= ENTRY_BYTES + len(key) + len(value)
+        return True
+
+    def _pop(self, key: bytes) -> bytes:
+        queue = self._queues.get(key)
+        if not queue:
+            raise QueueEmptyError(f"queue {key.decode(errors='replace')!r} is empty")
+        value = queue.popleft()
+        self.used_bytes -= ENTRY_BYTES + len(key) + len(value)
+        if not queue:
+            del self._queues[key]
+        return value
+
+    def _growth(self, key: bytes, value: bytes) -> int:
+        if self.max_value_bytes is not None and len(value) > self.max_value_bytes:
+            raise DistStoreError(
+                f"the value of {key[:32]!r} would have {len(value)} bytes, "
+                f"more than {self.max_value_bytes}"
+            )
+        old = self._values.get(key)
+        if old is None:
+            return ENTRY_BYTES + len(key) + len(value)
+        return len(value) - len(old)
+
+    def _account(self, growth: int) -> None:
+        used = self.used_bytes + growth
+        if self.limit_bytes is not None and growth > 0 and used > self.limit_bytes:
+            raise DistStoreError(
+                f"the store is full: {self.used_bytes} of {self.limit_bytes} bytes are used, "
+                f"{growth} more were asked for"
+            )
+        self.used_bytes = used
+
+
+# Keys and values that each operation takes; -1: any number.
+_ARITY = {
+    Op.SET: (1, 1),
+    Op.GET: (-1, 0),
+    Op.ADD: (1, 1),
+    Op.CHECK: (-1, 0),
+    Op.WAIT: (-1, 0),
+    Op.DELETE: (1, 0),
+    Op.NUM_KEYS: (0, 0),
+    Op.COMPARE_SET: (1, 2),
+    Op.APPEND: (1, 1),
+    Op.SET_ALL: (-1, -1),
+    Op.QUEUE_PUSH: (1, 1),
+    Op.QUEUE_POP: (1, 0),
+    Op.QUEUE_LEN: (1, 0),
+    Op.LIST_KEYS: (0, 0),
+}
+
+
+def _number(key: bytes, value: bytes) -> int:
+    if not _NUMBER.fullmatch(value):
+        name, shown = key.decode(errors="replace"), value[:32].decode(errors="replace")
+        raise DistStoreError(f"add: the value of {name!r} is not a number: {shown!r}")
+    return int(value)

@@ -1,0 +1,413 @@
+"""TCPStore: a store served by one rank and used by all.
+
+Every operation is acknowledged. A call takes a connection of its own from a pool, so a
+thread that waits for a key never keeps another from setting it. Timeouts are measured on
+the monotonic clock; a server that died or stopped is an error at the timeout, not a hang.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cydist import auth
+from cydist.errors import (
+    AuthenticationError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    DistTimeoutError,
+    PeerFailedError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+from cydist.stores.protocol import (
+    INTERNAL,
+    LENGTH,
+    MAX_FRAME_BYTES,
+    Op,
+    Reply,
+    Request,
+    Status,
+    decode_reply,
+    encode_request,
+)
+from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.tcp_server import CHANNEL, StoreServer
+
+# How much later than the server the client gives up, in seconds.
+_GRACE = 0.3
+# How long a service may keep closing our connections before we call it another service.
+_CLOSED_LIMIT = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_IDLE_CONNECTIONS = 8
+
+_WORKERS = INTERNAL + b"workers"
+_WORKER = INTERNAL + b"worker/%d"
+
+
+class TCPStore(Store):
+    """A store in the memory of one process, the master, which all others reach over TCP.
+
+    host_name          where the master listens, and nowhere else: a name, IPv4 or IPv6
+    port               0 on the master: any free one, then found in `port`
+    world_size         number of users, the master included; None: not fixed
+    is_master          serve the store from this process
+    timeout            of the construction, and of later calls by default
+    wait_for_workers   the master returns when `world_size` users are there
+    multi_tenant       masters of one process share one server for the same host and port
+    master_listen_fd   a socket bound to `port`, not yet listening, to serve on
+    use_libuv          accepted and ignored
+    job                tells jobs apart that share a secret; the same on all users
+
+    Raises DistNetworkError if the port is taken, AuthenticationError if the two sides do not
+    share a secret, DistStoreError if something else answers there, StoreTimeoutError if
+    nobody does.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        job: str = "",
+    ) -> None:
+        super().__init__(timeout)
+        if not 0 <= port <= 65535 or (port == 0 and not is_master):
+            raise ValueError(f"port must be 1 to 65535, or 0 on the master, not {port}")
+        if world_size is not None and world_size < 0:
+            world_size = None
+        deadline = time.monotonic() + self._timeout
+        secret = auth.secret()
+        self._lease: _Lease | None = None
+        if is_master:
+            self._lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
+            port = self._lease.server.port
+        self._pool = _Pool(host_name, port, secret, job)
+        weakref.finalize(self, self._pool.close)
+        try:
+            self._pool.give(self._pool.connect(deadline, patient=True))
+            self._join(world_size, is_master and wait_for_workers, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def host(self) -> str:
+        """The host that was asked for."""
+        return self._pool.host
+
+    @property
+    def port(self) -> int:
+        """The port that the master listens on."""
+        return self._pool.port
+
+    def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
+        """Be counted; on the master, wait until everybody is."""
+        (count,) = self._request(Request(Op.ADD, (_WORKERS,), (b"1",), False, self._timeout))
+        self._request(Request(Op.SET, (_WORKER % int(count),), (b"",), False, self._timeout))
+        if not wait or not world_size:
+            return
+        remaining = max(0.0, deadline - time.monotonic())
+        try:
+            self._request(Request(Op.WAIT, (_WORKER % world_size,), (), True, remaining))
+        except StoreTimeoutError:
+            (count,) = self._request(Request(Op.GET, (_WORKERS,), (), True, 1.0))
+            raise StoreTimeoutError(
+                f"TCPStore on {self._pool.name}: timeout after {self._timeout:g} s with "
+                f"{int(count)}/{world_size} workers joined"
+            ) from None
+
+    def _request(self, request: Request) -> Sequence[bytes]:
+        request.check_sizes()
+        deadline = time.monotonic() + request.timeout
+        connection = self._pool.take(deadline)
+        try:
+            reply = self._exchange(connection, request, deadline)
+        except BaseException:
+            # Whatever arrives on it later would be taken for the next call's answer.
+            connection.close()
+            raise
+        self._pool.give(connection)
+        if reply.status is Status.OK:
+            return reply.items
+        if reply.status is Status.TIMEOUT:
+            count, *missing = reply.items
+            where = f"TCPStore on {self._pool.name}"
+            raise store_timeout(where, request.timeout, missing, int(count))
+        error = QueueEmptyError if reply.status is Status.QUEUE_EMPTY else DistStoreError
+        raise error(b" ".join(reply.items).decode(errors="replace"))
+
+    def _exchange(self, connection: socket.socket, request: Request, deadline: float) -> Reply:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            connection.settimeout(left + _GRACE)
+            connection.sendall(encode_request(replace(request, timeout=left)))
+            (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
+            if size > MAX_FRAME_BYTES:
+                raise DistStoreError(f"the store at {self._pool.name} sent {size} bytes")
+            return decode_reply(_receive(connection, size, deadline + _GRACE))
+        except TimeoutError:
+            raise StoreTimeoutError(
+                f"{request.op.name.lower()}: timeout: the store at {self._pool.name} did not "
+                f"answer within {request.timeout:g} s; its process is stopped, or its host cut off"
+            ) from None
+        except OSError as error:
+            raise DistStoreError(
+                f"{request.op.name.lower()}: lost the store at {self._pool.name} ({error}); "
+                "the process that served it has probably ended"
+            ) from None
+
+    def num_keys(self) -> int:
+        """The number of keys: one more than the user's, for the count of workers."""
+        return super().num_keys() + 1
+
+    def clone(self) -> TCPStore:
+        """Another object for the same server, with a timeout and connections of its own."""
+        twin = TCPStore.__new__(TCPStore)
+        Store.__init__(twin, self.timeout)
+        twin._lease = self._lease
+        twin._pool = self._pool.twin()
+        weakref.finalize(twin, twin._pool.close)
+        return twin
+
+    def close(self) -> None:
+        """Close the connections, and the server when its last user in this process closes.
+
+        Garbage collection and the end of the process do the same.
+        """
+        self._pool.close()
+        self._lease = None
+
+
+class _Lease:
+    """Keeps a server running as long as somebody holds this."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self.server = server
+        weakref.finalize(self, server.stop)
+
+
+_shared: weakref.WeakValueDictionary[tuple[str, int], _Lease] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def _serve(
+    host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
+) -> _Lease:
+    with _shared_lock:
+        lease = _shared.get((host, port)) if multi_tenant and port else None
+        if lease is None:
+            listener = _bind(host, port) if fd is None else _adopt(fd, port)
+            lease = _Lease(StoreServer(listener, secret, job))
+            if multi_tenant:
+                _shared[host, lease.server.port] = lease
+        return lease
+
+
+def _adopt(fd: int, port: int) -> socket.socket:
+    """The socket behind `fd`, which must be bound to `port`; ours from now on."""
+    listener = socket.socket(fileno=fd)
+    bound = listener.getsockname()[1]
+    if bound != port:
+        listener.detach()
+        raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
+    return listener
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket bound to exactly the address asked for."""
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in _resolve(host, port):
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # Else a port whose last connections are in TIME_WAIT could not be served again.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                only = 0 if address[0] == "::" else 1
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            listener.bind(address)
+            # With SO_REUSEADDR some taken ports are found only now.
+            listener.listen()
+            return listener
+        except OSError as error:
+            listener.close()
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                raise DistNetworkError(
+                    f"port {port} of {host} is in use by another process: free it, or give "
+                    "another one (MASTER_PORT); 0 takes any"
+                ) from None
+    if failure is not None and failure.errno == errno.EADDRNOTAVAIL:
+        raise DistNetworkError(
+            f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "
+            "run where MASTER_ADDR points"
+        )
+    raise DistNetworkError(f"cannot listen on {host}, port {port}: {failure}")
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+
+
+class _Pool:
+    """Authenticated connections to one server; a call has one to itself."""
+
+    def __init__(self, host: str, port: int, secret: bytes, job: str) -> None:
+        self.host = host
+        self.port = port
+        self._secret = secret
+        self._job = job
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        _pools.add(self)
+
+    @property
+    def name(self) -> str:
+        """host:port, for messages."""
+        bare = self.host.strip("[]")
+        return f"[{bare}]:{self.port}" if ":" in bare else f"{bare}:{self.port}"
+
+    def twin(self) -> _Pool:
+        return _Pool(self.host, self.port, self._secret, self._job)
+
+    def take(self, deadline: float) -> socket.socket:
+        with self._lock:
+            if self._closed:
+                raise DistStoreError(f"this TCPStore on {self.name} is closed")
+            if self._idle:
+                return self._idle.pop()
+        # The server has been there before: if it is gone now, it stays gone.
+        return self.connect(deadline, patient=False)
+
+    def give(self, connection: socket.socket) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: the parent goes on using these connections; make new ones."""
+        self._lock = threading.Lock()
+        for connection in self._idle:
+            connection.close()
+        self._idle = []
+
+    def connect(self, deadline: float, *, patient: bool) -> socket.socket:
+        """A new connection, authenticated.
+
+        patient   keep trying until the deadline while nobody listens there
+        """
+        started = time.monotonic()
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self._connect_once(deadline)
+            except AuthenticationError:
+                raise
+            except DistTimeoutError:
+                raise DistStoreError(
+                    f"{self.name} is not a cydist store, or the process that serves it is "
+                    "stopped: it did not greet us in time"
+                ) from None
+            except PeerFailedError as error:
+                # The server is short of descriptors, or has too many strangers at the door.
+                failure: Exception = error
+                if time.monotonic() - started > _CLOSED_LIMIT:
+                    raise DistStoreError(
+                        f"{self.name} is not a cydist store, or is out of descriptors: {error}"
+                    ) from None
+            except DistNetworkError as error:
+                raise DistStoreError(f"{self.name} is not a cydist store: {error}") from None
+            except OSError as error:
+                failure = error
+                if not patient:
+                    raise DistStoreError(
+                        f"lost the store at {self.name} ({error}); the process that served it "
+                        "has probably ended"
+                    ) from None
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise StoreTimeoutError(
+                    f"no store at {self.name}: timeout after {deadline - started:.3g} s "
+                    f"({failure}); is the master (rank 0) running, and does this address reach it?"
+                )
+            time.sleep(min(pause, remaining))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _connect_once(self, deadline: float) -> socket.socket:
+        """One try at every address that the host has."""
+        failure: OSError = ConnectionError("the name has no address")
+        for family, kind, protocol, _, address in _resolve(self.host, self.port):
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                connection.connect(address)
+                self._authenticate(connection, deadline)
+                return connection
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, OSError) and not isinstance(error, DistError):
+                    failure = error
+                    continue
+                raise
+        raise failure
+
+    def _authenticate(self, connection: socket.socket, deadline: float) -> None:
+        if connection.getsockname() == connection.getpeername():
+            # While nobody listens on a port of the ephemeral range, TCP can meet itself.
+            raise ConnectionRefusedError("connected to itself")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = min(deadline + _GRACE, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+        auth.authenticate_client(
+            connection, channel=CHANNEL, job=self._job, secret=self._secret, deadline=limit
+        )
+
+
+def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
+    """Exactly `count` bytes; OSError at the end of the stream, TimeoutError at the deadline."""
+    data = bytearray()
+    while len(data) < count:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining)
+        part = connection.recv(min(count - len(data), 1 << 20))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return bytes(data)
+
+
+_pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

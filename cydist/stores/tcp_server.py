@@ -1,0 +1,409 @@
+"""The server behind TCPStore: one daemon thread for all connections.
+
+A stranger costs at most 192 bytes and two seconds: every connection begins with the
+handshake of `cydist.auth`, at most 64 may be in it at a time, and nothing a stranger sends
+is parsed. A member has one request outstanding per connection; one that must wait is
+parked here without a thread, at the first key that it misses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+
+from cydist import auth
+from cydist.errors import AuthenticationError, DistStoreError, QueueEmptyError
+from cydist.stores.protocol import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    MAX_TOTAL_BYTES,
+    MAX_VALUE_BYTES,
+    Reply,
+    Request,
+    Status,
+    decode_request,
+    encode_reply,
+)
+from cydist.stores.table import Place, Table
+
+CHANNEL = b"store"
+
+_BACKLOG = 4096
+_MAX_STRANGERS = 64
+# A stranger may be pushed out by a newcomer once it has had this long, in seconds.
+_STRANGER_GRACE = 0.05
+# How long the listener rests when there are no descriptors or too many strangers.
+_PAUSE = 0.05
+_ACCEPTS_PER_ROUND = 16
+_READ_BYTES = 256 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """One client. `handshake` is None once it has proved itself."""
+
+    sock: socket.socket
+    handshake: auth.ServerHandshake | None
+    since: float
+    received: bytearray = field(default_factory=bytearray)
+    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
+    parked: Request | None = None
+    place: Place | None = None
+    ticket: int = 0
+    closing: bool = False
+
+
+# When to look at what: time, order among equals, connection (None: the listener), its ticket
+# when the alarm was set (another one now: stale).
+_Alarm = tuple[float, int, _Connection | None, int]
+
+
+class StoreServer:
+    """Serves a Table over listening sockets until `stop`.
+
+    listener   bound, not yet listening; the server owns it from now on
+    secret     of the job; job   what tells it from other jobs
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, job: str) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._job = job
+        self.table = Table(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self.host, self.port = listener.getsockname()[:2]
+        self._connections: dict[_Connection, None] = {}
+        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._parked: dict[Place, dict[_Connection, None]] = {}
+        # A heap. Stale alarms stay in it until their time, or until they are too many.
+        self._alarms: list[_Alarm] = []
+        self._tickets = itertools.count(1)
+        self._listening = True
+        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._stopping = False
+        self._waker, self._wakee = socket.socketpair()
+        self._wakee.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wakee, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
+        self._thread.start()
+        _servers.add(self)
+
+    def stop(self) -> None:
+        """Close every connection and the port; returns when that is done."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the descriptors, which the parent goes on using."""
+        for connection in list(self._connections):
+            connection.sock.close()
+        self._close_own()
+
+    def _close_own(self) -> None:
+        self._listener.close()
+        self._waker.close()
+        self._wakee.close()
+        self._selector.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._round()
+        finally:
+            for connection in list(self._connections):
+                self._close(connection)
+            self._close_own()
+
+    def _round(self) -> None:
+        for key, events in self._selector.select(self._until_alarm()):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._wakee:
+                with contextlib.suppress(OSError):
+                    self._wakee.recv(64)
+            elif key.data in self._connections:
+                self._serve(key.data, events)
+        self._ring_alarms()
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if events & selectors.EVENT_READ and connection in self._connections:
+                self._read(connection)
+        except (OSError, DistStoreError):
+            # A member that breaks the protocol loses its connection, and nothing else happens.
+            self._close(connection)
+
+    # Alarms
+
+    def _alarm(self, when: float, connection: _Connection | None) -> None:
+        ticket = connection.ticket if connection else 0
+        heapq.heappush(self._alarms, (when, next(self._tickets), connection, ticket))
+        if len(self._alarms) > 64 + 4 * len(self._connections):
+            self._alarms = [alarm for alarm in self._alarms if self._is_set(alarm)]
+            heapq.heapify(self._alarms)
+
+    def _is_set(self, alarm: _Alarm) -> bool:
+        """Will anything happen when this alarm rings?"""
+        connection, ticket = alarm[2:]
+        if connection is None:
+            return True
+        waits = connection.handshake is not None or connection.parked is not None
+        return waits and connection in self._connections and connection.ticket == ticket
+
+    def _until_alarm(self) -> float | None:
+        return max(0.0, self._alarms[0][0] - time.monotonic()) if self._alarms else None
+
+    def _ring_alarms(self) -> None:
+        now = time.monotonic()
+        while self._alarms and self._alarms[0][0] <= now:
+            alarm = heapq.heappop(self._alarms)
+            connection = alarm[2]
+            if connection is None:
+                self._listen_again()
+            elif self._is_set(alarm):
+                if connection.handshake is not None:
+                    self._close(connection)
+                else:
+                    self._answer_timeout(connection)
+
+    # Strangers
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_ROUND):
+            if len(self._strangers) >= _MAX_STRANGERS and not self._push_out():
+                self._rest()
+                return
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._turn_away()
+                return
+            self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        there = ""
+        with contextlib.suppress(OSError):
+            there = "{}:{}".format(*sock.getpeername()[:2])
+        handshake = auth.ServerHandshake(self._secret, CHANNEL, self._job, there)
+        connection = _Connection(sock, handshake, time.monotonic(), ticket=next(self._tickets))
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.send(handshake.greeting)  # the first 40 bytes always fit
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+        except OSError:
+            sock.close()
+            return
+        self._connections[connection] = None
+        self._strangers[connection] = None
+        self._alarm(connection.since + auth.HANDSHAKE_TIMEOUT, connection)
+
+    def _push_out(self) -> bool:
+        """Make room for a newcomer: close the oldest stranger, if it has had its chance."""
+        oldest = next(iter(self._strangers))
+        if time.monotonic() - oldest.since < _STRANGER_GRACE:
+            return False
+        self._close(oldest)
+        return True
+
+    def _turn_away(self) -> None:
+        """Without descriptors left, take one connection on the spare one and drop it.
+
+        Otherwise it would stay in the queue, and the listener would be ready for ever.
+        """
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._listening:
+            self._listening = False
+            self._selector.unregister(self._listener)
+            self._alarm(time.monotonic() + _PAUSE, None)
+
+    def _listen_again(self) -> None:
+        if not self._listening:
+            self._listening = True
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    # Members
+
+    def _read(self, connection: _Connection) -> None:
+        handshake = connection.handshake
+        if handshake is not None:
+            wanted = handshake.needs - len(connection.received)
+        else:
+            wanted = _READ_BYTES
+        try:
+            data = connection.sock.recv(wanted)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close(connection)
+            return
+        connection.received += data
+        if handshake is not None:
+            if len(connection.received) == handshake.needs:
+                self._admit(connection, handshake)
+        else:
+            self._take_request(connection)
+
+    def _admit(self, connection: _Connection, handshake: auth.ServerHandshake) -> None:
+        try:
+            proof = handshake.receive(bytes(connection.received))
+        except AuthenticationError:
+            with contextlib.suppress(OSError):
+                connection.sock.send(handshake.farewell)
+            self._close(connection)
+            return
+        connection.handshake = None
+        connection.received.clear()
+        connection.ticket = next(self._tickets)  # its alarm is off
+        del self._strangers[connection]
+        self._send(connection, proof)
+
+    def _take_request(self, connection: _Connection) -> None:
+        """Run the request that has arrived, if it is whole and the last one is answered."""
+        received = connection.received
+        if len(received) < LENGTH.size:
+            return
+        (size,) = LENGTH.unpack_from(received)
+        if size > MAX_FRAME_BYTES:
+            raise DistStoreError(f"a frame of {size} bytes")
+        whole = LENGTH.size + size
+        if len(received) > whole or (connection.parked and len(received)):
+            # One request at a time: whoever sends more is not one of ours.
+            raise DistStoreError("a second request before the first was answered")
+        if len(received) < whole:
+            return
+        request = decode_request(bytes(received[LENGTH.size :]))
+        connection.received = bytearray()
+        connection.ticket = next(self._tickets)
+        if not self._try(connection, request):
+            self._alarm(time.monotonic() + request.timeout, connection)
+
+    def _try(self, connection: _Connection, request: Request) -> bool:
+        """Run `request`, or park it at the first key or queue that it misses."""
+        place = self.table.awaits(request)
+        if place is not None:
+            connection.parked, connection.place = request, place
+            self._parked.setdefault(place, {})[connection] = None
+            return False
+        try:
+            reply = Reply(Status.OK, self.table.execute(request))
+        except QueueEmptyError as error:
+            reply = Reply(Status.QUEUE_EMPTY, (str(error).encode(),))
+        except DistStoreError as error:
+            reply = Reply(Status.REFUSED, (str(error).encode(),))
+        frame = encode_reply(reply)
+        if len(frame) - LENGTH.size > MAX_FRAME_BYTES:
+            why = f"a reply of {len(frame)} bytes is too long: ask for fewer keys at a time"
+            frame = encode_reply(Reply(Status.REFUSED, (why.encode(),)))
+        self._send(connection, frame)
+        if reply.status is Status.OK:
+            self._wake(self.table.touched(request))
+        return True
+
+    def _wake(self, places: list[Place]) -> None:
+        """Let the requests parked at `places` try again, in the order in which they came."""
+        for place in places:
+            for connection in list(self._parked.get(place, ())):
+                request = connection.parked
+                if request is not None:
+                    self._unpark(connection)
+                    with contextlib.suppress(KeyError):
+                        self._retry(connection, request)
+
+    def _retry(self, connection: _Connection, request: Request) -> None:
+        try:
+            self._try(connection, request)
+        except OSError:
+            self._close(connection)
+
+    def _unpark(self, connection: _Connection) -> None:
+        place = connection.place
+        if place is not None:
+            waiting = self._parked[place]
+            del waiting[connection]
+            if not waiting:
+                del self._parked[place]
+        connection.parked = connection.place = None
+
+    def _answer_timeout(self, connection: _Connection) -> None:
+        request = connection.parked
+        if request is None:
+            return
+        self._unpark(connection)
+        # Names are for a message: a few are enough, and the reply stays small.
+        missing = self.table.missing(request)
+        count = b"%d" % len(missing)
+        try:
+            self._send(connection, encode_reply(Reply(Status.TIMEOUT, (count, *missing[:64]))))
+        except OSError:
+            self._close(connection)
+
+    # Sending
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        connection.unsent = memoryview(data)
+        self._flush(connection)
+
+    def _flush(self, connection: _Connection) -> None:
+        while connection.unsent:
+            try:
+                sent = connection.sock.send(connection.unsent)
+            except BlockingIOError:
+                # While a reply is on its way, nothing more is read: that bounds our memory.
+                self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
+                return
+            connection.unsent = connection.unsent[sent:]
+        connection.unsent = memoryview(b"")
+        self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection, self) is self:
+            return
+        self._strangers.pop(connection, None)
+        self._unpark(connection)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child has no server thread: it must not keep the ports and connections open."""
+    for server in list(_servers):
+        server.abandon()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
