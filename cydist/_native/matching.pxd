@@ -20,7 +20,7 @@ ctypedef struct Item:       # a posted receive, or a message that no receive has
     Fingerprint fingerprint     # of a message
     size_t nbytes
     char *data              # a message's bytes where they were copied; or NULL
-    void *more              # the transport's own
+    void *more              # the transport's own, as many bytes as new_item was asked for
 
 
 ctypedef struct Queues:
@@ -31,11 +31,14 @@ ctypedef struct Queues:
 cdef int init_queues(Queues *q) noexcept nogil          # OK or NO_MEMORY
 cdef void free_queues(Queues *q) noexcept nogil         # and every item and its data
 
-# A zeroed item that describes request `r` of view `t`, a receive or a send; NULL: no memory.
-cdef Item *new_item(Transport *t, Request *r, int peer) noexcept nogil
+# An item, zeroed, with `more_bytes` of the transport's own behind it; NULL: no memory.
+cdef Item *blank_item(size_t more_bytes) noexcept nogil
+# The same, describing request `r` of view `t`, a receive or a send.
+cdef Item *new_item(Transport *t, Request *r, int peer, size_t more_bytes) noexcept nogil
 cdef void free_item(Item *item) noexcept nogil          # and its data
 
 cdef void add_posted(Queues *q, Item *item) noexcept nogil
+cdef void add_posted_first(Queues *q, Item *item) noexcept nogil    # as if it were the oldest
 cdef void add_arrived(Queues *q, Item *item) noexcept nogil
 cdef void remove(Item *item) noexcept nogil             # from the queue it stands in
 

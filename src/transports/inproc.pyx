@@ -16,6 +16,11 @@ from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, Fingerprint, Flags, Link, NO_MEMORY, OK, PEER_LOST, PENDING, Request,
     Transport, Window, Windows, now_ns, slice_end,
 )
+from cydist._native.linux cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 from cydist._native.matching cimport (
     Chosen, Item, Queues, add_arrived, add_posted, any_arrived, any_posted, compare, find_arrived,
     count_arrived, count_posted, find_posted, free_item, free_queues, group_rank, init_queues,
@@ -25,25 +30,6 @@ from cydist._native.waiting cimport (
     SPINS, YIELDS, add_u32, cores, fence, futex_wait, futex_wake, load_int, load_u32, load_u64,
     low_half, pause, sched_yield, slice_until, store_int, store_u64,
 )
-
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t *, const void *)
-    int pthread_mutex_lock(pthread_mutex_t *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
-    int pthread_mutex_destroy(pthread_mutex_t *)
-
-
-cdef extern from "<sys/mman.h>" nogil:
-    void *mmap(void *, size_t, int, int, int, long)
-    int munmap(void *, size_t)
-    int PROT_READ
-    int PROT_WRITE
-    int MAP_PRIVATE
-    int MAP_ANONYMOUS
-    void *MAP_FAILED
 
 
 cdef enum:
@@ -96,7 +82,7 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
     cdef Request *receive
     if load_int(&end.boxes[end.rank].closed) != OK:
         return CLOSED
-    message = new_item(t, r, end.rank)
+    message = new_item(t, r, end.rank, 0)
     if message == NULL:
         return NO_MEMORY
     r.status = PENDING
@@ -137,7 +123,7 @@ cdef int recv(Transport *t, Request *r) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *box = &end.boxes[end.rank]
     cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
-    cdef Item *receive = new_item(t, r, peer)
+    cdef Item *receive = new_item(t, r, peer, 0)
     cdef Item *item
     cdef int lost
     if receive == NULL:

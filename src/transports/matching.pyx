@@ -51,8 +51,15 @@ cdef void free_queues(Queues *q) noexcept nogil:
     q.posted = q.arrived = NULL
 
 
-cdef Item *new_item(Transport *t, Request *r, int peer) noexcept nogil:
-    cdef Item *item = <Item *>calloc(1, sizeof(Item))
+cdef Item *blank_item(size_t more_bytes) noexcept nogil:
+    cdef Item *item = <Item *>calloc(1, sizeof(Item) + more_bytes)
+    if item != NULL:
+        item.more = item + 1
+    return item
+
+
+cdef Item *new_item(Transport *t, Request *r, int peer, size_t more_bytes) noexcept nogil:
+    cdef Item *item = blank_item(more_bytes)
     if item == NULL:
         return NULL
     item.context = t.context
@@ -86,6 +93,10 @@ cdef void remove(Item *item) noexcept nogil:
 
 cdef void add_posted(Queues *q, Item *item) noexcept nogil:
     append(&q.posted[bucket(item.context, item.tag)], item)
+
+
+cdef void add_posted_first(Queues *q, Item *item) noexcept nogil:
+    append(q.posted[bucket(item.context, item.tag)].next, item)
 
 
 cdef void add_arrived(Queues *q, Item *item) noexcept nogil:

@@ -1,0 +1,100 @@
+"""The system calls that the transports use and Cython does not declare."""
+from libc.stdint cimport uint32_t, uint64_t
+from posix.time cimport timespec
+
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_condattr_t:
+        pass
+    ctypedef struct pthread_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *, const void *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+    int pthread_mutex_destroy(pthread_mutex_t *)
+    int pthread_condattr_init(pthread_condattr_t *)
+    int pthread_condattr_setclock(pthread_condattr_t *, int)
+    int pthread_condattr_destroy(pthread_condattr_t *)
+    int pthread_cond_init(pthread_cond_t *, const pthread_condattr_t *)
+    int pthread_cond_destroy(pthread_cond_t *)
+    int pthread_cond_broadcast(pthread_cond_t *)
+    int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
+    int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
+    int pthread_join(pthread_t, void **)
+
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    int sigfillset(sigset_t *)
+    int pthread_sigmask(int, const sigset_t *, sigset_t *)
+    int SIG_SETMASK
+
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        void *ptr
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int)
+    int epoll_ctl(int, int, int, epoll_event *)
+    int epoll_wait(int, epoll_event *, int, int)
+    int EPOLL_CLOEXEC
+    int EPOLL_CTL_ADD
+    int EPOLL_CTL_MOD
+    int EPOLL_CTL_DEL
+    uint32_t EPOLLIN
+    uint32_t EPOLLOUT
+
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd(unsigned int, int)
+    int eventfd_read(int, uint64_t *)
+    int eventfd_write(int, uint64_t)
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    ssize_t sendmsg(int, const msghdr *, int)
+    ssize_t recvmsg(int, msghdr *, int)
+    int shutdown(int, int)
+    int MSG_NOSIGNAL
+    int MSG_DONTWAIT
+    int SHUT_RDWR
+    int SHUT_WR
+
+
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int, unsigned long, int *)
+
+
+cdef extern from "<linux/sockios.h>" nogil:
+    unsigned long SIOCOUTQ          # bytes that the other host has not acknowledged
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS
+    void *MAP_FAILED
+
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int)
+    int getpid()
+    int usleep(unsigned int)

@@ -1,0 +1,37 @@
+"""Writing: see stream.pxd for the protocol and the lock."""
+from libc.stdint cimport uint64_t
+
+from cydist._native.abi cimport Request, Transport
+from cydist._native.stream cimport Connection, Header, Net, Out
+
+
+# Post a send to another rank. Returns OK, or why it is not posted.
+cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil
+cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
+# The receiver has matched, or will not have, what we offered.
+cdef void answered(Connection *c, const Header *h) noexcept nogil
+
+# Write what the socket takes of the frames that wait.
+cdef void writable(Connection *c) noexcept nogil
+# Write what the socket takes of one frame; returns how many bytes that was.
+cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
+                       const char *data, size_t nbytes) noexcept nogil
+cdef Header new_header(Connection *c, int kind) noexcept nogil
+# Write a frame without bytes, now or later; nothing on a connection that is not live.
+cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t other) noexcept nogil
+# A kept message was handed over: its sender may send as much again. c may be NULL.
+cdef void release(Connection *c, size_t nbytes) noexcept nogil
+
+# The connection's record, made when first asked for; NULL: no memory.
+cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
+# Ask for the connection that messages of this tag to or from `peer` take.
+cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil
+
+# A request is pending from begin() to complete() or forget(), after which nothing here
+# touches it again.
+cdef void begin(Net *net, Request *r) noexcept nogil
+cdef void complete(Net *net, Request *r, int status) noexcept nogil
+cdef void forget(Net *net, Request *r) noexcept nogil
+# End a frame and the send it belongs to.
+cdef void finish(Net *net, Out *out, int status) noexcept nogil
+cdef void remove_out(Out **ring, Out *out) noexcept nogil

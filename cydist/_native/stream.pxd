@@ -1,0 +1,159 @@
+"""Connections that carry framed messages: what goes over a socket between two ranks.
+
+A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
+until it is asked for. A larger one is offered first (OFFER, no bytes); the receiver answers
+(ANSWER) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
+straight from the sender's memory and into the receiver's. So no unexpected message ever blocks
+a connection, and what is kept is bounded: of frames that the receiver has not handed to
+receives a sender has at most `held_limit` bytes under way to one peer; beyond it offers.
+
+The lock of the Net is held around every call here; no call blocks.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from cydist._native.abi cimport Fingerprint, Request
+from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
+from cydist._native.matching cimport Item, Queues
+
+
+cdef enum:
+    MAGIC = 0x01645943          # "CYd", version 1; another byte order reads another number
+    EAGER_BYTES = 65536         # the largest message that does not wait for its receiver
+    CHUNK_BYTES = 1048576       # of a DATA frame; others get their turn in between
+    STAGING_BYTES = 65536       # read at once where no receive says where bytes belong
+
+
+cdef enum Kind:                 # of frame; the order is part of the wire format
+    EAGER = 1                   # a whole message
+    OFFER = 2                   # a message of nbytes waits; id: the sender's name for it
+    ANSWER = 3                  # id: as in the offer; flags: an Answer; other: receiver's name
+    DATA = 4                    # the next bytes; other: the receiver's name
+    WITHDRAW = 5                # id: as in the offer; the rest will not come
+    CREDIT = 6                  # carries `released` and nothing else
+    GOODBYE = 7                 # the sender leaves on purpose
+
+
+cdef enum Answer:
+    SEND = 0
+    REFUSED = 1                 # the receive ended in a mismatch: the send is complete
+    GONE = 2                    # the receiver's group was destroyed: the send is lost
+
+
+ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
+    uint32_t magic              # tells version and byte order
+    uint8_t kind
+    uint8_t lane
+    uint16_t flags
+    uint64_t context
+    uint64_t tag
+    uint64_t nbytes             # bytes that follow; of an OFFER: of the message
+    uint64_t id
+    uint64_t other
+    uint64_t released           # eager bytes of this connection handed to receives so far
+    Fingerprint fingerprint
+
+
+ctypedef struct Out:            # a frame to write, and the send that it belongs to
+    Out *next
+    Out *prev
+    Request *request            # NULL: nobody waits for it
+    const char *data            # what is to be written next, within the message
+    char *owned                 # freed with the frame
+    size_t left                 # bytes of the message that are not written
+    size_t frame_left           # of them in this frame
+    size_t header_sent
+    bint withdrawn              # the rest of the message is not wanted any more
+    Header header
+
+
+cdef enum Stage:                # of an Item of this transport
+    POSTED                      # a receive in its queue
+    ARRIVING                    # a kept message, some bytes still to come
+    ARRIVED                     # a kept message
+    OFFERED                     # an offer that no receive has matched
+    FILLING                     # an eager message on its way into a receive, or to nobody
+    PULLING                     # an answered offer; in its connection's list
+
+
+ctypedef struct Incoming:       # Item.more
+    int stage
+    Connection *connection      # where the bytes come from
+    uint64_t id                 # the sender's name
+    uint64_t name               # ours
+    size_t got
+    size_t charged              # eager bytes to release
+
+
+cdef enum State:                # of a Connection
+    UNUSED                      # nobody has asked for it
+    WANTED                      # asked for, not there
+    LIVE
+    ENDED
+
+
+ctypedef struct Connection:     # one lane to one peer
+    Net *net
+    int peer
+    int lane
+    int state
+    int fd
+    bint armed                  # epoll tells when there is room to write
+    bint broken                 # nothing more can be written
+    bint said_goodbye           # the peer did
+    Out *out                    # to be written, oldest first (a ring; NULL: empty)
+    Out *offers                 # offered, not answered (a ring)
+    Item *pulling               # answered, not complete (a ring)
+    uint64_t sent               # eager bytes sent; less `credited`: what the peer may hold
+    uint64_t credited
+    uint64_t released
+    uint64_t reported
+    Connection *next_wanted
+    # Reading: a header, then `to_read` bytes into `sink` (NULL: to nobody).
+    Header header
+    size_t header_read
+    size_t to_read
+    char *sink
+    Item *filling               # whose bytes they are; NULL: nobody's
+
+
+ctypedef struct Net:            # one rank's end of all its connections
+    pthread_mutex_t lock
+    pthread_cond_t changed      # a request completed, or the poller left
+    int sleepers                # threads that wait for `changed`
+    bint polling                # one caller sleeps in epoll_wait
+    int waiters                 # threads inside wait()
+    int pid                     # that made this; a forked child must not touch it
+    int rank
+    int size
+    int lanes
+    int spins
+    size_t held_limit
+    int epoll
+    int wake                    # eventfd: ends an epoll_wait early
+    int wanted_event            # eventfd: says that `wanted` is not empty
+    Connection *wanted
+    Connection **connections    # [peer * lanes + lane], NULL until used
+    uint8_t *lost               # per peer: 0, DIED or LEFT
+    Queues queues
+    uint64_t names              # given out so far
+    size_t moving               # requests of point to point, and frames that nobody waits for
+    bint closed
+    char *staging
+    # The background thread; see tcp.pyx.
+    pthread_t background
+    pthread_cond_t resume
+    bint background_runs
+    bint background_polls
+    bint background_joinable
+    bint stopping
+    int live                    # connections, for statistics
+    int made
+
+
+cdef enum Loss:
+    DIED = 1
+    LEFT = 2
+
+
+cdef inline Incoming *incoming(const Item *item) noexcept nogil:
+    return <Incoming *>item.more

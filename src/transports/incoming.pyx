@@ -1,0 +1,416 @@
+"""Reading: which receive gets which bytes, and what is kept for later."""
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
+
+from cydist._native.abi cimport (
+    ANY_SOURCE, CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
+)
+from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
+from cydist._native.matching cimport (
+    Item, add_arrived, add_posted, add_posted_first, any_arrived, blank_item, compare,
+    find_arrived, find_posted, free_item, group_rank, new_item, remove,
+)
+from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
+from cydist._native.stream cimport (
+    ANSWER, ARRIVED, ARRIVING, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER, EAGER_BYTES,
+    FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED, PULLING,
+    REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
+)
+
+cdef enum:
+    READS_IN_TURN = 8           # before other connections are looked at again
+
+
+cdef void add_pulling(Connection *c, Item *item) noexcept nogil:
+    if c.pulling == NULL:
+        item.next = item.prev = item
+        c.pulling = item
+    else:
+        item.next = c.pulling
+        item.prev = c.pulling.prev
+        item.prev.next = item
+        item.next.prev = item
+
+
+cdef void remove_pulling(Connection *c, Item *item) noexcept nogil:
+    if c.pulling == item:
+        c.pulling = NULL if item.next == item else item.next
+    item.prev.next = item.next
+    item.next.prev = item.prev
+
+
+# Receiving
+
+cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if t.peers[i] != net.rank and net.lost[t.peers[i]] == 0:
+            return False
+    return t.size > 1
+
+
+cdef bint member_died(const Net *net, const Transport *t) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if net.lost[t.peers[i]] == DIED:
+            return True
+    return False
+
+
+cdef bint hopeless(const Net *net, const Transport *t, int peer) noexcept nogil:
+    """Will a receive from this peer, or from anybody, never complete?"""
+    if peer != ANY_SOURCE:
+        return net.lost[peer] != 0
+    return member_died(net, t) or nobody_left(net, t)
+
+
+cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
+    cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
+    cdef Item *item
+    r.status = PENDING
+    r.link = NULL
+    r.place = NULL
+    if net.closed:
+        return CLOSED
+    item = find_arrived(&net.queues, t.context, peer, r.tag)
+    if item != NULL:
+        begin(net, r)
+        take(net, item, t, r)
+        return OK
+    if hopeless(net, t, peer):
+        return PEER_LOST
+    item = new_item(t, r, peer, sizeof(Incoming))
+    if item == NULL:
+        return NO_MEMORY
+    begin(net, r)
+    post(net, item)
+    return OK
+
+
+cdef void post(Net *net, Item *item) noexcept nogil:
+    incoming(item).stage = POSTED
+    item.request.link = item
+    add_posted(&net.queues, item)
+
+
+cdef void take(Net *net, Item *item, Transport *t, Request *r) noexcept nogil:
+    """Give an arrived message to a receive."""
+    cdef Incoming *more = incoming(item)
+    cdef int fit = compare(r, &item.fingerprint, item.nbytes)
+    remove(item)
+    r.source = group_rank(t, item.peer)
+    item.view = t
+    if more.stage == OFFERED:
+        if fit == OK:
+            pull(more.connection, item, r)
+            return
+        control(more.connection, ANSWER, REFUSED, more.id, 0)
+    else:
+        release(more.connection, more.charged)
+    if more.stage == ARRIVING:
+        more.stage = FILLING
+        if fit == OK:
+            item.request = r
+            r.link = item
+        else:
+            complete(net, r, fit)
+        return
+    if fit == OK and item.nbytes != 0:
+        memcpy(r.ptr, item.data, item.nbytes)
+    complete(net, r, fit)
+    free_item(item)
+
+
+cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
+    """Let the offered bytes come."""
+    cdef Incoming *more = incoming(item)
+    c.net.names += 1
+    more.name = c.net.names
+    more.stage = PULLING
+    item.request = r
+    r.link = item
+    add_pulling(c, item)
+    control(c, ANSWER, SEND, more.id, more.name)
+
+
+cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item
+    cdef Request *r
+    cdef int fit
+    if h.nbytes > EAGER_BYTES:
+        return False
+    c.to_read = h.nbytes
+    item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
+    if item == NULL:
+        item = keep(c, h, ARRIVING)
+        if item == NULL:
+            return False
+        c.filling = item
+        c.sink = item.data
+        return True
+    r = item.request
+    remove(item)
+    release(c, h.nbytes + sizeof(Header))
+    r.source = group_rank(item.view, c.peer)
+    fit = compare(r, &h.fingerprint, h.nbytes)
+    if fit != OK:
+        complete(c.net, r, fit)
+        free_item(item)
+        return True
+    incoming(item).stage = FILLING
+    incoming(item).connection = c
+    item.nbytes = h.nbytes
+    c.filling = item
+    c.sink = r.ptr
+    return True
+
+
+cdef Item *keep(Connection *c, const Header *h, int stage) noexcept nogil:
+    """Keep a message, or an offer, that no receive has asked for."""
+    cdef Item *item = blank_item(sizeof(Incoming))
+    if item == NULL:
+        return NULL
+    if stage == ARRIVING:
+        item.data = <char *>malloc(h.nbytes + 1)
+        if item.data == NULL:
+            free_item(item)
+            return NULL
+        incoming(item).charged = h.nbytes + sizeof(Header)
+    item.context = h.context
+    item.tag = h.tag
+    item.peer = c.peer
+    item.nbytes = h.nbytes
+    item.fingerprint = h.fingerprint
+    incoming(item).stage = stage
+    incoming(item).connection = c
+    incoming(item).id = h.id
+    add_arrived(&c.net.queues, item)
+    return item
+
+
+cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
+    cdef Request *r
+    cdef int fit
+    if item == NULL:
+        return keep(c, h, OFFERED) != NULL
+    r = item.request
+    remove(item)
+    r.source = group_rank(item.view, c.peer)
+    fit = compare(r, &h.fingerprint, h.nbytes)
+    if fit != OK:
+        control(c, ANSWER, REFUSED, h.id, 0)
+        complete(c.net, r, fit)
+        free_item(item)
+        return True
+    item.nbytes = h.nbytes
+    incoming(item).connection = c
+    incoming(item).id = h.id
+    pull(c, item, r)
+    return True
+
+
+cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil:
+    cdef Item *item = find_posted(&net.queues, t.context, net.rank, r.tag)
+    cdef Item *message
+    cdef Request *receive
+    message = new_item(t, r, net.rank, sizeof(Incoming))
+    if message == NULL:
+        return NO_MEMORY
+    message.request = NULL
+    message.data = <char *>malloc(r.nbytes + 1)
+    if message.data == NULL:
+        free_item(message)
+        return NO_MEMORY
+    memcpy(message.data, r.ptr, r.nbytes)
+    incoming(message).stage = ARRIVED
+    add_arrived(&net.queues, message)
+    r.status = OK
+    if item != NULL:
+        receive = item.request
+        t = item.view
+        remove(item)
+        free_item(item)
+        take(net, message, t, receive)
+    return OK
+
+
+cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
+    forget(net, item.request)
+    item.request = NULL
+    if incoming(item).stage == POSTED:
+        remove(item)
+        free_item(item)
+    elif incoming(item).connection.filling == item and item.data == NULL:
+        incoming(item).connection.sink = NULL
+
+
+cdef bint begin_data(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item = c.pulling
+    while item != NULL and incoming(item).name != h.other:
+        item = NULL if item.next == c.pulling else item.next
+    if item == NULL or h.nbytes > CHUNK_BYTES or h.nbytes > item.nbytes - incoming(item).got \
+            or (h.nbytes == 0) != (item.nbytes == 0):
+        return False
+    c.to_read = h.nbytes
+    c.filling = item
+    c.sink = NULL if item.request == NULL else item.request.ptr + incoming(item).got
+    return True
+
+
+cdef bint is_offer(const Item *item, const void *context) noexcept nogil:
+    cdef const Connection *c = <const Connection *>context
+    return (incoming(item).stage == OFFERED and incoming(item).connection == c
+            and incoming(item).id == c.header.id)
+
+
+cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item = any_arrived(&c.net.queues, is_offer, c)
+    if item != NULL:
+        remove(item)
+        free_item(item)
+        return
+    item = c.pulling
+    while item != NULL and incoming(item).id != h.id:
+        item = NULL if item.next == c.pulling else item.next
+    if item == NULL:
+        return          # it had all been sent
+    remove_pulling(c, item)
+    if item.request == NULL:
+        free_item(item)
+    else:
+        post_again(c.net, item)
+
+
+cdef void post_again(Net *net, Item *item) noexcept nogil:
+    """The message that this receive had matched will not come: back to its place."""
+    cdef Transport *t = item.view
+    cdef Request *r = item.request
+    cdef Item *other
+    item.peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
+    item.context = t.context
+    item.tag = r.tag
+    other = find_arrived(&net.queues, item.context, item.peer, item.tag)
+    if other != NULL:
+        free_item(item)
+        take(net, other, t, r)
+    else:
+        incoming(item).stage = POSTED
+        incoming(item).got = 0
+        add_posted_first(&net.queues, item)
+
+
+# Reading
+
+cdef bint frame_begins(Connection *c) noexcept nogil:
+    """Act on a header. False: these are not our peer's frames."""
+    cdef const Header *h = &c.header
+    cdef int kind = h.kind
+    if h.magic != MAGIC or h.lane != c.lane or c.said_goodbye or h.released > c.sent:
+        return False
+    if h.released > c.credited:
+        c.credited = h.released
+    if kind == EAGER:
+        return begin_eager(c, h)
+    if kind == OFFER:
+        return begin_offer(c, h)
+    if kind == DATA:
+        return begin_data(c, h)
+    if kind == ANSWER:
+        answered(c, h)
+    elif kind == WITHDRAW:
+        withdrawn(c, h)
+    elif kind == GOODBYE:
+        c.said_goodbye = True
+    return CREDIT >= kind >= ANSWER or kind == GOODBYE
+
+
+cdef void frame_ends(Connection *c) noexcept nogil:
+    cdef Item *item = c.filling
+    cdef Incoming *more
+    c.filling = NULL
+    c.sink = NULL
+    if item == NULL:
+        return
+    more = incoming(item)
+    if more.stage == ARRIVING:
+        more.stage = ARRIVED
+        return
+    if more.stage == PULLING:
+        more.got += c.header.nbytes
+        if more.got != item.nbytes:
+            return
+        remove_pulling(c, item)
+    elif item.data != NULL and item.request != NULL:
+        memcpy(item.request.ptr, item.data, item.nbytes)
+    if item.request != NULL:
+        complete(c.net, item.request, OK)
+    free_item(item)
+
+
+cdef bint feed(Connection *c, const char *data, size_t nbytes) noexcept nogil:
+    """Take bytes in the order they were sent. False: these are not our peer's frames."""
+    cdef size_t part
+    while nbytes != 0:
+        if c.to_read != 0:
+            part = min(nbytes, c.to_read)
+            if c.sink != NULL:
+                memcpy(c.sink, data, part)
+            consumed(c, part)
+        else:
+            part = min(nbytes, sizeof(Header) - c.header_read)
+            memcpy(<char *>&c.header + c.header_read, data, part)
+            c.header_read += part
+            if c.header_read == sizeof(Header):
+                c.header_read = 0
+                if not frame_begins(c):
+                    return False
+                if c.to_read == 0:
+                    frame_ends(c)
+        data += part
+        nbytes -= part
+    return True
+
+
+cdef void consumed(Connection *c, size_t nbytes) noexcept nogil:
+    c.to_read -= nbytes
+    if c.sink != NULL:
+        c.sink += nbytes
+    if c.to_read == 0:
+        frame_ends(c)
+
+
+cdef int readable(Connection *c) noexcept nogil:
+    cdef iovec parts[2]
+    cdef msghdr message
+    cdef ssize_t got
+    cdef size_t direct, room
+    cdef int turn
+    for turn in range(READS_IN_TURN):
+        # Into its place what has one; the rest, with whatever follows, through staging.
+        direct = c.to_read if c.sink != NULL else 0
+        parts[0].iov_base = c.sink
+        parts[0].iov_len = direct
+        parts[1].iov_base = c.net.staging
+        parts[1].iov_len = STAGING_BYTES
+        memset(&message, 0, sizeof(message))
+        message.msg_iov = &parts[0 if direct != 0 else 1]
+        message.msg_iovlen = 2 if direct != 0 else 1
+        room = direct + STAGING_BYTES
+        got = recvmsg(c.fd, &message, MSG_DONTWAIT)
+        if got < 0 and errno == EINTR:
+            continue
+        if got < 0 and errno == EAGAIN:
+            return OK
+        if got <= 0:
+            return LEFT if c.said_goodbye else DIED
+        if direct != 0:
+            direct = min(direct, <size_t>got)
+            consumed(c, direct)
+        if not feed(c, c.net.staging, <size_t>got - direct):
+            return DIED
+        if <size_t>got < room:
+            return OK
+    return OK

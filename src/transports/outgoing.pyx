@@ -1,0 +1,348 @@
+"""Writing: frames that wait for room, sends that wait for an answer."""
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from cydist._native.abi cimport (
+    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, SEQUENCE_MASK, SEQUENCE_SHIFT,
+    Request, Transport,
+)
+from cydist._native.linux cimport (
+    EPOLLIN, EPOLLOUT, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RDWR, epoll_ctl,
+    epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast, sendmsg, shutdown,
+)
+from cydist._native.stream cimport (
+    CHUNK_BYTES, CREDIT, DATA, EAGER, EAGER_BYTES, LIVE, MAGIC, OFFER, REFUSED, SEND, UNUSED,
+    WANTED, WITHDRAW, Connection, Header, Net, Out,
+)
+from cydist._native.waiting cimport store_int
+
+
+# Rings: circular lists whose head is their oldest member.
+
+cdef void add_out(Out **ring, Out *out) noexcept nogil:
+    if ring[0] == NULL:
+        out.next = out.prev = out
+        ring[0] = out
+    else:
+        out.next = ring[0]
+        out.prev = ring[0].prev
+        out.prev.next = out
+        out.next.prev = out
+
+
+cdef void remove_out(Out **ring, Out *out) noexcept nogil:
+    if ring[0] == out:
+        ring[0] = NULL if out.next == out else out.next
+    out.prev.next = out.next
+    out.next.prev = out.prev
+
+
+# Completion
+
+cdef void begin(Net *net, Request *r) noexcept nogil:
+    if not r.tag & COLLECTIVE_TAG:
+        net.moving += 1
+
+
+cdef void forget(Net *net, Request *r) noexcept nogil:
+    if not r.tag & COLLECTIVE_TAG:
+        net.moving -= 1
+    r.link = NULL
+
+
+cdef void complete(Net *net, Request *r, int status) noexcept nogil:
+    forget(net, r)
+    store_int(&r.status, status)
+    if net.sleepers != 0:
+        pthread_cond_broadcast(&net.changed)
+    if net.polling:
+        eventfd_write(net.wake, 1)
+
+
+cdef void finish(Net *net, Out *out, int status) noexcept nogil:
+    if out.request != NULL:
+        complete(net, out.request, status)
+    else:
+        net.moving -= 1
+    free(out.owned)
+    free(out)
+
+
+# Writing
+
+cdef void arm(Connection *c, bint on) noexcept nogil:
+    """Let epoll tell, or not, when there is room to write."""
+    cdef epoll_event event
+    if c.armed == on or c.fd < 0:
+        return
+    c.armed = on
+    event.events = EPOLLIN | (EPOLLOUT if on else 0)
+    event.data.ptr = c
+    epoll_ctl(c.net.epoll, EPOLL_CTL_MOD, c.fd, &event)
+
+
+cdef void break_off(Connection *c) noexcept nogil:
+    """Write no more; epoll will report the end, and what had arrived is read until then."""
+    if not c.broken:
+        c.broken = True
+        shutdown(c.fd, SHUT_RDWR)
+
+
+cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
+                       const char *data, size_t nbytes) noexcept nogil:
+    """Write what the socket takes of one frame; how many bytes that was."""
+    cdef iovec parts[2]
+    cdef msghdr message
+    cdef ssize_t written
+    if header_sent == 0:
+        header.released = c.reported = c.released
+    parts[0].iov_base = <char *>header + header_sent
+    parts[0].iov_len = sizeof(Header) - header_sent
+    parts[1].iov_base = <char *>data
+    parts[1].iov_len = nbytes
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = &parts[0]
+    message.msg_iovlen = 2 if nbytes != 0 else 1
+    while True:
+        written = sendmsg(c.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if written >= 0:
+            return <size_t>written
+        if errno == EINTR:
+            continue
+        if errno != EAGAIN:
+            break_off(c)
+        return 0
+
+
+cdef void account(Out *out, size_t written) noexcept nogil:
+    cdef size_t of_header = min(written, sizeof(Header) - out.header_sent)
+    cdef size_t of_data = written - of_header
+    out.header_sent += of_header
+    out.data += of_data
+    out.frame_left -= of_data
+    out.left -= of_data
+
+
+cdef void writable(Connection *c) noexcept nogil:
+    cdef Out *out
+    while c.out != NULL and not c.broken:
+        out = c.out
+        account(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
+        if out.header_sent < sizeof(Header) or out.frame_left != 0:
+            arm(c, not c.broken)
+            return
+        remove_out(&c.out, out)
+        frame_written(c, out)
+    arm(c, False)
+
+
+cdef void frame_written(Connection *c, Out *out) noexcept nogil:
+    """What follows a frame: the next bytes, an answer, a withdrawal, or nothing."""
+    cdef int kind = out.header.kind
+    if out.withdrawn and (kind == OFFER or kind == DATA):
+        out.header.kind = WITHDRAW
+        out.header.nbytes = out.header_sent = 0
+        add_out(&c.out, out)
+    elif kind == OFFER:
+        add_out(&c.offers, out)
+    elif kind == DATA and out.left != 0:
+        next_chunk(out)
+        add_out(&c.out, out)
+    else:
+        finish(c.net, out, OK)
+
+
+cdef void next_chunk(Out *out) noexcept nogil:
+    out.header.kind = DATA
+    out.header_sent = 0
+    out.frame_left = out.header.nbytes = min(out.left, <size_t>CHUNK_BYTES)
+
+
+cdef Header new_header(Connection *c, int kind) noexcept nogil:
+    cdef Header header
+    memset(&header, 0, sizeof(header))
+    header.magic = MAGIC
+    header.kind = <uint8_t>kind
+    header.lane = <uint8_t>c.lane
+    return header
+
+
+cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t other) noexcept nogil:
+    """Write a frame without bytes."""
+    cdef Header header = new_header(c, kind)
+    cdef Out *out
+    cdef size_t written = 0
+    if c.state != LIVE or c.broken:
+        return
+    header.flags = flags
+    header.id = id
+    header.other = other
+    if c.out == NULL:
+        written = write_some(c, &header, 0, NULL, 0)
+    if written == sizeof(Header) or c.broken:
+        return
+    out = <Out *>calloc(1, sizeof(Out))
+    if out == NULL:
+        break_off(c)
+        return
+    out.header = header
+    out.header_sent = written
+    c.net.moving += 1
+    add_out(&c.out, out)
+    arm(c, True)
+
+
+cdef void release(Connection *c, size_t nbytes) noexcept nogil:
+    """A kept message was handed over; its sender may send as much again."""
+    if c == NULL:
+        return
+    c.released += nbytes
+    if c.released - c.reported >= c.net.held_limit // 4:
+        control(c, CREDIT, 0, 0, 0)
+
+
+# Sending
+
+cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
+    # By number of call or by tag, so that what must not overtake shares a lane.
+    if tag & COLLECTIVE_TAG:
+        tag = (tag >> SEQUENCE_SHIFT) & SEQUENCE_MASK
+    return <int>(tag % <uint64_t>net.lanes)
+
+
+cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
+    cdef Connection **place = &net.connections[peer * net.lanes + lane]
+    cdef Connection *c = place[0]
+    if c == NULL:
+        c = place[0] = <Connection *>calloc(1, sizeof(Connection))
+        if c != NULL:
+            c.net = net
+            c.peer = peer
+            c.lane = lane
+            c.fd = -1
+    return c
+
+
+cdef void want_connection(Connection *c) noexcept nogil:
+    if c.state == UNUSED:
+        c.state = WANTED
+        c.next_wanted = c.net.wanted
+        c.net.wanted = c
+        eventfd_write(c.net.wanted_event, 1)
+
+
+cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil:
+    cdef Connection *c
+    if peer != net.rank and not net.closed and net.lost[peer] == 0:
+        c = connection(net, peer, lane_of(net, tag))
+        if c != NULL:
+            want_connection(c)
+
+
+cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
+    cdef int peer = t.peers[r.peer]
+    cdef Connection *c
+    cdef Out *out
+    cdef Header header
+    cdef size_t charge = r.nbytes + sizeof(Header)
+    cdef size_t written = 0
+    cdef bint eager
+    r.status = PENDING
+    if net.closed:
+        return CLOSED
+    if net.lost[peer] != 0:
+        return PEER_LOST
+    c = connection(net, peer, lane_of(net, r.tag))
+    if c == NULL:
+        return NO_MEMORY
+    eager = r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
+    header = new_header(c, EAGER if eager else OFFER)
+    header.context = t.context
+    header.tag = r.tag
+    header.nbytes = r.nbytes
+    if r.expected != NULL:
+        header.fingerprint = r.expected[0]
+    if not eager:
+        net.names += 1
+        header.id = net.names
+    if c.state == LIVE and c.out == NULL and not c.broken:
+        written = write_some(c, &header, 0, r.ptr, r.nbytes if eager else 0)
+        if eager and written == charge:
+            c.sent += charge
+            r.status = OK
+            return OK
+    out = <Out *>calloc(1, sizeof(Out))
+    if out == NULL:
+        if written != 0:
+            break_off(c)
+        return NO_MEMORY
+    out.header = header
+    out.request = r
+    out.data = r.ptr
+    out.left = r.nbytes
+    out.frame_left = r.nbytes if eager else 0
+    account(out, written)
+    if eager:
+        c.sent += charge
+    r.link = out
+    r.place = c
+    begin(net, r)
+    if not eager and written == sizeof(Header):
+        add_out(&c.offers, out)
+    else:
+        add_out(&c.out, out)
+        arm(c, not c.broken)
+        want_connection(c)
+    return OK
+
+
+cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
+    cdef bint started = out.header_sent != 0
+    cdef int kind = out.header.kind
+    forget(c.net, out.request)
+    out.request = NULL
+    c.net.moving += 1
+    if kind == OFFER and out.header_sent == sizeof(Header):
+        remove_out(&c.offers, out)
+        out.withdrawn = True
+        frame_written(c, out)
+        writable(c)
+    elif not started and kind != DATA:
+        if kind == EAGER:
+            c.sent -= out.left + sizeof(Header)
+        remove_out(&c.out, out)
+        finish(c.net, out, OK)
+    elif not started:
+        out.frame_left = out.left = 0
+        out.header.kind = WITHDRAW
+        out.header.nbytes = 0
+    else:
+        # The frame is half written: keep a copy of the rest, so that the stream stays whole.
+        out.withdrawn = True
+        out.owned = <char *>malloc(out.frame_left + 1)
+        if out.owned == NULL:
+            out.frame_left = 0
+            break_off(c)
+            return
+        memcpy(out.owned, out.data, out.frame_left)
+        out.data = out.owned
+        out.left = out.frame_left
+
+
+cdef void answered(Connection *c, const Header *h) noexcept nogil:
+    cdef Out *out = c.offers
+    while out != NULL and out.header.id != h.id:
+        out = NULL if out.next == c.offers else out.next
+    if out == NULL:
+        return          # withdrawn meanwhile
+    remove_out(&c.offers, out)
+    if h.flags != SEND:
+        finish(c.net, out, OK if h.flags == REFUSED else PEER_LOST)
+        return
+    out.header.other = h.other
+    next_chunk(out)
+    add_out(&c.out, out)
+    if not c.armed:
+        writable(c)

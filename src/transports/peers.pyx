@@ -1,0 +1,231 @@
+"""Peers come and go: sockets taken over, lost, and closed."""
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
+from cydist._native.incoming cimport hopeless, remove_pulling
+from cydist._native.linux cimport (
+    EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
+    iovec, msghdr, recvmsg, shutdown,
+)
+from cydist._native.matching cimport (
+    Chosen, Item, any_arrived, any_posted, free_item, group_rank, remove,
+)
+from cydist._native.outgoing cimport (
+    complete, connection, control, finish, new_header, release, remove_out, writable, write_some,
+)
+from cydist._native.stream cimport (
+    ANSWER, ARRIVING, Connection, ENDED, FILLING, GONE, GOODBYE, Header, Incoming, LEFT, LIVE, Net,
+    OFFERED, Out, PULLING, STAGING_BYTES, incoming,
+)
+
+cdef enum:
+    DISCARDS = 128              # reads at most of what nobody will ask for, when we leave
+
+
+cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
+    cdef Connection *c
+    cdef epoll_event event
+    if net.closed:
+        return CLOSED
+    if net.lost[peer] != 0:
+        return PEER_LOST
+    c = connection(net, peer, lane)
+    if c == NULL:
+        return NO_MEMORY
+    if c.state == LIVE:
+        return MISMATCH
+    if c.state == ENDED:
+        return PEER_LOST
+    event.events = EPOLLIN
+    event.data.ptr = c
+    if epoll_ctl(net.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
+        return NO_MEMORY
+    c.fd = fd
+    c.state = LIVE
+    net.live += 1
+    net.made += 1
+    writable(c)
+    return OK
+
+
+cdef void close_socket(Connection *c) noexcept nogil:
+    cdef epoll_event unused
+    if c.state == LIVE:
+        epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
+        close(c.fd)
+        c.fd = -1
+        c.net.live -= 1
+    c.state = ENDED
+
+
+cdef void fail_requests(Connection *c, int status) noexcept nogil:
+    """End everything that needs this connection."""
+    cdef Net *net = c.net
+    cdef Out *out
+    cdef Item *item = c.filling
+    c.filling = NULL
+    c.sink = NULL
+    c.to_read = c.header_read = 0
+    if item != NULL and incoming(item).stage != PULLING:
+        if incoming(item).stage == ARRIVING:
+            remove(item)
+        elif item.request != NULL:
+            complete(net, item.request, status)
+        free_item(item)
+    while c.pulling != NULL:
+        item = c.pulling
+        remove_pulling(c, item)
+        if item.request != NULL:
+            complete(net, item.request, status)
+        free_item(item)
+    while c.out != NULL:
+        out = c.out
+        remove_out(&c.out, out)
+        finish(net, out, status)
+    while c.offers != NULL:
+        out = c.offers
+        remove_out(&c.offers, out)
+        finish(net, out, status)
+
+
+cdef void end(Connection *c, int how) noexcept nogil:
+    """The stream is over. A peer that left on purpose is gone when all its lanes are."""
+    cdef Net *net = c.net
+    cdef Connection *other
+    cdef int lane
+    close_socket(c)
+    fail_requests(c, PEER_LOST)
+    if how == LEFT:
+        for lane in range(net.lanes):
+            other = net.connections[c.peer * net.lanes + lane]
+            if other != NULL and other.state == LIVE:
+                return
+    lose(net, c.peer, how)
+
+
+ctypedef struct Peer:
+    const Net *net
+    int rank
+
+
+cdef bint unfinished_from(const Item *item, const void *context) noexcept nogil:
+    return (item.peer == (<const Peer *>context).rank
+            and (incoming(item).stage == OFFERED or incoming(item).stage == ARRIVING))
+
+
+cdef bint waits_in_vain(const Item *item, const void *context) noexcept nogil:
+    return hopeless((<const Peer *>context).net, item.view, item.peer)
+
+
+cdef void lose(Net *net, int peer, int how) noexcept nogil:
+    cdef Peer lost = Peer(net, peer)
+    cdef Connection *c
+    cdef Item *item
+    cdef Request *r
+    cdef int lane
+    if net.lost[peer] != 0:
+        return
+    net.lost[peer] = <uint8_t>how
+    for lane in range(net.lanes):
+        c = net.connections[peer * net.lanes + lane]
+        if c != NULL:
+            close_socket(c)
+            fail_requests(c, PEER_LOST)
+    while True:
+        item = any_arrived(&net.queues, unfinished_from, &lost)
+        if item == NULL:
+            break
+        remove(item)
+        free_item(item)
+    while True:
+        item = any_posted(&net.queues, waits_in_vain, &lost)
+        if item == NULL:
+            break
+        r = item.request
+        r.source = group_rank(item.view, peer)
+        remove(item)
+        free_item(item)
+        complete(net, r, PEER_LOST)
+
+
+cdef bint of_context(const Item *item, const void *context) noexcept nogil:
+    return item.context == (<const uint64_t *>context)[0]
+
+
+cdef bint any_item(const Item *item, const void *context) noexcept nogil:
+    return True
+
+
+cdef void drop(Net *net, Chosen chosen, const void *context) noexcept nogil:
+    cdef Item *item
+    cdef Incoming *more
+    while True:
+        item = any_arrived(&net.queues, chosen, context)
+        if item == NULL:
+            break
+        more = incoming(item)
+        remove(item)
+        if more.stage == OFFERED:
+            control(more.connection, ANSWER, GONE, more.id, 0)
+        else:
+            release(more.connection, more.charged)
+        if more.stage == ARRIVING:
+            more.stage = FILLING        # the rest goes to nobody
+        else:
+            free_item(item)
+    while True:
+        item = any_posted(&net.queues, chosen, context)
+        if item == NULL:
+            break
+        remove(item)
+        complete(net, item.request, CLOSED)
+        free_item(item)
+
+
+cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
+    drop(net, of_context, &context)
+
+
+cdef void leave(Net *net) noexcept nogil:
+    cdef Connection *c
+    cdef Header header
+    cdef int i
+    drop(net, any_item, NULL)
+    net.closed = True
+    for i in range(net.size * net.lanes):
+        c = net.connections[i]
+        if c == NULL:
+            continue
+        if c.state == LIVE and c.out == NULL and not c.broken:
+            header = new_header(c, GOODBYE)
+            write_some(c, &header, 0, NULL, 0)
+            shutdown(c.fd, SHUT_WR)
+            # Bytes left unread would turn the close into a reset, which destroys ours.
+            discard(c)
+        close_socket(c)
+        fail_requests(c, CLOSED)
+    net.wanted = NULL
+
+
+cdef void discard(Connection *c) noexcept nogil:
+    cdef iovec part
+    cdef msghdr message
+    cdef int turn
+    part.iov_base = c.net.staging
+    part.iov_len = STAGING_BYTES
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = &part
+    message.msg_iovlen = 1
+    for turn in range(DISCARDS):
+        if recvmsg(c.fd, &message, MSG_DONTWAIT) <= 0:
+            return
+
+
+cdef void free_connections(Net *net) noexcept nogil:
+    cdef int i
+    for i in range(net.size * net.lanes):
+        free(net.connections[i])
+    free(net.connections)
+    net.connections = NULL

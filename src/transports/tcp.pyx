@@ -1,0 +1,468 @@
+"""Messages over TCP: who makes progress, who sleeps, and what Python sees of a link.
+
+Whoever waits makes progress for everybody: one waiting thread (the poller) sleeps in
+epoll_wait without the lock, the others on a condition variable. When point-to-point requests
+are pending and nobody waits, a background thread polls instead; it steps aside as soon as
+somebody does, and ends when nothing has been pending for a while.
+
+A link has one epoll and at most one thread, however many groups share it.
+"""
+import os
+
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from posix.time cimport CLOCK_MONOTONIC, timespec
+
+from cydist._native.abi cimport (
+    ANY_SOURCE, Link, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
+)
+from cydist._native.incoming cimport post_recv, readable, send_to_self, withdraw_recv
+from cydist._native.linux cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIG_SETMASK,
+    SIOCOUTQ, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, eventfd_read,
+    eventfd_write, getpid, ioctl, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init,
+    pthread_cond_t, pthread_cond_timedwait, pthread_condattr_destroy, pthread_condattr_init,
+    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock, pthread_sigmask, sigfillset, sigset_t, usleep,
+)
+from cydist._native.matching cimport Item, count_arrived, count_posted, free_queues, init_queues
+from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
+from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
+from cydist._native.stream cimport Connection, DIED, LIVE, Net, Out, STAGING_BYTES, WANTED
+from cydist._native.waiting cimport SPINS, cores, load_int, slice_until
+
+
+cdef enum:
+    EVENTS = 32
+    BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
+    NAP_NS = 1000000            # how soon it looks again whether somebody waits
+    IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
+    HELD_LIMIT = 67108864       # bytes of small messages that a peer may have under way to us
+    LINGER_NS = 1000000000      # the longest that close() waits for our last bytes to arrive
+
+
+# Progress
+
+cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
+    cdef Connection *c
+    cdef uint64_t unused
+    cdef int i, how
+    for i in range(count):
+        c = <Connection *>events[i].data.ptr
+        if c == NULL:
+            eventfd_read(net.wake, &unused)
+            continue
+        if c.state == LIVE and events[i].events & EPOLLOUT:
+            writable(c)
+        if c.state == LIVE and events[i].events & ~EPOLLOUT:
+            how = readable(c)
+            if how != OK:
+                end(c, how)
+
+
+cdef void progress(Net *net) noexcept nogil:
+    """Do what can be done at once; the lock is held."""
+    cdef epoll_event events[EVENTS]
+    handle(net, events, epoll_wait(net.epoll, events, EVENTS, 0))
+
+
+cdef void poll(Net *net, int64_t timeout_ns) noexcept nogil:
+    """Sleep until something can be done, without the lock, and do it with the lock."""
+    cdef epoll_event events[EVENTS]
+    cdef int count
+    net.polling = True
+    pthread_mutex_unlock(&net.lock)
+    count = epoll_wait(net.epoll, events, EVENTS, <int>((timeout_ns + 999999) // 1000000))
+    pthread_mutex_lock(&net.lock)
+    net.polling = False
+    handle(net, events, count)
+
+
+cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
+                      int64_t until) noexcept nogil:
+    cdef timespec t
+    t.tv_sec = until // 1000000000
+    t.tv_nsec = until % 1000000000
+    pthread_cond_timedwait(condition, lock, &t)
+
+
+# The background thread
+
+cdef void *background(void *argument) noexcept nogil:
+    cdef Net *net = <Net *>argument
+    cdef epoll_event events[EVENTS]
+    cdef int count, naps = 0
+    pthread_mutex_lock(&net.lock)
+    while not net.stopping and naps < IDLE_NAPS:
+        if net.moving == 0:
+            sleep_until(&net.resume, &net.lock, now_ns() + (<int64_t>NAP_NS << naps))
+            naps += 1
+        elif net.waiters != 0:
+            naps = 0
+            sleep_until(&net.resume, &net.lock, now_ns() + NAP_NS)
+        else:
+            naps = 0
+            net.background_polls = True
+            pthread_mutex_unlock(&net.lock)
+            count = epoll_wait(net.epoll, events, EVENTS, BACKGROUND_MS)
+            pthread_mutex_lock(&net.lock)
+            net.background_polls = False
+            handle(net, events, count)
+    net.background_runs = False
+    pthread_mutex_unlock(&net.lock)
+    return NULL
+
+
+cdef void ensure_background(Net *net) noexcept nogil:
+    """Something is pending and its caller has left; without memory for a thread, waits do it."""
+    cdef sigset_t every, before
+    if net.background_runs or net.closed:
+        return
+    if net.background_joinable:
+        pthread_join(net.background, NULL)      # it has let go of the lock for the last time
+        net.background_joinable = False
+    # Signals are for the interpreter's threads.
+    sigfillset(&every)
+    pthread_sigmask(SIG_SETMASK, &every, &before)
+    if pthread_create(&net.background, NULL, background, net) == 0:
+        net.background_runs = net.background_joinable = True
+    pthread_sigmask(SIG_SETMASK, &before, NULL)
+
+
+cdef void stop_background(Net *net) noexcept nogil:
+    pthread_mutex_lock(&net.lock)
+    net.stopping = True
+    pthread_cond_broadcast(&net.resume)
+    eventfd_write(net.wake, 1)
+    pthread_mutex_unlock(&net.lock)
+    if net.background_joinable:
+        pthread_join(net.background, NULL)
+        net.background_joinable = False
+
+
+# What a group's view calls
+
+cdef int send(Transport *t, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef int status
+    pthread_mutex_lock(&net.lock)
+    if t.peers[r.peer] == net.rank:
+        status = send_to_self(net, t, r)
+    else:
+        status = post_send(net, t, r)
+    if net.moving != 0:
+        ensure_background(net)
+    pthread_mutex_unlock(&net.lock)
+    return status
+
+
+cdef int recv(Transport *t, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef int status
+    pthread_mutex_lock(&net.lock)
+    status = post_recv(net, t, r)
+    if net.moving != 0:
+        ensure_background(net)
+    pthread_mutex_unlock(&net.lock)
+    return status
+
+
+cdef int test(Transport *t, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    if load_int(&r.status) == PENDING:
+        pthread_mutex_lock(&net.lock)
+        progress(net)
+        pthread_mutex_unlock(&net.lock)
+    return load_int(&r.status)
+
+
+cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef int spins, status = load_int(&r.status)
+    cdef int64_t now, until
+    if status != PENDING:
+        return status
+    pthread_mutex_lock(&net.lock)
+    net.waiters += 1
+    if net.background_polls:
+        eventfd_write(net.wake, 1)
+    # A second waiter must not be kept from the lock.
+    spins = net.spins if net.waiters == 1 else 0
+    now = now_ns()
+    until = slice_until(now, deadline_ns)
+    status = OK
+    while r.status == PENDING and status == OK:
+        if spins > 0:
+            spins -= 1
+            progress(net)
+            continue
+        now = now_ns()
+        if now >= until:
+            pthread_mutex_unlock(&net.lock)
+            status = slice_end(t, deadline_ns)
+            pthread_mutex_lock(&net.lock)
+            # Whoever waits for a rank must learn of its death, so it takes a connection.
+            if r.status == PENDING and r.peer != ANY_SOURCE:
+                want(net, t.peers[r.peer], r.tag)
+            until = slice_until(now_ns(), deadline_ns)
+        elif net.polling:
+            net.sleepers += 1
+            sleep_until(&net.changed, &net.lock, until)
+            net.sleepers -= 1
+        else:
+            poll(net, until - now)
+    if r.status != PENDING:
+        status = r.status
+    net.waiters -= 1
+    if net.sleepers != 0:
+        pthread_cond_broadcast(&net.changed)    # one of them polls from now on
+    pthread_mutex_unlock(&net.lock)
+    return status
+
+
+cdef void cancel(Transport *t, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    pthread_mutex_lock(&net.lock)
+    if r.link != NULL:
+        if r.place != NULL:
+            withdraw_send(<Connection *>r.place, <Out *>r.link)
+        else:
+            withdraw_recv(net, <Item *>r.link)
+    pthread_mutex_unlock(&net.lock)
+
+
+# Leaving
+
+cdef bint flushed(Net *net) noexcept nogil:
+    """Has every peer's host got all that we wrote?"""
+    cdef Connection *c
+    cdef int i, queued
+    for i in range(net.size * net.lanes):
+        c = net.connections[i]
+        if c == NULL or c.state != LIVE or c.broken:
+            continue
+        if c.out != NULL or (ioctl(c.fd, SIOCOUTQ, &queued) == 0 and queued != 0):
+            return False
+    return True
+
+
+cdef void close_net(Net *net) noexcept nogil:
+    cdef int64_t until = now_ns() + LINGER_NS
+    stop_background(net)
+    pthread_mutex_lock(&net.lock)
+    while not flushed(net) and now_ns() < until:
+        progress(net)
+        pthread_mutex_unlock(&net.lock)
+        usleep(200)
+        pthread_mutex_lock(&net.lock)
+    leave(net)
+    pthread_mutex_unlock(&net.lock)
+
+
+cdef void abandon(Net *net) noexcept nogil:
+    """In a forked child: close our copies of the parent's descriptors, and nothing else."""
+    cdef int i
+    net.closed = True
+    for i in range(net.size * net.lanes):
+        if net.connections[i] != NULL and net.connections[i].state == LIVE:
+            close(net.connections[i].fd)
+            net.connections[i].state = WANTED
+    close_descriptors(net)
+
+
+cdef void close_descriptors(Net *net) noexcept nogil:
+    if net.epoll >= 0:
+        close(net.epoll)
+    if net.wake >= 0:
+        close(net.wake)
+    if net.wanted_event >= 0:
+        close(net.wanted_event)
+    net.epoll = net.wake = net.wanted_event = -1
+
+
+cdef class TcpLink(Link):
+    """One rank's end of the connections of a world; every group of the process shares it.
+
+    rank, size      this process among the world's
+    lanes           connections per peer that calls take in turn; the same on every rank
+    held_limit      bytes of small messages that one peer may send ahead of their receives
+
+    It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
+    and `adopt` or `refuse` answers. See cydist/backends/connections.py.
+    """
+
+    cdef Net *net
+    cdef readonly dict reasons              # peer -> why it was refused
+
+    def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
+        cdef epoll_event event
+        cdef pthread_condattr_t attributes
+        if not 0 <= rank < size or not 1 <= lanes <= 255:
+            raise ValueError(f"no link for rank {rank} of {size} with {lanes} lanes")
+        self.rank = rank
+        self.size = size
+        self.reasons = {}
+        self.net = <Net *>calloc(1, sizeof(Net))
+        if self.net == NULL:
+            raise MemoryError("no memory for a link")
+        self.net.rank = rank
+        self.net.size = size
+        self.net.lanes = lanes
+        self.net.held_limit = held_limit
+        self.net.pid = getpid()
+        pthread_mutex_init(&self.net.lock, NULL)
+        pthread_condattr_init(&attributes)
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
+        pthread_cond_init(&self.net.changed, &attributes)
+        pthread_cond_init(&self.net.resume, &attributes)
+        pthread_condattr_destroy(&attributes)
+        self.net.epoll = epoll_create1(EPOLL_CLOEXEC)
+        self.net.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        self.net.wanted_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        self.net.connections = <Connection **>calloc(size * lanes, sizeof(Connection *))
+        self.net.lost = <uint8_t *>calloc(size, 1)
+        self.net.staging = <char *>malloc(STAGING_BYTES)
+        event.events = EPOLLIN
+        event.data.ptr = NULL
+        if self.net.epoll < 0 or self.net.wake < 0 or self.net.wanted_event < 0:
+            raise OSError(errno, f"no descriptors for a link: {os.strerror(errno)}")
+        if (self.net.connections == NULL or self.net.lost == NULL or self.net.staging == NULL
+                or init_queues(&self.net.queues) != OK
+                or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, self.net.wake, &event) != 0):
+            raise MemoryError("no memory for a link")
+        self.share_cores(size)
+
+    def __dealloc__(self):
+        cdef Net *net = self.net
+        if net == NULL:
+            return
+        if net.pid == getpid():
+            if net.connections != NULL and not net.closed:
+                close_net(net)
+            close_descriptors(net)
+            pthread_mutex_destroy(&net.lock)
+            pthread_cond_destroy(&net.changed)
+            pthread_cond_destroy(&net.resume)
+        elif not net.closed:
+            abandon(net)
+        if net.connections != NULL:
+            free_connections(net)
+        if net.queues.posted != NULL:
+            free_queues(&net.queues)
+        free(net.lost)
+        free(net.staging)
+        free(net)
+
+    cdef int open_view(self, Transport *t) except -1:
+        t.link = self.net
+        t.windows = NULL
+        t.send = send
+        t.recv = recv
+        t.test = test
+        t.wait = wait
+        t.cancel = cancel
+        t.raise_flag = NULL
+        t.wait_flag = NULL
+        return 0
+
+    cdef void close_view(self, Transport *t) noexcept:
+        cdef uint64_t context = t.context
+        if self.net.pid == getpid():
+            with nogil:
+                pthread_mutex_lock(&self.net.lock)
+                drop_context(self.net, context)
+                pthread_mutex_unlock(&self.net.lock)
+
+    @property
+    def wanted_fd(self):
+        """Readable when `wanted` has something to say."""
+        return self.net.wanted_event
+
+    def wanted(self):
+        """The connections asked for since the last time: a list of (peer, lane)."""
+        cdef Connection *c
+        cdef uint64_t unused
+        asked = []
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+        eventfd_read(self.net.wanted_event, &unused)
+        c = self.net.wanted
+        while c != NULL:
+            if c.state == WANTED:
+                asked.append((c.peer, c.lane))
+            c = c.next_wanted
+        self.net.wanted = NULL
+        pthread_mutex_unlock(&self.net.lock)
+        return asked
+
+    def adopt(self, int peer, int lane, int fd):
+        """Take over a connected, authenticated, non-blocking socket.
+
+        Returns whether the link took it; otherwise the caller closes it: there is a
+        connection for this peer and lane already, the peer is lost, or the link is closed.
+        """
+        cdef int status
+        self.check(peer, lane)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            status = adopt(self.net, peer, lane, fd)
+            pthread_mutex_unlock(&self.net.lock)
+        if status == NO_MEMORY:
+            raise MemoryError(f"no memory for the connection to rank {peer}")
+        return status == OK
+
+    def refuse(self, int peer, str reason not None):
+        """The peer cannot be reached: whoever waits for it, now or later, learns so."""
+        self.check(peer, 0)
+        self.reasons.setdefault(peer, reason)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            lose(self.net, peer, DIED)
+            pthread_mutex_unlock(&self.net.lock)
+
+    cdef int check(self, int peer, int lane) except -1:
+        if not 0 <= peer < self.size or peer == self.rank or not 0 <= lane < self.net.lanes:
+            raise ValueError(f"rank {self.rank} of {self.size} has no lane {lane} to rank {peer}")
+        return 0
+
+    def lane_is_live(self, int peer, int lane):
+        """Is there a connection to this peer on this lane?"""
+        cdef Connection *c
+        self.check(peer, lane)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            c = self.net.connections[peer * self.net.lanes + lane]
+            pthread_mutex_unlock(&self.net.lock)
+        return c != NULL and c.state == LIVE
+
+    def share_cores(self, int ranks):
+        """So many ranks share this host's cores: it decides whether waits may spin."""
+        self.net.spins = SPINS // 20 if cores() >= ranks else 0
+
+    def close(self):
+        """Leave: say goodbye to every peer and end what is pending here with CLOSED."""
+        if self.net.closed:
+            return
+        if self.net.pid != getpid():
+            abandon(self.net)
+            return
+        with nogil:
+            close_net(self.net)
+
+    def statistics(self):
+        """Counts: connections (live), made, posted, arrived, moving, threads, held by peers."""
+        cdef Net *net = self.net
+        with nogil:
+            pthread_mutex_lock(&net.lock)
+        counts = {
+            "connections": net.live,
+            "made": net.made,
+            "posted": count_posted(&net.queues),
+            "arrived": count_arrived(&net.queues),
+            "moving": net.moving,
+            "threads": int(net.background_runs),
+        }
+        pthread_mutex_unlock(&net.lock)
+        return counts
