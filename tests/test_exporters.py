@@ -23,12 +23,12 @@ def torch_tensor(x: np.ndarray) -> Any:
 
 
 def torch_leaf(x: np.ndarray) -> Any:
-    return torch_tensor(x).requires_grad_()
+    return torch_tensor(x).requires_grad_(x.dtype.kind in "fc")
 
 
 def torch_parameter(x: np.ndarray) -> Any:
     torch = pytest.importorskip("torch")
-    return torch.nn.Parameter(torch_tensor(x))
+    return torch.nn.Parameter(torch_tensor(x), requires_grad=x.dtype.kind in "fc")
 
 
 class Dlpack:
