@@ -137,3 +137,56 @@ cdef int exchange(Transport *t, Call *c, int step,
         post_send(t, c, &both[posted], out, out_bytes, to_peer, step)
         posted += 1
     return complete(t, c, both, posted)
+
+
+cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil:
+    cdef int i
+    for i in range(count):
+        if requests[i].status == PENDING:
+            t.cancel(t, &requests[i])
+            if requests[i].status == PENDING:
+                requests[i].status = ABORTED    # never cancelled twice
+
+
+cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil:
+    cdef int slot
+    pipe.depth = PIPE_DEPTH if most > PIPE_DEPTH else (most if most > 0 else 1)
+    pipe.first_step = 0
+    pipe.status = OK
+    for slot in range(PIPE_DEPTH):
+        pipe.sends[slot].status = OK
+        pipe.receives[slot].status = OK
+
+
+cdef int pipe_ready(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
+    if pipe.status == OK:
+        pipe.status = complete(t, c, &pipe.sends[i % pipe.depth], 1)
+    return pipe.status
+
+
+cdef int pipe_post(Transport *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
+                   Block into, int from_peer) noexcept nogil:
+    cdef size_t slot = i % pipe.depth
+    cdef int step = <int>(pipe.first_step + i)
+    if pipe_ready(t, c, pipe, i) != OK:
+        return pipe.status
+    if from_peer >= 0:
+        post_recv(t, c, &pipe.receives[slot], into.ptr, into.nbytes, from_peer, step)
+    if to_peer >= 0:
+        post_send(t, c, &pipe.sends[slot], out.ptr, out.nbytes, to_peer, step)
+    return OK
+
+
+cdef int pipe_take(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
+    if pipe.status == OK:
+        pipe.status = complete(t, c, &pipe.receives[i % pipe.depth], 1)
+    return pipe.status
+
+
+cdef int pipe_close(Transport *t, Call *c, Pipe *pipe) noexcept nogil:
+    if pipe.status == OK:
+        pipe.status = complete(t, c, pipe.sends, PIPE_DEPTH)
+    if pipe.status != OK:
+        withdraw(t, pipe.sends, PIPE_DEPTH)
+        withdraw(t, pipe.receives, PIPE_DEPTH)
+    return pipe.status

@@ -7,6 +7,7 @@ Everything here is `noexcept nogil` C. Errors are data: a function returns a
 `Status`, and the `Call` or `Request` holds what the error message will need.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
@@ -63,7 +64,7 @@ ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a
     int32_t root                # group rank, or -1
     uint32_t detail             # hash of what has no field: a structured dtype, a factor
     uint32_t algorithm          # index in the table, so that two tuning tables are noticed
-    uint64_t reserved           # zero
+    uint64_t note               # zero, but in a window: what the step says beside its data
 
 
 ctypedef struct Request:        # one posted send or receive; owned by the caller
@@ -101,6 +102,7 @@ ctypedef struct Windows:
     size_t slot_bytes
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
+    uint64_t released           # steps that all ranks had consumed when this one last looked
 
 
 # A group's view of a link. Links are shared by all the groups of a process.
@@ -255,3 +257,115 @@ cdef int exchange(Transport *t, Call *c, int step,
 # count % blocks blocks hold one element more than the rest.
 cdef inline size_t block_start(size_t block, size_t blocks, size_t count) noexcept nogil:
     return block * (count // blocks) + (block if block < count % blocks else count % blocks)
+
+
+# --- What several algorithms share. Sizes are in bytes unless they are called count. ---
+
+# How to cut blocks of up to `nbytes` into segments: whole numbers of `unit` bytes (the size of
+# an element), no longer than a block, and so long that `rounds` rounds of them stay below
+# 2**SEQUENCE_SHIFT steps.
+cdef inline size_t segment_size(const Call *c, size_t unit, size_t nbytes,
+                                size_t rounds) noexcept nogil:
+    cdef size_t most = (<size_t>1 << (SEQUENCE_SHIFT - 1)) // (rounds if rounds > 0 else 1)
+    cdef size_t least = nbytes // (most if most > 0 else 1) // unit + 1
+    cdef size_t wanted = c.segment_bytes // unit
+    if wanted > nbytes // unit:
+        wanted = nbytes // unit
+    return (wanted if wanted > least else least) * unit
+
+
+# How many segments a block has. An empty block has one, empty: its message still tells a
+# peer which call this is.
+cdef inline size_t segments_in(size_t nbytes, size_t segment) noexcept nogil:
+    return 1 if nbytes == 0 else (nbytes - 1) // segment + 1
+
+
+# Segment `index` of a block; empty past the end.
+cdef inline Block segment_of(Block block, size_t index, size_t segment) noexcept nogil:
+    cdef Block part
+    cdef size_t start = index * segment
+    if start > block.nbytes:
+        start = block.nbytes
+    part.ptr = block.ptr + start
+    part.nbytes = block.nbytes - start if block.nbytes - start < segment else segment
+    return part
+
+
+# Block `index` of `whole` cut into `blocks` blocks of whole elements.
+cdef inline Block block_of(Block whole, size_t index, size_t blocks, size_t unit) noexcept nogil:
+    cdef Block part
+    cdef size_t count = whole.nbytes // unit
+    cdef size_t start = block_start(index, blocks, count)
+    part.ptr = whole.ptr + start * unit
+    part.nbytes = (block_start(index + 1, blocks, count) - start) * unit
+    return part
+
+
+cdef inline size_t largest(const Block *blocks, int count) noexcept nogil:
+    cdef size_t most = 0
+    cdef int i
+    for i in range(count):
+        if blocks[i].nbytes > most:
+            most = blocks[i].nbytes
+    return most
+
+
+cdef inline void copy(char *out, const char *source, size_t nbytes) noexcept nogil:
+    if out != source and nbytes > 0:
+        memcpy(out, source, nbytes)
+
+
+# A rank's own contribution, ready for combine.
+cdef inline void contribute(const Reduction *op, char *out, const char *own,
+                            size_t nbytes) noexcept nogil:
+    if op.prepare != NULL:
+        op.prepare(op, out, own, nbytes // op.itemsize)
+    else:
+        copy(out, own, nbytes)
+
+
+cdef inline void combine(const Reduction *op, char *acc, const char *low, const char *high,
+                         size_t nbytes) noexcept nogil:
+    op.combine(op, acc, low, high, nbytes // op.itemsize)
+
+
+# The last step on a complete block, once, before it is handed on.
+cdef inline void conclude(const Reduction *op, char *acc, size_t nbytes) noexcept nogil:
+    if op.finish != NULL:
+        op.finish(op, acc, nbytes // op.itemsize)
+
+
+# Cancel whatever is still pending after another request failed.
+cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil
+
+
+# A pipeline: messages 0, 1, 2, ... with at most `depth` under way in each direction. Message
+# i is step first_step + i of the call. The shape of every use:
+#
+#     for i in range(total + pipe.depth - 1):
+#         if i < total: pipe_post(t, c, &pipe, i, what to send, to whom, where to receive, from whom)
+#         if i + 1 >= pipe.depth: pipe_take(t, c, &pipe, i + 1 - pipe.depth); use what arrived
+#     return pipe_close(t, c, &pipe)
+#
+# so that when message i is posted, message i - depth has been sent, and has arrived and been used.
+cdef enum:
+    PIPE_DEPTH = 4
+
+ctypedef struct Pipe:
+    size_t depth                # 1 .. PIPE_DEPTH
+    size_t first_step           # 0, unless changed after pipe_open
+    int status                  # OK, or the first failure; then every pipe_ call returns it
+    Request sends[PIPE_DEPTH]
+    Request receives[PIPE_DEPTH]
+
+# As deep as allowed, at most `most`.
+cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil
+# Wait until message i - depth is sent, so that the memory it was sent from can be written.
+cdef int pipe_ready(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
+# Post both halves of message i, after pipe_ready. A peer of -1: no such half.
+cdef int pipe_post(Transport *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
+                   Block into, int from_peer) noexcept nogil
+# Wait until message i has arrived.
+cdef int pipe_take(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
+# Wait for the sends; after a failure withdraw everything. Returns the status.
+cdef int pipe_close(Transport *t, Call *c, Pipe *pipe) noexcept nogil

@@ -1,0 +1,102 @@
+"""Bruck: short blocks in ceil(log2 p) steps, for any number of ranks.
+
+    all_gather   steps ceil(log2 p)     bytes sent per rank n (p-1)/p
+    all_to_all   steps ceil(log2 p)     bytes sent per rank about n/2 log2 p    blocks of one size
+
+n is all p blocks. In step k of all_gather a rank sends all that it holds, up to 2**k blocks, to
+rank - 2**k, and appends what comes from rank + 2**k. In step k of all_to_all it sends the blocks
+that have a distance with bit k set still to go to rank + 2**k. Blocks are copied to the right place
+at the end, so a rank needs memory for all blocks (all_to_all: twice half of them more).
+
+Three ranks, all_gather:
+
+    rank 0   a        a b        a b c
+    rank 1   b        b c        b c a
+    rank 2   c        c a        c a b
+             step 0: to rank - 1    step 1: one block, to rank - 2
+
+Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient algorithms for
+all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997).
+"""
+from libc.stdlib cimport free, malloc
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_TO_ALL, Call, EVEN_BLOCKS, MESSAGES, NO_MEMORY, OK, Transport, add, copy,
+    exchange,
+)
+
+
+cdef size_t run_of(const Call *c, int p, int first, int blocks) noexcept nogil:
+    """Bytes of `blocks` blocks from rank `first` on, round the ring."""
+    cdef size_t nbytes = 0
+    cdef int i
+    for i in range(blocks):
+        nbytes += c.outputs[(first + i) % p].nbytes
+    return nbytes
+
+
+cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+    cdef int p = t.size
+    cdef int held = 1, step = 0, more, i, status = OK
+    cdef size_t offset = c.inputs[0].nbytes
+    cdef size_t more_bytes
+    cdef char *blocks = <char *>malloc(run_of(c, p, 0, p) + 1)  # of ranks rank, rank + 1, ...
+    if blocks == NULL:
+        return NO_MEMORY
+    copy(blocks, c.inputs[0].ptr, c.inputs[0].nbytes)
+    while held < p and status == OK:
+        more = held if held <= p - held else p - held
+        more_bytes = run_of(c, p, t.rank + held, more)
+        status = exchange(
+            t, c, step, blocks, run_of(c, p, t.rank, more), (t.rank - held + p) % p,
+            blocks + offset, more_bytes, (t.rank + held) % p,
+        )
+        offset += more_bytes
+        held += more
+        step += 1
+    if status == OK:
+        offset = 0
+        for i in range(p):
+            copy(c.outputs[(t.rank + i) % p].ptr, blocks + offset, run_of(c, p, t.rank + i, 1))
+            offset += run_of(c, p, t.rank + i, 1)
+    free(blocks)
+    return status
+
+
+cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+    cdef int p = t.size
+    cdef size_t each = c.outputs[0].nbytes
+    cdef size_t half = <size_t>(p + 1) // 2 * each  # what one step moves, at most
+    cdef int bit = 1, step = 0, i, status = OK
+    cdef size_t packed
+    cdef char *blocks = <char *>malloc(p * each + 2 * half + 1)
+    cdef char *out = blocks + p * each
+    cdef char *into = out + half
+    if blocks == NULL:
+        return NO_MEMORY
+    for i in range(p):      # block i has distance i to go
+        copy(blocks + i * each, c.inputs[(t.rank + i) % p].ptr, each)
+    while bit < p and status == OK:
+        packed = 0
+        for i in range(p):
+            if i & bit != 0:
+                copy(out + packed, blocks + i * each, each)
+                packed += each
+        status = exchange(t, c, step, out, packed, (t.rank + bit) % p,
+                          into, packed, (t.rank - bit + p) % p)
+        packed = 0
+        for i in range(p):
+            if i & bit != 0:
+                copy(blocks + i * each, into + packed, each)
+                packed += each
+        bit *= 2
+        step += 1
+    if status == OK:
+        for i in range(p):      # what has come i ranks far is from rank - i
+            copy(c.outputs[(t.rank - i + p) % p].ptr, blocks + i * each, each)
+    free(blocks)
+    return status
+
+
+add(b"bruck", ALL_GATHER, MESSAGES, all_gather)
+add(b"bruck", ALL_TO_ALL, EVEN_BLOCKS, all_to_all)

@@ -1,0 +1,250 @@
+"""Ring: every rank sends to the next rank and receives from the one before, and to nobody else.
+
+    all_reduce      steps 2(p-1)      bytes sent per rank 2 n (p-1)/p     commutative ops
+    reduce_scatter  steps p-1         bytes sent per rank n (p-1)/p       commutative ops
+    all_gather      steps p-1         bytes sent per rank n (p-1)/p
+    broadcast       steps p-1         bytes sent per rank n (the last one: 0)
+
+n is the whole array: all_reduce's, all blocks of reduce_scatter's input or all_gather's output.
+Every step is cut into segments, and a segment goes on as soon as it has come in, so that the
+bytes of all steps overlap. Best for long messages; latency grows with p.
+
+The reductions run in ring order, starting at another rank for each block. Partial sums travel
+in the array's dtype: 16- and 8-bit floats round once per step. Each block is completed by one
+rank and then copied, so every rank has the same bits.
+
+Three ranks, all_reduce of blocks a b c (a0 is rank 0's contribution to a):
+
+    rank 0   a0 b0 c0      c0 -> 1      b2+b0 -> 1      A -> 1      C -> 1
+    rank 1   a1 b1 c1      a1 -> 2      c0+c1 -> 2      B -> 2      A -> 2
+    rank 2   a2 b2 c2      b2 -> 0      a1+a2 -> 0      C -> 0      B -> 0
+             reduce_scatter: after two steps rank 0 owns A, 1 owns B, 2 owns C    all_gather
+
+Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", J. Parallel Distrib. Comput. 69 (2009). The broadcast is the pipelined chain of
+J. Watts and R. van de Geijn, "A pipelined broadcast for multidimensional meshes" (1995).
+"""
+from libc.stdlib cimport free, malloc
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, BROADCAST, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK,
+    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Transport, add, block_of, combine, conclude, contribute, copy,
+    largest, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
+    segments_in,
+)
+
+
+ctypedef struct Cut:            # how the messages of a ring follow from their numbers
+    size_t p
+    size_t segment              # bytes
+    size_t per_step             # segments in the longest block: messages in each step
+
+
+# Step k of a ring: a rank sends block (rank - 1 - k), which it completed in the step before,
+# and receives block (rank - 2 - k). After p-1 steps it holds block `rank`, complete, and the
+# same formula goes on to carry complete blocks round.
+cdef inline size_t block_sent(Transport *t, size_t step) noexcept nogil:
+    return (<size_t>t.rank + 2 * <size_t>t.size - 1 - step) % <size_t>t.size
+
+
+cdef inline size_t block_received(Transport *t, size_t step) noexcept nogil:
+    return block_sent(t, step + 1)
+
+
+cdef inline int next_rank(Transport *t) noexcept nogil:
+    return (t.rank + 1) % t.size
+
+
+cdef inline int rank_before(Transport *t) noexcept nogil:
+    return (t.rank - 1 + t.size) % t.size
+
+
+cdef inline Block piece(Block whole, size_t block, const Cut *cut, size_t i,
+                        size_t unit) noexcept nogil:
+    """What message i carries of a block of `whole`, which is cut into p blocks."""
+    return segment_of(block_of(whole, block, cut.p, unit), i % cut.per_step, cut.segment)
+
+
+cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+    cdef const Reduction *op = c.op
+    cdef Block own = c.inputs[0], result = c.outputs[0]
+    cdef size_t longest = block_of(own, 0, t.size, op.itemsize).nbytes
+    cdef Cut cut
+    cdef char *arriving
+    cdef int status
+    if t.size == 1 or op.prepare != NULL:
+        contribute(op, result.ptr, own.ptr, own.nbytes)
+        own = result
+    if t.size == 1:
+        conclude(op, result.ptr, result.nbytes)
+        return OK
+    cut.p = t.size
+    cut.segment = segment_size(c, op.itemsize, longest, 2 * cut.p)
+    cut.per_step = segments_in(longest, cut.segment)
+    arriving = <char *>malloc(PIPE_DEPTH * cut.segment)
+    if arriving == NULL:
+        return NO_MEMORY
+    status = reduce_round(t, c, &cut, own, result, arriving)
+    free(arriving)
+    return status
+
+
+cdef int reduce_round(Transport *t, Call *c, const Cut *cut, Block own, Block result,
+                      char *arriving) noexcept nogil:
+    """Both rounds of all_reduce as one stream of messages."""
+    cdef size_t unit = c.op.itemsize
+    cdef size_t half = (cut.p - 1) * cut.per_step
+    cdef size_t i, taken, block
+    cdef Block out, into
+    cdef Pipe pipe
+    pipe_open(&pipe, cut.per_step)
+    for i in range(2 * half + pipe.depth - 1):
+        if i < 2 * half:
+            out = piece(own if i < cut.per_step else result,
+                        block_sent(t, i // cut.per_step), cut, i, unit)
+            into = piece(result, block_received(t, i // cut.per_step), cut, i, unit)
+            if i < half:
+                into.ptr = arriving + i % pipe.depth * cut.segment
+            if pipe_post(t, c, &pipe, i, out, next_rank(t), into, rank_before(t)) != OK:
+                break
+        if i + 1 >= pipe.depth:
+            taken = i + 1 - pipe.depth
+            if pipe_take(t, c, &pipe, taken) != OK:
+                break
+            if taken < half:
+                block = block_received(t, taken // cut.per_step)
+                into = piece(result, block, cut, taken, unit)
+                combine(c.op, into.ptr, arriving + taken % pipe.depth * cut.segment,
+                        piece(own, block, cut, taken, unit).ptr, into.nbytes)
+                if taken >= half - cut.per_step:
+                    conclude(c.op, into.ptr, into.nbytes)
+    return pipe_close(t, c, &pipe)
+
+
+cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+    cdef const Reduction *op = c.op
+    cdef size_t longest = largest(c.inputs, t.size)
+    cdef Cut cut
+    cdef char *partial
+    cdef int status
+    if t.size == 1:
+        contribute(op, c.outputs[0].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+        conclude(op, c.outputs[0].ptr, c.outputs[0].nbytes)
+        return OK
+    cut.p = t.size
+    cut.segment = segment_size(c, op.itemsize, longest, cut.p)
+    cut.per_step = segments_in(longest, cut.segment)
+    # Partial sums of two steps; and where contributions are prepared, segments of our own.
+    partial = <char *>malloc((2 * cut.per_step + PIPE_DEPTH + 1) * cut.segment)
+    if partial == NULL:
+        return NO_MEMORY
+    status = scatter_round(t, c, &cut, partial, partial + 2 * cut.per_step * cut.segment)
+    free(partial)
+    return status
+
+
+cdef inline Block landing(Transport *t, Call *c, const Cut *cut, char *partial,
+                          size_t i) noexcept nogil:
+    """Where message i of reduce_scatter lands: in the output if it completes our block."""
+    cdef size_t k = i // cut.per_step
+    cdef Block into = segment_of(c.inputs[block_received(t, k)], i % cut.per_step, cut.segment)
+    if k + 2 == cut.p and c.outputs[0].ptr != c.inputs[t.rank].ptr:
+        return segment_of(c.outputs[0], i % cut.per_step, cut.segment)
+    into.ptr = partial + i % (2 * cut.per_step) * cut.segment
+    return into
+
+
+cdef int scatter_round(Transport *t, Call *c, const Cut *cut, char *partial,
+                       char *prepared) noexcept nogil:
+    cdef const Reduction *op = c.op
+    cdef size_t total = (cut.p - 1) * cut.per_step
+    cdef size_t i, taken
+    cdef Block out, into, own
+    cdef Pipe pipe
+    pipe_open(&pipe, cut.per_step)
+    for i in range(total + pipe.depth - 1):
+        if i < total:
+            if pipe_ready(t, c, &pipe, i) != OK:
+                break
+            if i >= cut.per_step:
+                out = landing(t, c, cut, partial, i - cut.per_step)
+            else:
+                out = segment_of(c.inputs[block_sent(t, 0)], i, cut.segment)
+                if op.prepare != NULL:
+                    own = out
+                    out.ptr = prepared + i % pipe.depth * cut.segment
+                    contribute(op, out.ptr, own.ptr, own.nbytes)
+            into = landing(t, c, cut, partial, i)
+            if pipe_post(t, c, &pipe, i, out, next_rank(t), into, rank_before(t)) != OK:
+                break
+        if i + 1 >= pipe.depth:
+            taken = i + 1 - pipe.depth
+            if pipe_take(t, c, &pipe, taken) != OK:
+                break
+            into = landing(t, c, cut, partial, taken)
+            own = segment_of(c.inputs[block_received(t, taken // cut.per_step)],
+                             taken % cut.per_step, cut.segment)
+            if op.prepare != NULL:
+                contribute(op, prepared + PIPE_DEPTH * cut.segment, own.ptr, own.nbytes)
+                own.ptr = prepared + PIPE_DEPTH * cut.segment
+            if taken + cut.per_step < total:
+                combine(op, into.ptr, into.ptr, own.ptr, into.nbytes)
+            else:
+                out = segment_of(c.outputs[0], taken % cut.per_step, cut.segment)
+                combine(op, out.ptr, into.ptr, own.ptr, into.nbytes)
+                conclude(op, out.ptr, out.nbytes)
+    return pipe_close(t, c, &pipe)
+
+
+cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+    cdef size_t p = t.size
+    cdef size_t longest = largest(c.outputs, t.size)
+    cdef size_t segment = segment_size(c, 1, longest, p)
+    cdef size_t per_step = segments_in(longest, segment)
+    cdef size_t total = (p - 1) * per_step
+    cdef size_t i
+    cdef Pipe pipe
+    copy(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+    pipe_open(&pipe, per_step)
+    for i in range(total + pipe.depth - 1):
+        # One step ahead of reduce_scatter's numbering: the first block sent is our own.
+        if i < total and pipe_post(
+            t, c, &pipe, i,
+            segment_of(c.outputs[block_sent(t, i // per_step + p - 1)], i % per_step, segment),
+            next_rank(t),
+            segment_of(c.outputs[block_received(t, i // per_step + p - 1)], i % per_step, segment),
+            rank_before(t),
+        ) != OK:
+            break
+        if i + 1 >= pipe.depth and pipe_take(t, c, &pipe, i + 1 - pipe.depth) != OK:
+            break
+    return pipe_close(t, c, &pipe)
+
+
+cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+    """A chain from the root round to the rank before it: each passes segments on."""
+    cdef Block whole = c.outputs[0], part
+    cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
+    cdef size_t total = segments_in(whole.nbytes, segment)
+    cdef int source = -1 if t.rank == c.root else rank_before(t)
+    cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
+    cdef size_t i
+    cdef Pipe pipe
+    pipe_open(&pipe, total)
+    for i in range(total + pipe.depth - 1):
+        part = segment_of(whole, i, segment)
+        if i < total and pipe_post(t, c, &pipe, i, part, -1, part, source) != OK:
+            break
+        if i + 1 >= pipe.depth:
+            part = segment_of(whole, i + 1 - pipe.depth, segment)
+            if pipe_take(t, c, &pipe, i + 1 - pipe.depth) != OK:
+                break
+            if pipe_post(t, c, &pipe, i + 1 - pipe.depth, part, target, part, -1) != OK:
+                break
+    return pipe_close(t, c, &pipe)
+
+
+add(b"ring", ALL_REDUCE, COMMUTATIVE, all_reduce)
+add(b"ring", REDUCE_SCATTER, COMMUTATIVE, reduce_scatter)
+add(b"ring", ALL_GATHER, MESSAGES, all_gather)
+add(b"ring", BROADCAST, MESSAGES, broadcast)

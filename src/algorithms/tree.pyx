@@ -1,0 +1,252 @@
+"""Binomial tree: p ranks in ceil(log2 p) rounds.
+
+    broadcast   bytes sent per rank up to n log2 p (the root)
+    reduce      bytes sent per rank n
+    gather      bytes sent per rank up to n p/2        blocks of one size
+    scatter     bytes sent per rank up to n p/2        blocks of one size
+
+n is one block. broadcast and reduce are cut into segments that follow each other down and up the
+tree. Best for short messages, and for everything in between at many ranks.
+
+Ranks are numbered from the root: v = (rank - root) mod p. The parent of v is v without its lowest
+bit, so the subtree of v is the range of ranks from v on. Hence reduce combines neighbouring
+ranges, lower with higher; where the reduction does not commute the tree stands on rank 0, so that
+the ranges are in rank order, and rank 0 sends the result to the root. Partial sums travel in the
+array's dtype: 16- and 8-bit floats round once per level.
+
+Three ranks, root 0 (reduce and gather turn the arrows round):
+
+    v=0 --> v=1         round 0: 0 -> 2
+     |                  round 1: 0 -> 1
+     +----> v=2
+
+Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication
+operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
+"""
+from libc.stdlib cimport free, malloc
+
+from cydist._native.abi cimport (
+    BROADCAST, Block, Call, EVEN_BLOCKS, GATHER, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request,
+    SCATTER, Transport, add, combine, complete, conclude, contribute, copy, exchange, pipe_close,
+    pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
+    withdraw,
+)
+
+
+cdef enum:
+    MOST_CHILDREN = 31          # bits of a rank
+
+
+ctypedef struct Place:          # of this rank in the tree
+    int parent                  # group rank; -1 at the root
+    int children[MOST_CHILDREN]     # group ranks: v+1, v+2, v+4, ...
+    int children_count
+    int v                       # number in the tree
+    int subtree                 # ranks in it: v .. v + subtree - 1
+
+
+cdef void find_place(Transport *t, int root, Place *place) noexcept nogil:
+    cdef int p = t.size
+    cdef int bit = 1
+    place.v = (t.rank - root + p) % p
+    place.parent = -1
+    place.children_count = 0
+    while bit < p and place.v & bit == 0:
+        if place.v + bit < p:
+            place.children[place.children_count] = (place.v + bit + root) % p
+            place.children_count += 1
+        bit <<= 1
+    if place.v != 0:
+        place.parent = ((place.v - bit) + root) % p
+        place.subtree = bit if place.v + bit <= p else p - place.v
+    else:
+        place.subtree = p
+
+
+cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+    cdef Block whole = c.outputs[0], part
+    cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
+    cdef size_t total = segments_in(whole.nbytes, segment)
+    cdef Request sends[MOST_CHILDREN]
+    cdef int child, posted = 0
+    cdef size_t i, taken
+    cdef Place place
+    cdef Pipe pipe              # of what comes from the parent
+    find_place(t, c.root, &place)
+    pipe_open(&pipe, total)
+    for i in range(total + pipe.depth - 1):
+        part = segment_of(whole, i, segment)
+        if i < total and pipe_post(t, c, &pipe, i, part, -1, part, place.parent) != OK:
+            break
+        if i + 1 < pipe.depth:
+            continue
+        taken = i + 1 - pipe.depth
+        if pipe_take(t, c, &pipe, taken) != OK:
+            break
+        pipe.status = complete(t, c, sends, posted)
+        if pipe.status != OK:
+            break
+        part = segment_of(whole, taken, segment)
+        # The child with the largest subtree first.
+        for posted in range(place.children_count):
+            child = place.children[place.children_count - 1 - posted]
+            post_send(t, c, &sends[posted], part.ptr, part.nbytes, child, <int>taken)
+        posted = place.children_count
+    if pipe.status == OK:
+        pipe.status = complete(t, c, sends, posted)
+    else:
+        withdraw(t, sends, posted)
+    return pipe_close(t, c, &pipe)
+
+
+cdef int reduce(Transport *t, Call *c) noexcept nogil:
+    cdef int top = c.root if c.op.commutative else 0
+    cdef Block own = c.inputs[0], result
+    cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, 1)
+    cdef int last_step = <int>segments_in(own.nbytes, segment)
+    cdef Place place
+    cdef char *buffers
+    cdef int status
+    find_place(t, top, &place)
+    # Two banks of segments: one from each child and one of our own. And, where rank 0
+    # collects for another root, the result.
+    buffers = <char *>malloc(
+        2 * segment * (place.children_count + 1) + (0 if t.rank == c.root else own.nbytes)
+    )
+    if buffers == NULL:
+        return NO_MEMORY
+    result.nbytes = own.nbytes
+    result.ptr = buffers + 2 * segment * (place.children_count + 1)
+    if t.rank == c.root:
+        result = c.outputs[0]
+    status = climb(t, c, &place, segment, result, buffers)
+    if status == OK and top != c.root:
+        status = exchange(t, c, last_step,
+                          result.ptr, own.nbytes, c.root if t.rank == top else -1,
+                          result.ptr, own.nbytes, top if t.rank == c.root else -1)
+    free(buffers)
+    return status
+
+
+cdef int climb(Transport *t, Call *c, const Place *place, size_t segment, Block result,
+               char *buffers) noexcept nogil:
+    """Reduce towards the top of the tree, which gets `result`."""
+    cdef size_t total = segments_in(result.nbytes, segment)
+    cdef int children = place.children_count
+    cdef char *sums = buffers + 2 * segment * children
+    cdef Request receives[2 * MOST_CHILDREN]
+    cdef Request sends[2]
+    cdef Block part
+    cdef size_t i, bank
+    cdef int child, status = OK
+    for child in range(2 * MOST_CHILDREN):
+        receives[child].status = OK
+    sends[0].status = OK
+    sends[1].status = OK
+    for i in range(total + 1):
+        if i < total:
+            bank = i % 2 * children
+            part = segment_of(result, i, segment)
+            for child in range(children):
+                post_recv(t, c, &receives[bank + child], buffers + (bank + child) * segment,
+                          part.nbytes, place.children[child], <int>i)
+        if i > 0:
+            bank = (i - 1) % 2
+            status = complete(t, c, &receives[bank * children], children)
+            if status == OK:
+                status = complete(t, c, &sends[bank], 1)
+            if status != OK:
+                break
+            part = segment_of(result, i - 1, segment)
+            if place.parent >= 0:
+                part.ptr = sums + bank * segment
+            add_up(c, segment_of(c.inputs[0], i - 1, segment), part,
+                   buffers + bank * children * segment, children, segment)
+            if place.parent >= 0:
+                post_send(t, c, &sends[bank], part.ptr, part.nbytes, place.parent, <int>i - 1)
+            else:
+                conclude(c.op, part.ptr, part.nbytes)
+    if status == OK:
+        status = complete(t, c, sends, 2)
+    if status != OK:
+        withdraw(t, receives, 2 * MOST_CHILDREN)
+        withdraw(t, sends, 2)
+    return status
+
+
+cdef inline void add_up(Call *c, Block own, Block acc, const char *arrived, int children,
+                        size_t segment) noexcept nogil:
+    """acc = own op what came from v+1, v+2, v+4, ...: ranges of ranks, in order."""
+    cdef int child
+    if children == 0 or c.op.prepare != NULL:
+        contribute(c.op, acc.ptr, own.ptr, own.nbytes)
+        own.ptr = acc.ptr
+    for child in range(children):
+        combine(c.op, acc.ptr, acc.ptr if child > 0 else own.ptr, arrived + child * segment,
+                acc.nbytes)
+
+
+cdef inline int blocks_under(const Place *place, int p, int child) noexcept nogil:
+    """How many ranks the subtree of a child has: it begins at v + 2**child."""
+    cdef int bit = 1 << child
+    return bit if place.v + 2 * bit <= p else p - place.v - bit
+
+
+cdef int gather(Transport *t, Call *c) noexcept nogil:
+    cdef size_t each = c.inputs[0].nbytes
+    cdef Request receives[MOST_CHILDREN]
+    cdef Place place
+    cdef char *blocks           # of our subtree, by v
+    cdef int i, status
+    find_place(t, c.root, &place)
+    if place.children_count == 0 and place.parent >= 0:
+        return exchange(t, c, 0, c.inputs[0].ptr, each, place.parent, NULL, 0, -1)
+    blocks = <char *>malloc(place.subtree * each + 1)
+    if blocks == NULL:
+        return NO_MEMORY
+    for i in range(place.children_count):
+        post_recv(t, c, &receives[i], blocks + (<size_t>1 << i) * each,
+                  blocks_under(&place, t.size, i) * each, place.children[i], 0)
+    copy(blocks, c.inputs[0].ptr, each)
+    status = complete(t, c, receives, place.children_count)
+    if status == OK and place.parent >= 0:
+        status = exchange(t, c, 0, blocks, place.subtree * each, place.parent, NULL, 0, -1)
+    elif status == OK:
+        for i in range(t.size):
+            copy(c.outputs[(c.root + i) % t.size].ptr, blocks + i * each, each)
+    free(blocks)
+    return status
+
+
+cdef int scatter(Transport *t, Call *c) noexcept nogil:
+    cdef size_t each = c.outputs[0].nbytes
+    cdef Request sends[MOST_CHILDREN]
+    cdef Place place
+    cdef char *blocks           # of our subtree, by v
+    cdef int i, child, status = OK
+    find_place(t, c.root, &place)
+    if place.children_count == 0 and place.parent >= 0:
+        return exchange(t, c, 0, NULL, 0, -1, c.outputs[0].ptr, each, place.parent)
+    blocks = <char *>malloc(place.subtree * each + 1)
+    if blocks == NULL:
+        return NO_MEMORY
+    if place.parent >= 0:
+        status = exchange(t, c, 0, NULL, 0, -1, blocks, place.subtree * each, place.parent)
+    else:
+        for i in range(t.size):
+            copy(blocks + i * each, c.inputs[(c.root + i) % t.size].ptr, each)
+    if status == OK:
+        for i in range(place.children_count):
+            child = place.children_count - 1 - i    # the largest subtree first
+            post_send(t, c, &sends[i], blocks + (<size_t>1 << child) * each,
+                      blocks_under(&place, t.size, child) * each, place.children[child], 0)
+        copy(c.outputs[0].ptr, blocks, each)
+        status = complete(t, c, sends, place.children_count)
+    free(blocks)
+    return status
+
+
+add(b"tree", BROADCAST, MESSAGES, broadcast)
+add(b"tree", REDUCE, MESSAGES, reduce)
+add(b"tree", GATHER, EVEN_BLOCKS, gather)
+add(b"tree", SCATTER, EVEN_BLOCKS, scatter)
