@@ -21,7 +21,7 @@ from cydist._native import kernels
 
 # The algorithms enter themselves into the table when they are imported.
 from cydist._native import (  # noqa: F401
-    bruck, flat, halving_doubling, ordered, pairwise, ring, tree,
+    bruck, dissemination, flat, halving_doubling, linear, ordered, pairwise, ring, tree,
 )
 
 cdef extern from "Python.h":
