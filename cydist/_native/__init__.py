@@ -6,6 +6,7 @@ if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
 try:
+    from cydist._native.abi import algorithms
     from cydist._native.array import Array, empty
     from cydist._native.engine import Failure, Group, Message
     from cydist._native.exporters import asarray
@@ -33,6 +34,7 @@ __all__ = [
     "InprocLink",
     "Message",
     "TcpLink",
+    "algorithms",
     "asarray",
     "combine_all",
     "empty",

@@ -1,0 +1,194 @@
+"""Which algorithm runs for which call: one table, as data.
+
+All ranks of a group must choose the same, so a choice depends only on what all of them know. In
+particular the sizes of an uneven gather, scatter or all_to_all do not count. The choice travels in
+the fingerprint of every call: ranks that differ raise MismatchError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cydist import config
+from cydist._native import algorithms
+
+KiB = 1024
+MiB = 1024 * KiB
+
+# abi.pxd: Needs and, by number, Collective.
+WINDOWS = 1
+COMMUTATIVE = 2
+POWER_OF_TWO = 4
+EVEN_BLOCKS = 8
+COLLECTIVES = (
+    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan",
+)  # fmt: skip
+
+# What every algorithm asks for: (collective, name) -> Needs.
+NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
+
+# These reduce in rank order with one rounding, so they give the same bits everywhere.
+ONE_ROUNDING = frozenset({"flat", "staged", "ordered", "ordered_scatter"})
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
+
+DEFAULT_SEGMENT_BYTES = 256 * KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: this algorithm, if its needs are met and the call is within the limits.
+
+    most_bytes      a power of two; what is counted is the whole array that a call reduces or
+                    broadcasts, or all blocks together
+    least_ranks, most_ranks, power_of_two   of the group
+    """
+
+    collective: str
+    name: str
+    most_bytes: int | None = None
+    least_ranks: int = 1
+    most_ranks: int | None = None
+    power_of_two: bool = False
+
+    def fits(self, size_class: int, ranks: int) -> bool:
+        """Is a call of at most 2**size_class bytes within the limits?"""
+        return (
+            (self.most_bytes is None or 1 << size_class <= self.most_bytes)
+            and self.least_ranks <= ranks
+            and (self.most_ranks is None or ranks <= self.most_ranks)
+            and (not self.power_of_two or ranks & (ranks - 1) == 0)
+        )
+
+
+# The first row that fits is taken. Rows that need windows come first.
+TABLE = (
+    Rule("all_reduce", "flat", most_bytes=4 * KiB),
+    Rule("all_reduce", "staged"),
+    *(Rule(collective, "flat") for collective in COLLECTIVES[1:] if collective != "all_reduce"),
+    Rule("broadcast", "tree", most_bytes=512 * KiB),
+    Rule("broadcast", "ring"),
+    Rule("all_reduce", "doubling", most_bytes=16 * KiB),
+    Rule("all_reduce", "halving_doubling", most_bytes=512 * KiB, power_of_two=True),
+    Rule("all_reduce", "ring"),
+    Rule("all_reduce", "halving_doubling"),
+    Rule("reduce", "tree"),
+    Rule("all_gather", "bruck", most_bytes=32 * KiB),
+    Rule("all_gather", "ring"),
+    Rule("gather", "tree", most_bytes=64 * KiB, least_ranks=5),
+    Rule("gather", "linear"),
+    Rule("scatter", "tree", most_bytes=64 * KiB, least_ranks=5),
+    Rule("scatter", "linear"),
+    Rule("reduce_scatter", "pairwise", most_bytes=64 * KiB),
+    Rule("reduce_scatter", "ring"),
+    Rule("reduce_scatter", "ordered"),
+    Rule("all_to_all", "bruck", most_bytes=4 * KiB, least_ranks=5),
+    Rule("all_to_all", "pairwise"),
+    Rule("barrier", "dissemination"),
+    Rule("scan", "dissemination"),
+    Rule("exscan", "dissemination"),
+)
+
+# With CYDIST_DETERMINISTIC, instead of the rows above whose algorithm is not in ONE_ROUNDING.
+DETERMINISTIC_TABLE = (
+    Rule("all_reduce", "ordered", most_bytes=4 * KiB),
+    Rule("all_reduce", "ordered_scatter"),
+    Rule("reduce", "ordered"),
+    Rule("reduce_scatter", "ordered"),
+    Rule("scan", "ordered"),
+    Rule("exscan", "ordered"),
+)
+
+
+def choose(
+    collective: str, nbytes: int, ranks: int, windows: bool, *, even: bool, commutative: bool
+) -> str:
+    """The name of the algorithm for a call.
+
+    nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
+    windows     can the ranks see each other's memory?
+    even        do all ranks know that all blocks have the same size?
+
+    Raises ValueError when CYDIST_ALGORITHM names what does not exist.
+    """
+    size_class = (nbytes - 1).bit_length() if nbytes > 1 else 0
+    return _chosen(collective, size_class, ranks, windows, even, commutative)
+
+
+def segment_bytes(collective: str, nbytes: int) -> int:
+    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, or the default.
+
+    Raises ValueError when the setting is not a positive number.
+    """
+    return _segment_bytes()
+
+
+def reload() -> None:
+    """Read the settings again; they are kept because every collective asks."""
+    _chosen.cache_clear()
+    _segment_bytes.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    collective: str, size_class: int, ranks: int, windows: bool, even: bool, commutative: bool
+) -> str:
+    power_of_two = ranks & (ranks - 1) == 0
+    offers = (
+        (WINDOWS if windows else 0)
+        | (COMMUTATIVE if commutative else 0)
+        | (POWER_OF_TWO if power_of_two else 0)
+        | (EVEN_BLOCKS if even else 0)
+    )
+    name = forced().get(collective)
+    # A forced algorithm that cannot run here leaves the call to the table.
+    if name is not None and NEEDS[collective, name] & ~offers == 0:
+        return name
+    for rule in rules(collective):
+        if rule.fits(size_class, ranks) and NEEDS[collective, rule.name] & ~offers == 0:
+            return rule.name
+    raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
+
+
+@lru_cache(maxsize=1)
+def _segment_bytes() -> int:
+    value = config.SEGMENT_BYTES.get().strip()
+    if not value:
+        return DEFAULT_SEGMENT_BYTES
+    if not value.isdecimal() or int(value) == 0:
+        raise ValueError(f"{config.SEGMENT_BYTES.names[0]}={value!r} is not a number of bytes")
+    return int(value)
+
+
+def rules(collective: str) -> list[Rule]:
+    """The rows for a collective that are in force."""
+    rows = [rule for rule in TABLE if rule.collective == collective]
+    if config.DETERMINISTIC.on() and collective in REDUCING:
+        rows = [rule for rule in rows if rule.name in ONE_ROUNDING]
+        rows += [rule for rule in DETERMINISTIC_TABLE if rule.collective == collective]
+    return rows
+
+
+def forced() -> dict[str, str]:
+    """What CYDIST_ALGORITHM asks for: collective -> name.
+
+    Raises ValueError when it names what does not exist, or contradicts CYDIST_DETERMINISTIC.
+    """
+    setting = config.ALGORITHM.get().strip()
+    names = {}
+    for item in setting.split(",") if setting else ():
+        collective, _, name = (part.strip() for part in item.partition(":"))
+        if (collective, name) not in NEEDS:
+            known = sorted(n for c, n in NEEDS if c == collective)
+            raise ValueError(
+                f"{config.ALGORITHM.names[0]}={setting!r}: no algorithm {item.strip()!r}; "
+                + (f"{collective} has {', '.join(known)}" if known else "write collective:name")
+            )
+        if config.DETERMINISTIC.on() and collective in REDUCING and name not in ONE_ROUNDING:
+            raise ValueError(
+                f"{config.ALGORITHM.names[0]}={setting!r}: {item.strip()} does not reduce in rank "
+                f"order with one rounding, as {config.DETERMINISTIC.names[0]} demands"
+            )
+        names[collective] = name
+    return names
