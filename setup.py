@@ -45,6 +45,7 @@ setup(
     ],
     options={
         "build_ext": {
+            "parallel": True,  # as many compilers as there are cores
             "cython_c_in_temp": True,  # generated C never lands in the tree
             "cython_include_dirs": ["."],  # else a module misses its own .pxd
             "cython_directives": {

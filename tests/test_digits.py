@@ -57,7 +57,7 @@ def train(name: str, framework: str, output: Path, *options: str) -> dict[str, l
     result = subprocess.run(
         [*command, *options],
         cwd=ROOT,
-        env=dict(os.environ) | tolerant,
+        env=dict(os.environ) | tolerant | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=50,
