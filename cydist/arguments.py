@@ -8,12 +8,12 @@ is compared by the fingerprint that travels with the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from operator import index
 from typing import Any
 
-from cydist._native import Array, asarray
+from cydist._native import Array, asarray, overlapping
 
 
 def input_array(obj: Any, call: str, name: str) -> Array:
@@ -120,7 +120,7 @@ def disjoint(
                 output that are both exactly this memory are allowed (the call is in place)
     """
     arrays = [*outputs, *inputs]
-    for i, j in _overlapping(arrays, len(outputs)):
+    for i, j in overlapping(arrays, len(outputs)):
         if j < len(outputs):
             raise ValueError(
                 f"{call}: outputs {i} and {j} share memory (shapes {arrays[i].shape} and "
@@ -146,21 +146,6 @@ def _holds(output: Array, block: Array) -> bool:
     start, end = output.extent
     low, high = block.extent
     return output.contiguous and start <= low and high <= end
-
-
-def _overlapping(arrays: Sequence[Array], outputs: int) -> Iterable[tuple[int, int]]:
-    """Pairs i < j that share memory, i one of the first `outputs`.
-
-    Sweeps over the arrays by address, so a thousand apart cost no million comparisons.
-    """
-    extents = [array.extent for array in arrays]
-    open_: list[int] = []
-    for i in sorted(range(len(arrays)), key=extents.__getitem__):
-        open_ = [j for j in open_ if extents[j][1] > extents[i][0]]
-        for j in open_:
-            if min(i, j) < outputs and arrays[i].overlaps(arrays[j]):
-                yield min(i, j), max(i, j)
-        open_.append(i)
 
 
 def splits(

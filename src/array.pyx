@@ -24,6 +24,7 @@ cdef extern from "stdlib.h" nogil:
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
     CACHE_LINE = 64
+    FEW = 8                 # arrays that are compared each with each
 
 # Names by DT_ code; every library's own name is turned into one of these.
 cdef tuple NAMES = (
@@ -211,19 +212,7 @@ cdef class Array:
         means that neither their extents nor their strides keep them apart. Interleaved
         slices (x[::2] and x[1::2]) and blocks of one matrix are told apart.
         """
-        if self.size == 0 or other.size == 0 or not same_device(self, other):
-            return False
-        if apart(self, other, INT64_MAX):
-            return False
-        if self.contiguous and other.contiguous:
-            return True
-        cdef Array of
-        cdef int i
-        for of in (self, other):
-            for i in range(of.ndim):
-                if of.shape_[i] > 1 and apart(self, other, abs(of.strides_[i])):
-                    return False
-        return True
+        return share(self, other)
 
     @property
     def extent(self):
@@ -384,6 +373,46 @@ cdef int need_contiguous(Array self) except -1:
 
 cdef bint same_device(Array a, Array b):
     return a.device == b.device and a.device_index == b.device_index
+
+
+def overlapping(arrays, size_t outputs):
+    """Pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
+
+    outputs     i is one of the first `outputs`
+
+    Sweeps over the arrays by address, so that a thousand apart cost no million comparisons.
+    """
+    cdef list found = [], open_ = []
+    cdef size_t i, j, count = len(arrays)
+    if count <= FEW:
+        return [
+            (i, j) for i in range(min(outputs, count)) for j in range(i + 1, count)
+            if share(arrays[i], arrays[j])
+        ]
+    extents = [array.extent for array in arrays]
+    for i in sorted(range(count), key=extents.__getitem__):
+        start = extents[i][0]
+        open_ = [j for j in open_ if extents[j][1] > start]
+        for j in open_:
+            if min(i, j) < outputs and share(arrays[i], arrays[j]):
+                found.append((min(i, j), max(i, j)))
+        open_.append(i)
+    return found
+
+
+cdef bint share(Array a, Array b):
+    """May a byte belong to both?"""
+    cdef Array of
+    cdef int i
+    if a.size == 0 or b.size == 0 or not same_device(a, b) or apart(a, b, INT64_MAX):
+        return False
+    if a.contiguous and b.contiguous:
+        return True
+    for of in (a, b):
+        for i in range(of.ndim):
+            if of.shape_[i] > 1 and apart(a, b, abs(of.strides_[i])):
+                return False
+    return True
 
 
 cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:

@@ -272,14 +272,14 @@ cdef Array from_torch(object obj):
             PyErr_Clear()               # from_torch_attributes finds out why, in fewer words
         elif set_tensor(self, &tensor):
             self.writable = True
-            refuse_lazy(obj)
+            refuse_lazy(obj, tensor.dtype.code == DL_COMPLEX)
             return finished(self, obj)
     return from_torch_attributes(obj)
 
 
-cdef int refuse_lazy(object obj) except -1:
+cdef int refuse_lazy(object obj, bint is_complex) except -1:
     """The memory of a lazy view does not hold the values that the tensor shows."""
-    if obj.is_conj():
+    if is_complex and obj.is_conj():
         raise ValueError("a lazily conjugated tensor: pass tensor.resolve_conj()")
     if obj.is_neg():
         raise ValueError("a lazily negated tensor: pass tensor.resolve_neg()")
@@ -300,7 +300,7 @@ cdef Array from_torch_attributes(object obj):
         raise TypeError("a quantized tensor is more than its memory: send tensor.int_repr()")
     if device not in ("cpu", "cuda"):
         raise TypeError(f"a tensor on device {device!r}; only cpu and cuda have memory to send")
-    refuse_lazy(obj)
+    refuse_lazy(obj, True)
     lay_out(self, obj.dim())
     name_dtype(self, str(obj.dtype).removeprefix("torch."), obj.element_size())
     shape = obj.shape

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from cydist._native import Array, asarray, empty
+from cydist._native import Array, asarray, empty, overlapping
 
 
 def items(array: Array) -> bytes:
@@ -292,6 +292,15 @@ def test_overlapping(a: np.ndarray, b: np.ndarray) -> None:
     """Arrays with a common byte overlap."""
     assert asarray(a).overlaps(asarray(b))
     assert asarray(b).overlaps(asarray(a))
+
+
+@pytest.mark.parametrize("count", [2, 5, 40], ids=lambda n: f"{n} arrays")
+def test_overlapping_pairs(count: int) -> None:
+    """overlapping finds exactly the pairs, of few arrays and of many."""
+    x = np.zeros(count + 1)
+    rows = [asarray(x[i : i + 2]) for i in range(count)][::-1]
+    assert sorted(overlapping(rows, count)) == [(i, i + 1) for i in range(count - 1)]
+    assert sorted(overlapping(rows, 1)) == [(0, 1)]
 
 
 @st.composite

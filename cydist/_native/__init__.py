@@ -7,7 +7,7 @@ if sys.platform != "linux":
 
 try:
     from cydist._native.abi import algorithms
-    from cydist._native.array import Array, empty
+    from cydist._native.array import Array, empty, overlapping
     from cydist._native.engine import Failure, Group, Message
     from cydist._native.exporters import asarray
     from cydist._native.inproc import InprocLink, hub
@@ -40,6 +40,7 @@ __all__ = [
     "empty",
     "flatten_buffers",
     "hub",
+    "overlapping",
     "prepare",
     "supports",
     "unflatten_buffers",
