@@ -87,7 +87,7 @@ class ProcessGroup:
         self._size = size
         self.group_name = name
         self.group_desc = name
-        self._ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
         self.backend = backend
         self.timeout: float = seconds(timeout) or 0.0
         self._serial = Serial()
@@ -347,11 +347,11 @@ class ProcessGroup:
     def get_group_rank(self, global_rank: int) -> int:
         """The group rank of a global one. Raises ValueError if it is not a member."""
         try:
-            return self._ranks.index(global_rank)
+            return self.ranks.index(global_rank)
         except ValueError:
             raise ValueError(
                 f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
-                f"{list(self._ranks)}"
+                f"{list(self.ranks)}"
             ) from None
 
 
