@@ -56,7 +56,7 @@ class Flat:
         arguments.same_dtype(arrays, name)
         self._dense = Dense(arrays)
         self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
-        _native.flatten_buffers(self._dense.arrays, self.array)
+        _native.flatten_buffers(self.array, self._dense.arrays)
 
     def unpack(self) -> None:
         """Copy the one array back into the many."""
