@@ -50,8 +50,20 @@ SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds
 STATE_HOME = Variable(
     ("XDG_STATE_HOME",), "", "where the user's own secret lies; default: ~/.local/state"
 )
+RUNTIME_DIR = Variable(
+    ("XDG_RUNTIME_DIR",), "", "where ranks on one host meet without an address; default: /tmp"
+)
 INSECURE = Variable(("CYDIST_INSECURE",), "0", "1 switches authentication off, with a warning")
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )
 ISA = Variable(("CYDIST_ISA",), "", "forces a variant of the kernels: baseline, avx2 or avx512")
+RUN_ID = Variable(("CYDIST_RUN_ID",), "", "the job's name, set by cydistrun")
+RESTART_COUNT = Variable(
+    ("CYDIST_RESTART_COUNT",), "0", "how often cydistrun has restarted the job's ranks"
+)
+STORE_FD = Variable(
+    ("CYDIST_STORE_FD",), "", "inherited socket of rank 0, bound to MASTER_PORT: listen on it"
+)
+MASTER_ADDR = Variable(("CYDIST_MASTER_ADDR", "MASTER_ADDR"), "", "where rank 0 holds the store")
+MASTER_PORT = Variable(("CYDIST_MASTER_PORT", "MASTER_PORT"), "", "the store's port")

@@ -1,0 +1,258 @@
+"""Who started this process: the launchers that we know, by the variables they set.
+
+A launcher's own variables are read here, through one table, and nowhere else (our own are
+in `cydist.config`). Nothing is imported to find out: importing mpi4py.MPI starts MPI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cydist import config
+from cydist.errors import RendezvousError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which one launcher says who a process is; the first that is set counts.
+
+    mpi       it starts MPI jobs
+    job       variables that together name the job
+    server    the name of its process on each host, for launchers that do not name the job
+    """
+
+    name: str
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+    mpi: bool
+    job: tuple[str, ...] = ()
+    server: str = ""
+
+    def started_us(self, environ: Mapping[str, str]) -> bool:
+        """Does `environ` name a rank and a size?"""
+        return _first(environ, self.rank) is not None and _first(environ, self.size) is not None
+
+
+# In the order in which they are asked: a torchrun under srun starts the ranks, and an mpirun
+# in a Slurm job leaves Slurm's variables of the batch script standing.
+LAUNCHERS = (
+    Launcher(
+        "torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",), False,
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ),
+    Launcher(
+        "openmpi", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",), True,
+        ("PMIX_NAMESPACE",),
+    ),
+    Launcher(
+        "slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), False,
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+    Launcher(
+        "hydra", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",), True,
+        server="hydra_pmi_proxy",
+    ),
+)  # fmt: skip
+
+
+def launcher(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The launcher that started this process: "cydistrun", "torchrun", "openmpi", "hydra" (MPICH,
+    Intel MPI), "slurm"; None: started by hand."""
+    found = find(environ)
+    if found is None:
+        return None
+    return "cydistrun" if found.name == "torchrun" and config.RUN_ID.get() else found.name
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Launcher | None:
+    """The row of the table for the launcher that started this process."""
+    for each in LAUNCHERS:
+        if each.started_us(environ) and _is_meant(each, environ):
+            return each
+    return None
+
+
+def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
+    if each.name == "torchrun":
+        return "TORCHELASTIC_RUN_ID" in environ
+    if each.name == "slurm":
+        # A batch script has these variables too, and so has an mpirun inside it, whose ranks
+        # Hydra numbers; under srun the two agree.
+        in_step = _first(environ, ("SLURM_STEP_NUM_TASKS",)) is not None
+        by_hydra = environ.get("PMI_RANK") not in (None, environ.get("SLURM_PROCID"))
+        return in_step and not by_hydra and environ.get("HYDI_CONTROL_FD") is None
+    return True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher put this process. None: it does not say.
+
+    single_host   are all ranks on this host?
+    """
+
+    rank: int | None = None
+    size: int | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+
+    @property
+    def single_host(self) -> bool:
+        return self.size is not None and self.local_size == self.size
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Place:
+    """Rank and size of this process as its launcher, or RANK and WORLD_SIZE, give them."""
+    names = find(environ) or LAUNCHERS[0]  # by hand: the same variables as torchrun's
+    own = LAUNCHERS[0]
+    return Place(
+        _number(environ, own.rank + names.rank),
+        _number(environ, own.size + names.size),
+        _number(environ, own.local_rank + names.local_rank),
+        _number(environ, own.local_size + names.local_size),
+    )
+
+
+def job_id(environ: Mapping[str, str] = os.environ) -> str:
+    """What names this job among the user's others; "" when nothing does.
+
+    Restarts count: a rank of an earlier attempt belongs to another job.
+    """
+    if config.RUN_ID.get():
+        return f"cydistrun {config.RUN_ID.get()} {config.RESTART_COUNT.get()}"
+    found = find(environ)
+    if found is None:
+        return ""
+    values = [environ.get(name, "") for name in found.job]
+    if any(values):
+        return f"{found.name} {' '.join(values)}"
+    return _server_id(found.server) if found.server else ""
+
+
+def _server_id(name: str) -> str:
+    """The launcher's process on this host that is our ancestor, told apart by its start time."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            # The name is in parentheses and may itself hold any; what follows does not.
+            head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            return ""
+        fields = tail.split()
+        if head.partition("(")[2] == name:
+            return f"{name} {pid} {fields[19]}"
+        pid = int(fields[1])
+    return ""
+
+
+def default_backend() -> str:
+    """ "mpi" for a process that an MPI launcher started where mpi4py is installed, else "tcp"."""
+    return "mpi" if under_mpi() and has_mpi4py() else "tcp"
+
+
+def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Did a launcher of MPI start this process? (srun is one if it offers PMI or PMIx.)"""
+    found = find(environ)
+    if found is None:
+        return False
+    by_slurm = found.name == "slurm" and ("PMI_RANK" in environ or "PMIX_RANK" in environ)
+    return found.mpi or by_slurm
+
+
+def has_mpi4py() -> bool:
+    """Is mpi4py installed? It is not imported."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def check_mpi_agrees(rank: int, size: int) -> None:
+    """Compare what MPI says (`rank` of `size`) with what the launcher said.
+
+    Raises RendezvousError when they differ: then mpi4py was built for another MPI than the
+    one whose launcher was used, and every process believes to be rank 0 of 1.
+    """
+    found = find()
+    said = place()
+    if found is None or said.size is None or (rank, size) == (said.rank, said.size):
+        return
+    if size == 1:
+        raise RendezvousError(
+            f"{found.name} started this process as rank {said.rank} of {said.size}, but mpi4py's "
+            "MPI sees 1 process: mpi4py belongs to another MPI than the launcher. Use the mpirun "
+            "or mpiexec of the MPI that mpi4py was built for (python -m mpi4py --mpi-lib-version "
+            "names it), or init_process_group('tcp')",
+            ranks=(said.rank or 0,),
+        )
+    raise RendezvousError(
+        f"{found.name} started this process as rank {said.rank} of {said.size}, but MPI says "
+        f"rank {rank} of {size}: unset RANK and WORLD_SIZE, or start the ranks with one launcher",
+        ranks=(said.rank or 0,),
+    )
+
+
+def import_mpi() -> Any:
+    """mpi4py's MPI if it is installed, can be loaded, and agrees with the launcher; else None."""
+    if not has_mpi4py():
+        return None
+    try:
+        MPI: Any = importlib.import_module("mpi4py.MPI")
+        check_mpi_agrees(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
+    except (ImportError, RuntimeError):
+        # No libmpi, or another MPI's: there are other ways to meet.
+        return None
+    return MPI
+
+
+def job_directory() -> Path:
+    """A directory of this user on this host that nobody else can enter, made when missing.
+
+    Raises RendezvousError if somebody else was there first.
+    """
+    runtime = Path(config.RUNTIME_DIR.get() or "/nowhere")
+    root = runtime if runtime.is_dir() else Path("/tmp")
+    path = root / f"cydist-{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise RendezvousError(f"cannot make {path}: {error}; set MASTER_ADDR") from None
+    if path.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise RendezvousError(
+            f"{path} is not a directory of this user alone (mode 0700): remove it, or set "
+            "MASTER_ADDR and MASTER_PORT"
+        )
+    return path
+
+
+def job_file(job: str) -> Path:
+    """Where the ranks of `job` on this host meet."""
+    return job_directory() / hashlib.sha256(job.encode()).hexdigest()[:32]
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The number in the first of `names` that is set. Slurm writes 4(x2) for 4 on each of 2."""
+    value = _first(environ, names)
+    if value is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+)(\(x\d+\))?\s*", value)
+    if found is None:
+        named = next(name for name in names if environ.get(name))
+        if "," in value:
+            return None  # Slurm's 4,3: a different number on each host
+        raise ValueError(f"{named} must be a number, not {value!r}")
+    return int(found[1])

@@ -1,0 +1,238 @@
+"""Finding each other on a multicast address: who serves the store is decided on the way.
+
+Every process serves a store of its own and announces it, authenticated, on the address. A
+process joins the store with the smallest name that it has heard of and leaves it for a
+smaller one; the first store that all processes have joined is the job's. So nobody needs
+to hear everybody, lost datagrams only cost time, and an announcement left over from a dead
+process is dropped when its store does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import ipaddress
+import secrets
+import socket
+import struct
+import time
+
+from cydist import auth, config, launchers
+from cydist.errors import DistError, DistStoreError, RendezvousError
+from cydist.stores.tcp import TCPStore
+
+# Hops that announcements may go: as far as the routers of a site pass them on.
+HOPS = 8
+
+# magic, job and group, name, port, MAC
+_ANNOUNCEMENT = struct.Struct("<8s16s16sH32s")
+_MAGIC = b"cydistm\x01"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
+_SIOCGIFADDR = 0x8915
+
+
+def find_store(group: str, port: int, size: int, group_name: str, deadline: float) -> TCPStore:
+    """The store that `size` processes on this multicast address agree on.
+
+    group_name   keeps jobs apart that use one address
+
+    Raises RendezvousError at the deadline (on time.monotonic()), with how many were there.
+    """
+    with _Party(group, port, group_name) as party:
+        while True:
+            store = party.leading_store(deadline)
+            if party.gathered(store, size):
+                return store
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"rendezvous: timeout with {party.here} of {size} processes on multicast "
+                    f"address {group}, port {port}, as {party.name.hex()} at {party.address} "
+                    "sees it"
+                )
+
+
+class _Party:
+    """This process among those that announce themselves.
+
+    name   random; the smallest leads
+    here   processes that the leader has counted, as far as we know
+    """
+
+    def __init__(self, group: str, port: int, group_name: str) -> None:
+        self.name = secrets.token_bytes(16)
+        self.here = 1
+        self._to = (group, port)
+        self._job = launchers.job_id()
+        self._key = auth.job_key(auth.secret(), self._job, b"multicast")
+        self._place = hmac.digest(self._key, group_name.encode(), "sha256")[:16]
+        self._heard: dict[bytes, tuple[str, int]] = {}
+        self._dead: set[bytes] = set()
+        self._pause = _FIRST_PAUSE
+        self.address = _own_address(group, port)
+        self._sender, self._receiver = _sockets(group, port)
+        self._own = TCPStore(self.address, 0, None, True, 300, False, job=self._job)
+        self._leader = self.name
+        self._store = self._own
+        self._own.set(_member(self.name), "")
+
+    def __enter__(self) -> _Party:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sender.close()
+        self._receiver.close()
+        if self._store is not self._own:
+            self._own.close()
+
+    def leading_store(self, deadline: float) -> TCPStore:
+        """Announce ourselves, listen for a while, and join the best store heard of."""
+        self._announce()
+        self._listen(min(deadline, time.monotonic() + self._pause))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        best = min((name for name in self._heard if name not in self._dead), default=self.name)
+        if best < self._leader:
+            self._follow(best, deadline)
+        return self._store
+
+    def gathered(self, store: TCPStore, size: int) -> bool:
+        """Have `size` processes joined this store, and does its leader say that it is the one?"""
+        try:
+            self.here = sum(key.startswith("multicast/") for key in store.list_keys())
+            if self._leader == self.name and self.here >= size:
+                store.set("agreed", "")
+            return store.check(["agreed"])
+        except DistStoreError:
+            # Its process died before all were there: choose again among the others.
+            self._dead.add(self._leader)
+            self._leader, self._store = self.name, self._own
+            return False
+
+    def _follow(self, name: bytes, deadline: float) -> None:
+        host, port = self._heard[name]
+        limit = max(0.1, min(2.0, deadline - time.monotonic()))
+        try:
+            store = TCPStore(host, port, None, False, limit, False, job=self._job)
+            store.set(_member(self.name), "")
+        except DistError:
+            self._dead.add(name)
+            return
+        if self._leader != self.name:
+            with contextlib.suppress(DistStoreError):
+                self._store.delete_key(_member(self.name))
+            self._store.close()
+        self._leader, self._store = name, store
+
+    def _announce(self) -> None:
+        head = _ANNOUNCEMENT.pack(_MAGIC, self._place, self.name, self._own.port, b"")[:-32]
+        try:
+            self._sender.sendto(head + hmac.digest(self._key, head, "sha256"), self._to)
+        except OSError as error:
+            raise RendezvousError(
+                f"cannot send to multicast address {self._to[0]}: {error}; "
+                f"{config.INTERFACES.names[0]} names the interface to use"
+            ) from None
+
+    def _listen(self, until: float) -> None:
+        while True:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                return
+            self._receiver.settimeout(remaining)
+            try:
+                data, sender = self._receiver.recvfrom(_ANNOUNCEMENT.size + 1)
+            except TimeoutError:
+                return
+            if len(data) != _ANNOUNCEMENT.size:
+                continue
+            magic, place, name, port, mac = _ANNOUNCEMENT.unpack(data)
+            expected = hmac.digest(self._key, data[:-32], "sha256")
+            if magic == _MAGIC and place == self._place and hmac.compare_digest(mac, expected):
+                self._heard[name] = (_with_scope(sender), port)
+
+
+def _member(name: bytes) -> str:
+    return f"multicast/{name.hex()}"
+
+
+def _with_scope(sender: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """The sender's host; a link-local one says on which link."""
+    host = sender[0]
+    if len(sender) == 4 and sender[3] and "%" not in host:
+        return f"{host}%{sender[3]}"
+    return host
+
+
+def _interface() -> str:
+    """The interface that announcements go out by; "": as the routes say."""
+    return config.INTERFACES.get().split(",")[0].strip()
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of an interface; RendezvousError if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError as error:
+            raise RendezvousError(
+                f"{config.INTERFACES.names[0]}={name}: no IPv4 address there ({error})"
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _own_address(group: str, port: int) -> str:
+    """The address that others see as the sender of our announcements."""
+    family = _family(group)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        _send_by(probe, family)
+        try:
+            probe.connect((group, port))  # sends nothing
+        except OSError as error:
+            raise RendezvousError(
+                f"no route to multicast address {group}: {error}; "
+                f"{config.INTERFACES.names[0]} names the interface to use"
+            ) from None
+        return _with_scope(probe.getsockname())
+
+
+def _family(group: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ipaddress.ip_address(group).version == 6 else socket.AF_INET
+
+
+def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
+    """Send multicasts by the configured interface, HOPS far; returns its number or 0."""
+    name = _interface()
+    index = socket.if_nametoindex(name) if name else 0
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, HOPS)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, HOPS)
+        if name:
+            by = struct.pack("4s4si", bytes(4), socket.inet_aton(interface_address(name)), index)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, by)
+    return index
+
+
+def _sockets(group: str, port: int) -> tuple[socket.socket, socket.socket]:
+    """One socket to announce with, one that has joined the group."""
+    family = _family(group)
+    sender = socket.socket(family, socket.SOCK_DGRAM)
+    receiver = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        index = _send_by(sender, family)
+        # Every process of this host listens on the same address.
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        receiver.bind((group, port))
+        packed = socket.inet_pton(family, group)
+        if family == socket.AF_INET6:
+            join = packed + struct.pack("@I", index)
+            receiver.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, join)
+        else:
+            join = struct.pack("4s4si", packed, bytes(4), index)
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, join)
+    except OSError as error:
+        sender.close()
+        receiver.close()
+        raise RendezvousError(f"cannot join multicast address {group}: {error}") from None
+    return sender, receiver

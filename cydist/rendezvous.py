@@ -1,0 +1,459 @@
+"""How the ranks of a job find each other: from an URL, a launcher or a store to a meeting.
+
+Whatever the way, it ends in one store that all ranks reach, and in `meet`, where each rank
+checks in: who is missing at the timeout is known by rank, a rank that is taken twice is
+found, and a second meeting in the same store sees nothing of the first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from cydist import auth, config, launchers, multicast
+from cydist.errors import DistStoreError, RendezvousError, StoreTimeoutError
+from cydist.launchers import check_mpi_agrees, default_backend, launcher
+from cydist.stores import FileStore, PrefixStore, Store, TCPStore
+from cydist.stores.store import Timeout, seconds
+
+__all__ = ["check_mpi_agrees", "default_backend", "launcher", "meet", "rendezvous"]
+
+# What rank 0 writes to say that everybody is here, followed by the meeting's random name, or
+# that somebody is missing.
+_COMPLETE, _FAILED = b"+", b"-"
+
+_ADDRESS = struct.Struct("<32sBH256s")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What init_process_group was told, as the ways to meet see it. None: not said."""
+
+    url: SplitResult
+    rank: int | None
+    world_size: int | None
+    group_name: str
+    deadline: float
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def placed(self, how: str) -> tuple[int, int]:
+        """Rank and world size, which must be known by now."""
+        rank, size = self.rank, self.world_size
+        if rank is None or size is None:
+            lacking = [
+                name
+                for name, value in (("rank (RANK)", rank), ("world_size (WORLD_SIZE)", size))
+                if value is None
+            ]
+            raise ValueError(
+                f"{how} needs {' and '.join(lacking)}: pass it, set the variable, or start the "
+                "ranks with cydistrun, torchrun, mpirun or srun"
+            )
+        if not 0 <= rank < size:
+            raise ValueError(f"rank must be from 0 to {size - 1}, not {rank}")
+        return rank, size
+
+
+def rendezvous(
+    init_method: str | None = None,
+    *,
+    rank: int = -1,
+    world_size: int = -1,
+    store: Store | None = None,
+    timeout: Timeout = 1800.0,
+    group_name: str = "",
+) -> tuple[Store, int, int]:
+    """Meet the other ranks of the job. Returns a store for this meeting, rank and world size.
+
+    init_method   "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
+                  "file:///path", each with "?rank=R&world_size=N" where the call does not say it
+    store         meet in this store instead; needs `rank` and `world_size`
+    group_name    keeps jobs apart that share an address, a file or a store
+
+    Ranks are given out where the URL is a multicast address or a file and none is asked for.
+    In the returned store the key "job" names this meeting by a random text, the same on
+    every rank and never the same again.
+
+    Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
+    with the missing ranks, AuthenticationError if a rank does not know the job's secret.
+    """
+    if store is not None and init_method is not None:
+        raise ValueError("give init_method or store, not both")
+    deadline = time.monotonic() + seconds(timeout)
+    url = urlsplit(init_method or "env://")
+    call = _Call(url, _given(rank), _given(world_size), group_name, deadline)
+    if store is not None:
+        here, size = call.placed("an explicit store")
+        return meet(store, here, size, deadline=deadline, group_name=group_name)
+    way = _WAYS.get(url.scheme)
+    if way is None:
+        raise ValueError(
+            f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
+            f"not {init_method!r}"
+        )
+    store, here, size = way(_with_query(call))
+    return meet(store, here, size, deadline=deadline, group_name=group_name)
+
+
+def _given(value: int) -> int | None:
+    """-1 means that an argument was not given."""
+    return None if value == -1 else value
+
+
+def _with_query(call: _Call) -> _Call:
+    """Take rank and world size from the URL's query; giving them twice is an error."""
+    for name, values in parse_qs(call.url.query, keep_blank_values=True).items():
+        if name not in ("rank", "world_size"):
+            raise ValueError(f"unknown {name!r} in {call.url.geturl()!r}")
+        if getattr(call, name) is not None or len(values) > 1:
+            raise ValueError(f"{name} is given twice: in the URL and as an argument")
+        if not values[0].isdecimal():
+            raise ValueError(f"{name} must be a number, not {values[0]!r}")
+        number = int(values[0])
+        call = replace(call, rank=number) if name == "rank" else replace(call, world_size=number)
+    return call
+
+
+def _from_launcher(call: _Call) -> _Call:
+    """Fill in what the launcher says of rank and size."""
+    place = launchers.place()
+    return replace(
+        call,
+        rank=place.rank if call.rank is None else call.rank,
+        world_size=place.size if call.world_size is None else call.world_size,
+    )
+
+
+# The meeting
+
+
+def meet(
+    store: Any, rank: int, world_size: int, *, deadline: float, group_name: str = ""
+) -> tuple[Store, int, int]:
+    """Check in and wait for all others. Returns the meeting's own part of `store`.
+
+    The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
+    that were left by an earlier one.
+
+    Raises RendezvousError, on every rank, that lists the missing ranks after the deadline.
+    """
+    hall = PrefixStore(f"cydist/{group_name}", store)
+    number = hall.add(f"arrivals/{rank}", 1)
+    meeting = PrefixStore(f"{number}", hall)
+    meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
+    if rank == 0:
+        _gather(meeting, world_size, deadline, number)
+    else:
+        _attend(meeting, rank, world_size, deadline, number)
+    return meeting, rank, world_size
+
+
+def _gather(meeting: PrefixStore, world_size: int, deadline: float, number: int) -> None:
+    """Rank 0: wait until everybody is here, and say so; or who is not."""
+    everybody = [f"here/{rank}" for rank in range(world_size)]
+    try:
+        meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
+    except (StoreTimeoutError, RuntimeError) as error:
+        missing = _missing(meeting, world_size)
+        if not missing:
+            raise
+        text = ",".join(map(str, missing))
+        meeting.set("job", _FAILED + text.encode())
+        raise _absent(meeting, missing, world_size, number) from error
+    meeting.set("job", _COMPLETE + secrets.token_hex(16).encode())
+
+
+def _attend(meeting: PrefixStore, rank: int, world_size: int, deadline: float, number: int) -> None:
+    """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
+    limit = max(0.0, deadline - time.monotonic()) + 0.2
+    try:
+        meeting.wait(["job"], limit)
+    except (StoreTimeoutError, RuntimeError) as error:
+        try:
+            missing = _missing(meeting, world_size)
+        except DistStoreError:
+            missing = (0,)  # the store went with the rank that held it
+        raise _absent(meeting, missing, world_size, number) from error
+    word = meeting.get("job")
+    if word[:1] == _FAILED:
+        missing = tuple(int(each) for each in word[1:].split(b","))
+        raise _absent(meeting, missing, world_size, number)
+
+
+def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(world_size) if not meeting.check([f"here/{rank}"]))
+
+
+def _absent(
+    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
+) -> RendezvousError:
+    shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+    doubt = (
+        f". This is meeting number {number} in this store: if it is the first of this job, two "
+        "processes have the same rank, or the store is left from an earlier job"
+        if number > 1
+        else ""
+    )
+    what = f"missing: rank {shown}" if missing else "rank 0 has not opened the meeting"
+    return RendezvousError(
+        f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
+        f"{what}{doubt}",
+        ranks=missing,
+    )
+
+
+# The ways
+
+
+def _by_environment(call: _Call) -> tuple[Any, int, int]:
+    """env://: MASTER_ADDR and MASTER_PORT, or what the launcher offers in their place."""
+    call = _from_launcher(call)
+    rank, size = call.placed("env://")
+    host, port = config.MASTER_ADDR.get(), config.MASTER_PORT.get()
+    if _agent_store(host, port):
+        return _by_agent(call, host, int(port)), rank, size
+    if host or port:
+        if not port:
+            raise ValueError("env:// needs MASTER_PORT beside MASTER_ADDR")
+        if not host and rank > 0:
+            raise ValueError("env:// needs MASTER_ADDR on every rank but 0")
+        # Without an address others reach rank 0 by one that it does not know: listen on all.
+        return _tcp(call, host or "0.0.0.0", _port(port)), rank, size
+    if size == 1:
+        return _tcp(replace(call, rank=0), "127.0.0.1", 0), rank, size
+    return _without_address(call), rank, size
+
+
+def _agent_store(host: str, port: str) -> bool:
+    """Is MASTER_PORT held by torchrun's own store?"""
+    return bool(host and port) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _by_agent(call: _Call, host: str, port: int) -> Store:
+    """Under torchrun: rank 0 opens a store of ours, and says where in torchrun's."""
+    try:
+        torch_distributed: Any = importlib.import_module("torch.distributed")
+    except ImportError as error:
+        raise RendezvousError(
+            f"torchrun's store at {host}:{port} takes torch to read, which cannot be imported "
+            f"({error}): start the ranks with cydistrun"
+        ) from None
+    agent = torch_distributed.TCPStore(
+        host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
+    )
+    board = PrefixStore(f"cydist/{launchers.job_id()}/{call.group_name}", agent)
+    return _through(board, call, lambda: _own_address(host, port))
+
+
+def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
+    """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read."""
+    rank, _ = call.placed("env://")
+    number = board.add(f"calls/{rank}", 1)
+    if rank == 0:
+        host = where()
+        store = _tcp(call, host, 0)
+        board.set(f"address/{number}", f"{host} {store.port}")
+        return store
+    try:
+        board.wait([f"address/{number}"], call.remaining)
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rendezvous: timeout: rank 0 has not said where its store is ({error})", ranks=(0,)
+        ) from None
+    host, port = board.get(f"address/{number}").decode().split()
+    return _tcp(call, host, int(port))
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of ours that a connection to `host` goes out from: others reach us by it."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+            except OSError:
+                continue
+    raise RendezvousError(f"no route to {host}, where MASTER_ADDR points")
+
+
+def _without_address(call: _Call) -> Store:
+    """A launcher that gives ranks but no address: MPI's broadcast, or a place on this host."""
+    _, size = call.placed("env://")
+    MPI = launchers.import_mpi() if launchers.under_mpi() else None
+    if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
+        return _by_broadcast(call, MPI)
+    job = launchers.job_id()
+    if job and launchers.place().single_host:
+        path = launchers.job_file(job)
+        board = FileStore(str(path), size, call.remaining)
+        try:
+            return _through(board, call, lambda: "127.0.0.1")
+        finally:
+            board.close()
+    raise ValueError(
+        "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this launcher "
+        f"({launcher() or 'none'}) does not. Set them, use cydistrun, or install mpi4py"
+    )
+
+
+def _by_broadcast(call: _Call, MPI: Any) -> Store:
+    """Rank 0's address by MPI, with a secret for ranks that have none."""
+    rank, _ = call.placed("env://")
+    ordered = MPI.COMM_WORLD.Split(0, rank)
+    message = bytearray(_ADDRESS.size)
+    store = None
+    if rank == 0:
+        fresh = not auth.configured()
+        secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
+        if fresh:
+            auth.set_secret(secret)
+        host = "127.0.0.1" if launchers.place().single_host else _public_address()
+        store = _tcp(call, host, 0)
+        message[:] = _ADDRESS.pack(secret, fresh, store.port, host.encode())
+    ordered.Bcast([message, MPI.BYTE], 0)
+    ordered.Free()
+    if store is not None:
+        return store
+    secret, fresh, port, name = _ADDRESS.unpack(message)
+    if fresh and not auth.configured():
+        auth.set_secret(secret)
+    return _tcp(call, name.rstrip(b"\0").decode(), port)
+
+
+def _public_address() -> str:
+    """An address of this host that others can reach: the interface that is configured, else
+    the one with the default route, else what the host's name means."""
+    names = [name for name in config.INTERFACES.get().split(",") if name]
+    if names:
+        return multicast.interface_address(names[0])
+    for target in (("192.0.2.1", 9), ("2001:db8::1", 9)):  # addresses of documentation
+        family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(target)  # sends nothing
+                return str(probe.getsockname()[0])
+            except OSError:
+                continue
+    return socket.gethostbyname(socket.gethostname())
+
+
+def _by_tcp(call: _Call) -> tuple[Any, int, int]:
+    """tcp://host:port, with given ranks; a multicast address gives them out."""
+    try:
+        host, port = call.url.hostname, call.url.port
+    except ValueError as error:
+        raise ValueError(f"{call.url.geturl()!r}: {error}") from None
+    if not host or not port:
+        raise ValueError(f"{call.url.geturl()!r} needs a host and a port: tcp://10.1.1.20:23456")
+    if _is_multicast(host):
+        size = _size(call)
+        store = multicast.find_store(host, port, size, call.group_name, call.deadline)
+        return store, _seat(store, call.rank, size, call), size
+    call = _from_launcher(call)
+    rank, size = call.placed("tcp://")
+    return _tcp(call, host, port), rank, size
+
+
+def _is_multicast(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_multicast
+    except ValueError:
+        return False
+
+
+def _by_file(call: _Call) -> tuple[Any, int, int]:
+    """file:///path, on a file system that all ranks share."""
+    if call.url.netloc:
+        raise ValueError(f"{call.url.geturl()!r}: a path begins with a third slash, file:///path")
+    if not call.url.path.strip("/"):
+        raise ValueError("file:// needs the path of a file")
+    if call.world_size is None:
+        call = _from_launcher(call)
+    size = _size(call)
+    store = FileStore(call.url.path, size, max(0.001, call.remaining))
+    return store, _seat(store, call.rank, size, call), size
+
+
+def _size(call: _Call) -> int:
+    if call.world_size is None or call.world_size < 1:
+        raise ValueError("giving out ranks takes world_size, the number of processes")
+    if call.rank is not None and not 0 <= call.rank < call.world_size:
+        raise ValueError(f"rank must be from 0 to {call.world_size - 1}, not {call.rank}")
+    return call.world_size
+
+
+def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
+    """Give out ranks: who asked for one has it, the others take what is left as they came.
+
+    Every process computes the same from what all have asked for.
+    """
+    hall = PrefixStore(f"cydist/{call.group_name}/seats", store)
+    ticket = hall.add("tickets", 1) - 1
+    number, place = divmod(ticket, size)
+    table = PrefixStore(str(number), hall)
+    table.set(f"{place}", f"{-1 if rank is None else rank} {size}")
+    try:
+        table.wait([f"{other}" for other in range(size)], call.remaining)
+    except StoreTimeoutError as error:
+        here = sum(table.check([f"{other}"]) for other in range(size))
+        raise RendezvousError(
+            f"rendezvous: timeout with {here} of {size} processes here. If all were started, "
+            "the file may be left from an earlier job: remove it"
+        ) from error
+    asked = [tuple(map(int, table.get(f"{other}").split())) for other in range(size)]
+    sizes = {their_size for _, their_size in asked}
+    if sizes != {size}:
+        raise RendezvousError(f"the processes were given different world sizes: {sorted(sizes)}")
+    fixed = [wanted for wanted, _ in asked if wanted >= 0]
+    twice = sorted({each for each in fixed if fixed.count(each) > 1})
+    if twice:
+        raise RendezvousError(f"rank {twice[0]} was asked for by two processes", ranks=(twice[0],))
+    if rank is not None:
+        return rank
+    free = [each for each in range(size) if each not in fixed]
+    automatic = [other for other, (wanted, _) in enumerate(asked) if wanted < 0]
+    return free[automatic.index(place)]
+
+
+def _tcp(call: _Call, host: str, port: int) -> TCPStore:
+    """The job's store at host:port, served by rank 0."""
+    fd = config.STORE_FD.take() if call.rank == 0 and port else ""
+    try:
+        return TCPStore(
+            host,
+            port,
+            call.world_size,
+            call.rank == 0,
+            max(0.001, call.remaining),
+            wait_for_workers=False,
+            master_listen_fd=int(fd) if fd else None,
+            job=launchers.job_id(),
+        )
+    except StoreTimeoutError as error:
+        raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ValueError(f"MASTER_PORT must be a number from 1 to 65535, not {text!r}")
+    return int(text)
+
+
+_WAYS: dict[str, Callable[[_Call], tuple[Any, int, int]]] = {
+    "env": _by_environment,
+    "tcp": _by_tcp,
+    "file": _by_file,
+}
