@@ -6,11 +6,11 @@ if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
 try:
-    from cydist._native.abi import algorithms
+    from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, overlapping
     from cydist._native.engine import Failure, Group, Message
     from cydist._native.exporters import asarray
-    from cydist._native.inproc import InprocLink, hub
+    from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
         combine_all,
         flatten_buffers,
@@ -31,7 +31,9 @@ __all__ = [
     "Array",
     "Failure",
     "Group",
+    "Hub",
     "InprocLink",
+    "Link",
     "Message",
     "TcpLink",
     "algorithms",
