@@ -1,0 +1,219 @@
+"""Groups and ranks: making them, asking about them, ending them."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist import registry
+from cydist.testing import run_threads
+
+
+def test_nothing_works_before_init():
+    """Calls and queries say that init_process_group comes first."""
+    assert not dist.is_initialized()
+    assert None is dist.group.WORLD
+    for call in (dist.get_rank, dist.get_world_size, dist.barrier, dist.get_backend):
+        with pytest.raises(ValueError, match="init_process_group"):
+            call()
+
+
+def test_init_twice_raises_and_destroy_allows_another(backend):
+    """A second init raises; after destroy the thread can join another job."""
+
+    def body(rank):
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group("inproc", rank=0, world_size=1, store=dist.HashStore())
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("inproc", rank=0, world_size=1, store=dist.HashStore())
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return dist.get_world_size()
+
+    assert [1, 1] == run_threads(body, 2, backend)
+
+
+def test_queries_of_the_default_group(jobs, backend):
+    """Rank, size, members and backend."""
+
+    def body(rank):
+        assert dist.group.WORLD.rank() == rank
+        assert [0, 1, 2] == dist.get_process_group_ranks(None)
+        assert backend == dist.get_backend()
+        return dist.get_rank(), dist.get_world_size()
+
+    assert [(0, 3), (1, 3), (2, 3)] == jobs.get(backend, 3).run(body)
+
+
+def test_new_group_computes_among_its_members(jobs, backend):
+    """Members reduce; the others get NON_GROUP_MEMBER, warn once, and do nothing."""
+
+    def body(rank):
+        group = dist.new_group([3, 1])
+        x = np.array([10.0**rank])
+        if rank in (1, 3):
+            dist.all_reduce(x, group=group)
+            assert dist.get_group_rank(group, 3) == 1
+            assert dist.get_global_rank(group, 0) == 1
+            result = x[0], dist.get_rank(group), dist.get_world_size(group)
+            dist.destroy_process_group(group)
+            with pytest.raises(dist.GroupDestroyedError):
+                dist.all_reduce(x, group=group)
+            return result
+        assert group is dist.GroupMember.NON_GROUP_MEMBER
+        assert not group
+        return x[0], dist.get_rank(group), dist.get_world_size(group)
+
+    expected = [(1.0, -1, -1), (1010.0, 0, 2), (100.0, -1, -1), (1010.0, 1, 2)]
+    assert expected == jobs.get(backend, 4).run(body)
+
+
+def test_a_call_on_a_foreign_group_warns_once():
+    """A non-member's call does nothing and says so the first time."""
+    from cydist.world import NonMember
+
+    foreign = NonMember()
+    with pytest.warns(UserWarning, match="all_reduce on a group that this rank is not in"):
+        assert None is dist.all_reduce(np.ones(1), group=foreign)
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        dist.all_reduce(np.ones(1), group=foreign)
+    assert [] == again
+
+
+def test_ranks_keep_their_order_when_asked(jobs, backend):
+    """sort_ranks=False numbers the members as they were listed."""
+
+    def body(rank):
+        group = dist.new_group([2, 0, 1], sort_ranks=False)
+        gathered = np.zeros(3)
+        dist.all_gather_into_tensor(gathered, np.array([float(rank)]), group=group)
+        return gathered.tolist()
+
+    assert [[2.0, 0.0, 1.0]] * 3 == jobs.get(backend, 3).run(body)
+
+
+def test_local_synchronization_needs_only_the_members(jobs, backend):
+    """use_local_synchronization: the third rank does not call at all."""
+
+    def body(rank):
+        if rank == 2:
+            return None
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        x = np.ones(2)
+        dist.all_reduce(x, group=group)
+        return x[0]
+
+    assert [2.0, 2.0, None] == jobs.get(backend, 3).run(body)
+
+
+def test_groups_do_not_wait_for_each_other(jobs):
+    """A call outstanding on one group does not hold up another group of the same ranks."""
+
+    def body(rank):
+        first, second = dist.new_group(), dist.new_group()
+        late, early = np.ones(1), np.ones(1)
+        if rank == 0:
+            work = dist.all_reduce(late, group=first, async_op=True)
+            dist.all_reduce(early, group=second)
+        else:
+            dist.all_reduce(early, group=second)
+            work = dist.all_reduce(late, group=first, async_op=True)
+        work.wait()
+        return late[0], early[0]
+
+    for backend in ("inproc", "tcp"):
+        assert [(2.0, 2.0)] * 2 == jobs.get(backend, 2).run(body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"ranks": [0, 9]}, "0 to 1"),
+        ({"ranks": [1, 1]}, "different"),
+        ({"ranks": []}, "at least one"),
+        ({"backend": "nonsense"}, "no backend is called"),
+        ({"backend": "cpu:tcp,cpu:tcp"}, "twice"),
+        ({"backend": "cpu"}, "no backend is called"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_new_group_refuses_wrong_arguments(jobs, arguments, words):
+    """Unknown ranks, doubled ranks, unknown backends: ValueError, the world goes on."""
+
+    def body(rank):
+        with pytest.raises(ValueError, match=words):
+            dist.new_group(**arguments)
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
+def test_an_array_on_a_device_without_backend_is_refused(jobs):
+    """The error names the backend, the device, and how to name one for it."""
+
+    class OnGpu:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "version": 3, "shape": (3,), "typestr": "<f4", "data": (4096, False), "strides": None,
+        }  # fmt: skip
+
+    def body(rank):
+        with pytest.raises(dist.UnsupportedError, match="cuda"):
+            dist.all_reduce(OnGpu())
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
+def test_a_registered_backend_is_found_by_name():
+    """Both call forms; a name is registered once; a wrong product is refused."""
+    seen = []
+
+    def plain(store, rank, world_size, timeout):
+        seen.append((rank, world_size, timeout.total_seconds()))
+        return dist.ProcessGroup(rank, world_size)
+
+    def extended(options, pg_options):
+        seen.append((options.group_rank, pg_options))
+        return object()
+
+    dist.register_backend("plain", plain, devices=["cpu"])
+    dist.Backend.register_backend("Extended", extended, True, "cpu")
+    assert "plain" == dist.Backend.PLAIN
+    with pytest.raises(ValueError, match="registered already"):
+        dist.register_backend("PLAIN", plain)
+
+    def body(rank):
+        assert "plain" == dist.get_backend()
+        with pytest.raises(dist.UnsupportedError, match="no cydist.ProcessGroup"):
+            dist.new_group(backend="extended", pg_options="x")
+
+    run_threads(body, 1, "plain", timeout=30)
+    assert [(0, 1, 30.0), (0, "x")] == seen
+
+
+def test_backend_names():
+    """Backend is a lower-case string."""
+    assert "gloo" == dist.Backend("GLOO")
+    assert "tcp" == dist.Backend.TCP
+    with pytest.raises(ValueError, match="a string"):
+        dist.Backend(3)
+    assert {"cpu": "tcp"} == registry.parse("tcp")
+
+
+def test_the_process_has_one_world():
+    """Without threads as ranks: init, use and destroy in a fresh process."""
+    script = (
+        "import numpy, cydist as d\n"
+        "d.init_process_group('tcp', rank=0, world_size=1, store=d.HashStore())\n"
+        "x = numpy.ones(2); d.all_reduce(x); print(x.sum(), d.get_rank())\n"
+        "d.destroy_process_group(); print(d.is_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "2.0 0\nFalse\n" == done.stdout
