@@ -8,6 +8,7 @@ lock is released. Messages of at most EAGER_BYTES do not wait for a receiver: th
 import threading
 import weakref
 
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
@@ -362,6 +363,7 @@ cdef bint owner_left(const Transport *t, const uint64_t *flag) noexcept nogil:
 
 # What Python holds
 
+@cython.no_gc_clear     # __dealloc__ needs `segments`
 cdef class Hub:
     """Where the ranks of one world meet; it lives as long as one of their links."""
 
