@@ -67,3 +67,18 @@ STORE_FD = Variable(
 )
 MASTER_ADDR = Variable(("CYDIST_MASTER_ADDR", "MASTER_ADDR"), "", "where rank 0 holds the store")
 MASTER_PORT = Variable(("CYDIST_MASTER_PORT", "MASTER_PORT"), "", "the store's port")
+ERROR_FILE = Variable(
+    ("CYDIST_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"),
+    "",
+    "JSON that a failing worker may leave for its launcher: {message, traceback}",
+)
+SHUTDOWN_TIMEOUT = Variable(
+    ("CYDIST_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+    "5",
+    "seconds that cydistrun gives workers to end before it kills them",
+)
+CUDA_VISIBLE_DEVICES = Variable(
+    ("CUDA_VISIBLE_DEVICES",), "all", "devices that count for cydistrun --nproc-per-node gpu"
+)
+NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
+TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")

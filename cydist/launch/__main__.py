@@ -1,0 +1,24 @@
+"""`cydistrun` and `python -m cydist.launch`: start a program as the ranks of one job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cydist.launch.guard import run_guarded
+from cydist.launch.job import run_job
+from cydist.launch.options import parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: this process's); the exit code.
+
+    0 when every rank ended well; else that of the rank that failed first, or 128 and the
+    number of the signal that ended it or this launcher.
+    """
+    options = parse(sys.argv[1:] if argv is None else argv)
+    return run_guarded(lambda lifeline: run_job(options, lifeline), options.signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Our own stdout and stderr, written without ever waiting for whoever reads them.
+
+What cannot be written at once is queued. A slow reader that goes on reading gets everything:
+when the queue is full, workers are read no further and wait. A reader that stands still
+(a terminal after Ctrl-S, a pager) must not stop the job: after `STALL_SECONDS` the queue takes
+no more, workers run on, and the reader is told how many lines it missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+import time
+
+from cydist import config
+
+QUEUE_BYTES = 8 << 20
+STALL_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 16
+_CLEAR_LINE = b"\r\x1b[K"
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class Console:
+    """One of our output streams, or both when they are the same terminal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = _unblocked(fd)
+        # Without an open file of our own, ask before each write and write what surely fits.
+        self._ask = self._fd == fd and not _is_regular(fd)
+        self._queue = bytearray()
+        self._moved = time.monotonic()
+        self._dropped = 0
+        self._draft: tuple[object, bytes] | None = None
+        self.closed = False
+        self.terminal = os.isatty(fd) and config.TERM.get() != "dumb"
+        self.colour = self.terminal and not config.NO_COLOR.get()
+
+    @property
+    def full(self) -> bool:
+        """Should those who write wait a while?"""
+        return len(self._queue) > QUEUE_BYTES and not self._stalled
+
+    @property
+    def pending(self) -> bool:
+        """Is something queued that may still be written?"""
+        return bool(self._queue)
+
+    @property
+    def stalls_at(self) -> float:
+        """The monotonic time at which the reader counts as standing still."""
+        return self._moved + STALL_SECONDS
+
+    @property
+    def _stalled(self) -> bool:
+        return time.monotonic() >= self.stalls_at
+
+    def prefix(self, rank: int) -> bytes:
+        """What stands before each line of `rank`."""
+        text = b"[%d]" % rank
+        if self.colour:
+            text = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], text)
+        return text + b" "
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines, or queue them; drop them if the reader stands still."""
+        if self.closed:
+            return
+        if len(self._queue) > QUEUE_BYTES and self._stalled:
+            self._dropped += lines.count(b"\n")
+            return
+        if not self._queue:
+            self._moved = time.monotonic()
+        if self._draft is not None:
+            lines = _CLEAR_LINE + lines + self._draft[1]
+        self._queue += lines
+        self.flush()
+
+    def draft(self, writer: object, prefix: bytes, rest: bytes) -> None:
+        """On a terminal: show `rest`, a line that `writer` has not ended (a prompt, a bar)."""
+        if not self.terminal or self.closed or self.full:
+            return
+        if rest:
+            state = next((part for part in reversed(rest.split(b"\r")) if part), b"")
+            text = state[-4096:].decode(errors="replace")[: self._columns() - len(prefix) - 1]
+            self._draft = (writer, prefix + text.encode(errors="replace"))
+            self._queue += _CLEAR_LINE + self._draft[1]
+        elif self._draft is not None and self._draft[0] is writer:
+            self._draft = None
+            self._queue += _CLEAR_LINE
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what the reader takes now; True when nothing is left."""
+        while self._queue and not self.closed:
+            try:
+                done = self._write()
+            except BlockingIOError:
+                return False
+            except OSError:
+                # Whoever read this is gone; nobody will see what is queued.
+                self.closed = True
+                break
+            if not done:
+                return False
+            self._moved = time.monotonic()
+            del self._queue[:done]
+            if self._dropped and len(self._queue) < QUEUE_BYTES:
+                text = f"cydistrun: {self._dropped} lines were dropped here: nobody read them\n"
+                self._queue += text.encode()
+                self._dropped = 0
+        if self.closed:
+            self._queue.clear()
+        return True
+
+    def _write(self) -> int:
+        if not self._ask:
+            with memoryview(self._queue) as view:
+                return os.write(self._fd, view[:_CHUNK_BYTES])
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        if not poller.poll(0):
+            return 0
+        with memoryview(self._queue) as view:
+            return os.write(self._fd, view[: select.PIPE_BUF])
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def drain(self) -> None:
+        """Write the rest, for as long as somebody reads it."""
+        self._moved = time.monotonic()
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        while not self.flush() and not self._stalled:
+            poller.poll(max(0.0, self.stalls_at - time.monotonic()) * 1000)
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._fd).columns or 80
+        except OSError:
+            return 80
+
+
+def consoles() -> dict[int, Console]:
+    """{1: stdout, 2: stderr}; the same object twice when both are one terminal."""
+    out = Console(1)
+    if out.terminal and os.isatty(2) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
+        return {1: out, 2: out}
+    return {1: out, 2: Console(2)}
+
+
+def _is_regular(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    return False
+
+
+def _unblocked(fd: int) -> int:
+    """A non-blocking descriptor for what `fd` is, or `fd`.
+
+    The flag belongs to the open file, which we share with the shell, so it cannot be set on
+    `fd` itself: pipes and terminals are opened anew.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) or os.isatty(fd):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{fd}", flags)
+    return fd

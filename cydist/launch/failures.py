@@ -1,0 +1,126 @@
+"""Which worker failed first, and what it left to say about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterable, Sequence
+
+from cydist.launch.output import TRACEBACK
+from cydist.launch.processes import pretty_exit
+from cydist.launch.workers import Worker
+
+# A traceback that is older than this when its process ends was logged, not died of.
+RECENT_SECONDS = 5.0
+TAIL_LINES = 20
+TRACEBACK_LINES = 60
+_ERROR_FILE_BYTES = 1 << 20
+
+# Errors that name another rank's death: never the first cause when there is another.
+_CONSEQUENCES = (b"PeerFailedError", b"GroupFailedError", b"Connection closed by peer")
+
+
+def failed_at(worker: Worker) -> float:
+    """When `worker` failed: it printed its traceback, or, without one, it ended.
+
+    An exception is printed before the process ends, sometimes seconds before, and the ranks
+    that wait for it may notice and end sooner. So the order of ends is not the order of causes.
+    """
+    printed = worker.tail.traceback_at
+    if printed is not None and worker.ended - printed < RECENT_SECONDS:
+        return min(printed, worker.ended)
+    return worker.ended
+
+
+def first_failure(workers: Iterable[Worker]) -> Worker | None:
+    """The worker that failed first; of those that failed at once, one that blames no other."""
+    failed = [worker for worker in workers if worker.code and not worker.told]
+    return min(failed, key=lambda worker: (failed_at(worker), _blames(worker)), default=None)
+
+
+def _blames(worker: Worker) -> bool:
+    return any(name in worker.last_output() for name in _CONSEQUENCES)
+
+
+def about_to_fail(worker: Worker, now: float) -> bool:
+    """Did this running worker print a traceback just now? It is probably on its way out."""
+    printed = worker.tail.traceback_at
+    return worker.running and printed is not None and now - printed < RECENT_SECONDS
+
+
+def report(first: Worker, workers: Sequence[Worker]) -> str:
+    """What to tell the user, in whole lines."""
+    assert first.code is not None
+    lines = [
+        f"cydistrun: rank {first.rank} (local rank {first.local_rank}, pid {first.pid}, host "
+        f"{socket.gethostname()}) failed first: {pretty_exit(first.code)}"
+    ]
+    if first.code == -signal.SIGKILL:
+        lines.append(
+            "cydistrun: this launcher did not send that signal; when memory runs out, the kernel "
+            "does (see dmesg)"
+        )
+    said = _error_file(first.error_file) or last_words(first.last_output())
+    if said:
+        lines.append(f"cydistrun: the last words of rank {first.rank}:")
+        lines += [f"    {line}" for line in said]
+    lines += [f"cydistrun: output of rank {first.rank}: {log.path}" for log in first.logs.values()]
+    others = [
+        f"rank {worker.rank} {pretty_exit(worker.code)}"
+        for worker in workers
+        if worker.code and worker is not first and not worker.told
+    ]
+    if others:
+        lines.append(f"cydistrun: after it: {', '.join(others[:16])}{_more(len(others) - 16)}")
+    if told := [worker.rank for worker in workers if worker.told]:
+        lines.append(f"cydistrun: {ranks_text(told)} did not fail and had to end with it")
+    return "\n".join(lines) + "\n"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0, 1, 5`, shortened."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:16]))}{_more(len(ranks) - 16)}"
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
+
+
+def last_words(output: bytes) -> list[str]:
+    """The last traceback in the end of a worker's stderr, or else its last lines."""
+    lines = output.decode(errors="replace").splitlines()
+    starts = [place for place, line in enumerate(lines) if TRACEBACK.decode() in line]
+    if starts:
+        block = lines[starts[-1] :]
+        if len(block) <= TRACEBACK_LINES:
+            return block
+    return lines[-TAIL_LINES:]
+
+
+def _error_file(path: str) -> list[str]:
+    """What a worker wrote to its error file: ours, or that of torch's @record."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(path, "rb") as file:
+            content = json.loads(file.read(_ERROR_FILE_BYTES))
+        while isinstance(content, dict):
+            extra = content.get("extraInfo")
+            text = content.get("traceback") or (
+                extra.get("py_callstack") if isinstance(extra, dict) else None
+            )
+            content = text if isinstance(text, str) else content.get("message")
+        if isinstance(content, str):
+            return content.splitlines()[-TRACEBACK_LINES:]
+    return []
+
+
+def remove_files(directory: str) -> None:
+    """Remove the directory of error files."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)

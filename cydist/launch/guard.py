@@ -1,0 +1,103 @@
+"""Two processes that guard each other, so that no death of either leaves workers behind.
+
+The outer one forwards signals, as bytes, through the lifeline, a pipe whose end of file tells
+the inner one that the outer is dead. The inner one is in a session of its own: what a terminal
+or a shell sends to the whole job, SIGKILL included, reaches the outer one only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from cydist.launch.processes import become_subreaper, exit_code, kill_descendants, pretty_exit
+
+# How long an end may take when processes cannot be killed (uninterruptible waits).
+FINAL_WAIT_SECONDS = 5.0
+
+
+def nothing(number: int, frame: FrameType | None) -> None:
+    """A handler for signals whose number arrives through a descriptor; exec resets it."""
+
+
+def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
+    """Run `inner(lifeline)` in a child and wait for it; its result, the exit code.
+
+    Call it while this process has one thread. `signals` are forwarded: each arrives as one
+    byte in `lifeline`, but those that are ignored now (nohup, shells' background jobs) stay
+    ignored here and in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it.
+    """
+    forwarded = {
+        number
+        for number in (*signals, signal.SIGTSTP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    become_subreaper()
+    lifeline, forward = os.pipe()
+    wake_read, wake_write = os.pipe()
+    for fd in (forward, wake_read, wake_write):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    for number in forwarded:
+        signal.signal(number, nothing)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Blocked, or a signal between fork and the child's set_wakeup_fd would count twice.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for fd in (forward, wake_read, wake_write):
+                os.close(fd)
+            os.setsid()
+            become_subreaper()
+            code = inner(lifeline)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            kill_descendants(FINAL_WAIT_SECONDS)
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(code)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.close(lifeline)
+    code = _forward_until_exit(child, wake_read, forward, forwarded)
+    left = kill_descendants(FINAL_WAIT_SECONDS)
+    if code < 0:
+        _say(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
+    if left:
+        _say(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
+    return exit_code(code)
+
+
+def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]) -> int:
+    """Pass signals on until `child` exits; its exit status as subprocess gives it."""
+    handle = os.pidfd_open(child)
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    poller.register(wake, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poller.poll()}
+        if wake in ready:
+            numbers = bytes(number for number in os.read(wake, 4096) if number in forwarded)
+            with contextlib.suppress(OSError):
+                os.write(forward, numbers)
+                if signal.SIGTSTP in numbers:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    os.write(forward, bytes([signal.SIGCONT]))
+        if handle in ready:
+            os.close(handle)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,351 @@
+"""The inner process: starts the workers, passes on their output, decides how the job ended.
+
+One thread and one selector; nothing is polled and nothing here waits without a deadline but
+for the workers themselves. The stages of one generation of workers:
+
+    running -> settling -> stopping -> killing -> (all ended) -> sweeping
+       |          a worker failed     grace over                    what they left behind
+       +-> all ended well
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import selectors
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+
+from cydist.errors import RendezvousError
+from cydist.launch.console import consoles
+from cydist.launch.environment import new_generation
+from cydist.launch.failures import about_to_fail, first_failure, ranks_text, remove_files, report
+from cydist.launch.guard import FINAL_WAIT_SECONDS, nothing
+from cydist.launch.options import STREAMS, Options
+from cydist.launch.output import Lines, LogFile, Stream
+from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
+from cydist.launch.workers import Worker
+
+# A worker that has just printed a traceback may take this long to end by itself, so that the
+# launcher's signal does not hide its exit code.
+SETTLE_SECONDS = 1.0
+# What workers left behind (helper processes) may take this long to end.
+SWEEP_SECONDS = 1.0
+
+
+class Stage(enum.Enum):
+    """Of one generation of workers."""
+
+    RUNNING = enum.auto()
+    SETTLING = enum.auto()
+    STOPPING = enum.auto()
+    KILLING = enum.auto()
+    SWEEPING = enum.auto()
+
+
+class Job:
+    """All workers of this host, from the first start to the last end."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.stopped_by: int | None = None  # the first signal that we were sent
+        self.abandoned = False  # the outer process is dead
+        self._consoles = consoles()
+        self._workers: list[Worker] = []
+        self._streams: dict[int, Stream] = {}
+        self._stage = Stage.RUNNING
+        self._deadline: float | None = None
+        self._now = time.monotonic()
+        self._first: Worker | None = None
+        self._selector = selectors.DefaultSelector()
+        self._files = ""
+        self._logs = ""
+
+    def run(self, lifeline: int) -> int:
+        """Run the job to its end; the exit code. `lifeline` brings signals, see guard.py."""
+        wake, wake_write = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, nothing)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._register(lifeline, lambda: self._hear(lifeline))
+        self._register(wake, lambda: self._reap(wake))
+        self._files = tempfile.mkdtemp(prefix="cydistrun-")
+        try:
+            self._logs = self._log_directory()
+            return self._run_generations()
+        except (OSError, RendezvousError) as error:
+            self._say(f"cydistrun: {error}\n")
+            return 1
+        finally:
+            left = kill_descendants(FINAL_WAIT_SECONDS)
+            remove_files(self._files)
+            if not self.abandoned:
+                if left:
+                    self._say(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
+                for console in self._consoles.values():
+                    console.drain()
+
+    def _run_generations(self) -> int:
+        for number in range(self.options.max_restarts + 1):
+            self._run_generation(number)
+            if self.abandoned or self.stopped_by is not None:
+                break
+            if self._first is None:
+                return 0
+            self._say(report(self._first, self._workers))
+            if number < self.options.max_restarts:
+                self._say(
+                    f"cydistrun: starting all {self.options.local_size} ranks again (restart "
+                    f"{number + 1} of {self.options.max_restarts})\n"
+                )
+                self._pause(self.options.restart_delay)
+                if self.abandoned or self.stopped_by is not None:
+                    break
+        if self.abandoned:
+            return exit_code(-signal.SIGKILL)
+        if self.stopped_by is not None:
+            return exit_code(-self.stopped_by)
+        assert self._first is not None
+        assert self._first.code is not None
+        return exit_code(self._first.code)
+
+    def _run_generation(self, number: int) -> None:
+        """Start all workers, and return when they and all they started have ended."""
+        self._stage, self._deadline, self._first = Stage.RUNNING, None, None
+        generation = new_generation(self.options, number)
+        inherited = dict(os.environ)
+        first_rank = self.options.node_rank * self.options.local_size
+        self._workers = [
+            Worker(local_rank, first_rank + local_rank)
+            for local_rank in range(self.options.local_size)
+        ]
+        try:
+            for worker in self._workers:
+                self._open_logs(worker, number)
+                try:
+                    worker.start(self.options, generation, inherited, self._files)
+                finally:
+                    self._watch(worker)
+        finally:
+            generation.close()
+        self._loop(lambda: self._stage is Stage.SWEEPING)
+        self._loop(lambda: not signal_descendants(0))
+        kill_descendants(FINAL_WAIT_SECONDS)
+        for fd in list(self._streams):
+            self._read_all(fd)
+            self._close(fd)
+        for worker in self._workers:
+            for log in worker.logs.values():
+                log.close()
+
+    # Watching.
+
+    def _loop(self, done: Callable[[], bool]) -> None:
+        """Handle events until `done()`, the outer process dies, or the stage's time is over."""
+        self._advance()
+        while not self.abandoned and not done():
+            timeout = None if self._deadline is None else max(0.0, self._deadline - self._now)
+            stalls = self._hold_back()
+            if stalls is not None:
+                stalls = max(0.0, stalls - self._now)
+                timeout = stalls if timeout is None else min(timeout, stalls)
+            events = self._selector.select(timeout)
+            self._now = time.monotonic()
+            # Ends before output: what others say of an end comes after it.
+            for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
+                key.data()
+            if self._stage is Stage.SWEEPING and self._over():
+                return
+            self._advance()
+
+    def _over(self) -> bool:
+        return self._deadline is not None and self._now >= self._deadline
+
+    def _advance(self) -> None:
+        """Go to the next stage when it is time."""
+        if self._stage is Stage.SWEEPING:
+            return
+        if not any(worker.running for worker in self._workers):
+            self._choose()
+            self._enter(Stage.SWEEPING, SWEEP_SECONDS)
+            signal_descendants(signal.SIGTERM)
+        elif self._stage is Stage.RUNNING and any(worker.code for worker in self._workers):
+            self._enter(Stage.SETTLING, SETTLE_SECONDS)
+        if self._stage is Stage.SETTLING and (
+            self._over() or not any(about_to_fail(worker, self._now) for worker in self._workers)
+        ):
+            self._choose()
+            self._stop(signal.SIGTERM)
+        if self._stage is Stage.STOPPING and self._over():
+            late = [worker.rank for worker in self._workers if worker.running]
+            self._say(
+                f"cydistrun: {ranks_text(late)} did not end within {self.options.grace:g} s: "
+                "killed\n"
+            )
+            self._kill()
+        if self._stage is Stage.KILLING and self._over():
+            # Not even SIGKILL ended them: an uninterruptible wait. The end reports their pids.
+            self._enter(Stage.SWEEPING, 0.0)
+
+    def _enter(self, stage: Stage, seconds: float) -> None:
+        self._stage = stage
+        self._deadline = time.monotonic() + seconds
+
+    def _choose(self) -> None:
+        """Settle which worker failed first, unless that is settled."""
+        for worker in self._workers:
+            if worker.code and 2 in worker.pipes:
+                self._read_all(worker.pipes[2])
+        self._first = self._first or first_failure(self._workers)
+
+    def _stop(self, number: int) -> None:
+        """Ask every worker's group to end, with `number`; they have the grace period."""
+        self._enter(Stage.STOPPING, self.options.grace)
+        for worker in self._workers:
+            worker.end(number)
+
+    def _kill(self) -> None:
+        self._enter(Stage.KILLING, FINAL_WAIT_SECONDS)
+        for worker in self._workers:
+            worker.end(signal.SIGKILL)
+
+    def _hear(self, lifeline: int) -> None:
+        """Signals that the outer process forwards, or its death."""
+        numbers = os.read(lifeline, 4096)
+        if not numbers:
+            self.abandoned = True
+            self._selector.unregister(lifeline)
+        for number in numbers:
+            if number in (signal.SIGTSTP, signal.SIGCONT):
+                for worker in self._workers:
+                    # Not SIGTSTP: it does nothing to processes without a terminal.
+                    worker.send(signal.SIGSTOP if number == signal.SIGTSTP else signal.SIGCONT)
+            elif self._stage in (Stage.RUNNING, Stage.SETTLING):
+                self._say(f"cydistrun: {signal.Signals(number).name}: ending all ranks\n")
+                if self._stage is Stage.RUNNING:
+                    self.stopped_by = number
+                self._choose()
+                self._stop(number)
+            elif self._stage is Stage.STOPPING and number == signal.SIGINT:
+                self._kill()
+            elif self._stage is Stage.SWEEPING and self.stopped_by is None:
+                self.stopped_by = number
+
+    def _reap(self, wake: int) -> None:
+        """Take the exit status of every child that ended: workers, and orphans of theirs."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
+        running = {worker.pid: worker for worker in self._workers if worker.running}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (worker := running.get(pid)) is not None:
+                worker.code = os.waitstatus_to_exitcode(status)
+                worker.ended = self._now
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before a restart; a signal ends it."""
+        self._enter(Stage.SWEEPING, seconds)
+        self._loop(lambda: self.stopped_by is not None)
+
+    # Output.
+
+    def _watch(self, worker: Worker) -> None:
+        """Read from the worker's pipes from now on."""
+        shown = self.options.shown is None or worker.local_rank in self.options.shown
+        for stream, fd in worker.pipes.items():
+            console = self._consoles[stream]
+            sinks: list[Callable[[bytes], None]] = []
+            if stream in worker.logs:
+                sinks.append(worker.logs[stream].write)
+            if stream == 2:
+                sinks.append(lambda data: worker.tail.add(data, self._now))
+            prefix = console.prefix(worker.rank) if self.options.prefix else b""
+            lines = Lines(prefix, console) if shown else None
+            logged = stream in worker.logs
+            self._streams[fd] = Stream(fd, sinks, lines, console, logged=logged)
+            self._register(fd, lambda fd=fd: self._read(fd))
+
+    def _read(self, fd: int) -> bool:
+        """Pass on what a worker wrote; False when there is nothing (more) now."""
+        if (stream := self._streams.get(fd)) is None:
+            return False
+        state = stream.read()
+        if state is None or stream.unwanted:
+            self._close(fd)
+            return False
+        return state
+
+    def _read_all(self, fd: int) -> None:
+        """Pass on all that is in the pipe now, and no more than a pipe holds."""
+        for _ in range(64):
+            if not self._read(fd):
+                return
+
+    def _close(self, fd: int) -> None:
+        if (stream := self._streams.pop(fd, None)) is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fd)
+            stream.close()
+
+    def _hold_back(self) -> float | None:
+        """Read only from workers whose console takes more; until when the others must wait."""
+        registered = self._selector.get_map()
+        waits = []
+        for fd, stream in self._streams.items():
+            if stream.held and fd in registered:
+                self._selector.unregister(fd)
+            elif not stream.held and fd not in registered:
+                self._register(fd, lambda fd=fd: self._read(fd))
+            if stream.held:
+                waits.append(stream.console.stalls_at)
+        for console in set(self._consoles.values()):
+            waiting = console.fileno() in registered
+            if console.pending and not waiting:
+                self._register(console.fileno(), console.flush, selectors.EVENT_WRITE)
+            elif waiting and not console.pending:
+                self._selector.unregister(console.fileno())
+        return min(waits, default=None)
+
+    def _register(
+        self, fd: int, handler: Callable[[], object], events: int = selectors.EVENT_READ
+    ) -> None:
+        self._selector.register(fd, events, handler)
+
+    def _say(self, text: str) -> None:
+        self._consoles[2].write(text.encode(errors="replace"))
+
+    def _log_directory(self) -> str:
+        """Where log files go, made on demand: a directory of this run's own."""
+        if not (self.options.redirects or self.options.tee):
+            return ""
+        if self.options.log_dir:
+            os.makedirs(self.options.log_dir, exist_ok=True)
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.options.run_id)
+        logs = tempfile.mkdtemp(prefix=f"{safe}_", dir=self.options.log_dir or None)
+        if not self.options.log_dir:
+            self._say(f"cydistrun: logs are in {logs}\n")
+        return logs
+
+    def _open_logs(self, worker: Worker, number: int) -> None:
+        """Create the log files of `worker`: LOGS/attempt_0/2/stderr.log."""
+        rank = worker.local_rank
+        wanted = self.options.redirects.get(rank, 0) | self.options.tee.get(rank, 0)
+        directory = os.path.join(self._logs, f"attempt_{number}", str(rank))
+        for stream, name in STREAMS.items():
+            if wanted & stream:
+                os.makedirs(directory, mode=0o700, exist_ok=True)
+                worker.logs[stream] = LogFile(os.path.join(directory, f"{name}.log"))
+
+
+def run_job(options: Options, lifeline: int) -> int:
+    """Run a job below this process; the exit code."""
+    return Job(options).run(lifeline)

@@ -1,0 +1,387 @@
+"""The command line of cydistrun: torchrun's, as far as it makes sense without elasticity.
+
+Every option has an underscore spelling and a twin in the environment, PET_ and its name in
+capitals, which the command line overrides. What is refused says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import glob
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from cydist import config
+
+DEFAULT_PORT = 29500
+STREAMS = {1: "stdout", 2: "stderr"}
+
+# torchrun's, with the reason why they are refused here.
+REFUSED = {
+    "--rdzv-conf": "there is no rendezvous service to configure; see --master-addr",
+    "--event-log-handler": "there are no event logs",
+    "--logs-specs": "there are no plug-ins for logs; see --log-dir, --redirects and --tee",
+    "--duplicate-stdout-filters": "use --tee and grep the log file",
+    "--duplicate-stderr-filters": "use --tee and grep the log file",
+    "--numa-binding": "bind in the script, or start it with --no-python numactl",
+    "--virtual-local-rank": "ranks of one host need different LOCAL_RANKs; choose the device in "
+    "the script",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to start, where, and what to do with its output; checked and resolved."""
+
+    command: tuple[str, ...]
+    is_script: bool = True  # run by this Python; else a module or a program
+    is_module: bool = False
+    local_size: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None  # None: a free one
+    run_id: str = ""
+    role: str = "default"
+    max_restarts: int = 0
+    restart_delay: float = 0.1
+    grace: float = 5.0  # seconds between the polite and the impolite signal
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    log_dir: str | None = None
+    redirects: dict[int, int] = field(default_factory=dict)  # local rank -> 1 out, 2 err, 3 both
+    tee: dict[int, int] = field(default_factory=dict)
+    shown: frozenset[int] | None = None  # local ranks on the console; None: all
+    prefix: bool = True
+    pass_local_rank: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.local_size
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse for options with underscore spellings and twins in the environment."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self._flags = {"-h": True, "--help": True}  # every option; True: takes no value
+
+    def option(
+        self, group: Any, *names: str, flag: bool = False, default: Any = None, **more: Any
+    ) -> None:
+        """Add one option; the value of its twin in the environment replaces `default`."""
+        twin = config.Variable((f"PET_{names[0][2:].replace('-', '_').upper()}",), "", "")
+        self._flags.update(dict.fromkeys(names, flag))
+        if flag:
+            group.add_argument(*names, action="store_true", default=twin.on(), **more)
+        else:
+            group.add_argument(*names, default=twin.get() or default, **more)
+
+    def hyphens(self, argv: Sequence[str]) -> list[str]:
+        """`argv` with --a_b as --a-b, up to the script, whose arguments are its own affair."""
+        out = list(argv)
+        place = 0
+        while place < len(out) and out[place].startswith("-") and out[place] != "--":
+            name, equals, value = out[place].partition("=")
+            name = name.replace("_", "-")
+            if name.startswith("--"):
+                out[place] = name + equals + value
+            place += 1 if equals or self._flags.get(name, True) else 2
+        return out
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.rpartition("unrecognized arguments: ")[2] if "unrec" in message else ""
+        close = difflib.get_close_matches(unknown.split(" ")[0].split("=")[0], self._flags, 1)
+        hint = f" (did you mean {close[0]}?)" if unknown and close else ""
+        self.exit(2, f"{self.prog}: {message}{hint}; see {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The command line as argparse sees it."""
+    it = Parser(
+        prog="cydistrun",
+        usage="cydistrun [options] script.py [arguments]",
+        description="Start N processes of a program as the ranks of one job.",
+        epilog="Every option can be given in the environment: PET_NPROC_PER_NODE=4.",
+        allow_abbrev=False,
+    )
+    add = it.option
+    sizes = it.add_argument_group("how many, and where")
+    add(
+        sizes, "--nproc-per-node", "--nproc", "--np", "-np", "-n", default="1", metavar="N",
+        help="processes on this host: a number, cpu, gpu, or auto (GPUs if any, else CPUs)",
+    )  # fmt: skip
+    add(sizes, "--nnodes", default="1", metavar="N", help="hosts; start cydistrun on each")
+    add(sizes, "--node-rank", type=int, default=0, metavar="K", help="this host's number")
+    add(sizes, "--master-addr", default="", metavar="HOST", help="address of host 0")
+    add(
+        sizes, "--master-port", type=int, default=None, metavar="PORT",
+        help=f"port of rank 0's store; default: a free one, with several hosts {DEFAULT_PORT}",
+    )  # fmt: skip
+    add(sizes, "--standalone", flag=True, help="one host, a free port: the default")
+    add(sizes, "--role", default="default", help="exported as ROLE_NAME")
+
+    what = it.add_argument_group("what to start")
+    add(what, "--module", "-m", flag=True, help="the script is a module's name, as in python -m")
+    add(what, "--no-python", flag=True, help="the script is a program of its own")
+    add(what, "--run-path", flag=True, help="the script is a path (the default)")
+    add(what, "--pass-local-rank", flag=True, help="append --local-rank=K to the arguments")
+    add(what, "--use-env", flag=True, help="accepted: LOCAL_RANK is always exported")
+
+    end = it.add_argument_group("failures and signals")
+    add(
+        end, "--max-restarts", type=int, default=0, metavar="N",
+        help="after a failure start all ranks anew, up to N times (one host)",
+    )  # fmt: skip
+    add(
+        end, "--restart-delay", type=float, default=0.1, metavar="SECONDS",
+        help="between a failure and the restart",
+    )  # fmt: skip
+    add(
+        end, "--shutdown-timeout", type=float, metavar="SECONDS",
+        default=config.SHUTDOWN_TIMEOUT.get(), help="from the polite signal to SIGKILL; default: 5",
+    )  # fmt: skip
+    add(
+        end, "--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="NAMES",
+        help="signals that end the job and are forwarded to the workers",
+    )  # fmt: skip
+
+    out = it.add_argument_group("output")
+    add(
+        out, "--log-dir", metavar="DIR",
+        help="keep every worker's output below DIR as well, in files of mode 0600",
+    )  # fmt: skip
+    add(
+        out, "--redirects", "-r", default="0", metavar="WHICH",
+        help="to log files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by "
+        "local rank: 0:3,1:2",
+    )  # fmt: skip
+    add(
+        out, "--tee", "-t", default="0", metavar="WHICH",
+        help="to log files and the console; as --redirects",
+    )  # fmt: skip
+    add(
+        out, "--local-ranks-filter", default="", metavar="RANKS",
+        help="only these local ranks show on the console: 0,2",
+    )  # fmt: skip
+    add(out, "--no-prefix", flag=True, help="lines are not prefixed with [rank]")
+
+    same = it.add_argument_group("for torchrun's command lines")
+    add(same, "--rdzv-backend", default="static", help="static; c10d with one host")
+    add(same, "--rdzv-endpoint", default="", help="HOST:PORT, as --master-addr and --master-port")
+    add(same, "--rdzv-id", default="", help="exported as CYDIST_RUN_ID")
+    add(same, "--monitor-interval", type=float, default=0.1, help="not needed: nothing is polled")
+    add(
+        same, "--start-method", default="spawn", choices=["spawn", "fork", "forkserver"],
+        help="not needed: workers are programs",
+    )  # fmt: skip
+    add(same, "--local-addr", default="", help="not needed: ranks find their own address")
+    for name in REFUSED:
+        add(same, name, help=argparse.SUPPRESS)
+
+    it.add_argument("script", help="what to start")
+    it.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return it
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options in `argv`. Exits with 2 and one sentence when they make no sense."""
+    it = parser()
+    given = it.parse_args(it.hyphens(argv))
+    try:
+        return _resolve(given)
+    except ValueError as error:
+        it.error(str(error))
+
+
+def _resolve(given: argparse.Namespace) -> Options:
+    for name, reason in REFUSED.items():
+        if getattr(given, name[2:].replace("-", "_")) not in (None, "", "null", "0"):
+            raise ValueError(f"{name} is not supported: {reason}")
+    nodes = _nodes(given)
+    if not 0 <= given.node_rank < nodes:
+        raise ValueError(f"--node-rank {given.node_rank} is not in 0..{nodes - 1} (--nnodes)")
+    local_size = local_world_size(given.nproc_per_node)
+    address, port = _endpoint(given, nodes)
+    for name, value in (
+        ("--max-restarts", given.max_restarts),
+        ("--restart-delay", given.restart_delay),
+        ("--shutdown-timeout", given.shutdown_timeout),
+    ):
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+    if given.max_restarts and nodes > 1:
+        raise ValueError(
+            "--max-restarts works on one host only: the other hosts would not restart with it"
+        )
+    everywhere = dict.fromkeys(range(local_size), 3) if given.log_dir else {}
+    redirects = which_streams("--redirects", given.redirects, local_size)
+    return Options(
+        command=(given.script, *given.arguments),
+        is_script=_check_program(given),
+        is_module=given.module,
+        local_size=local_size,
+        nodes=nodes,
+        node_rank=given.node_rank,
+        master_addr=address,
+        master_port=port,
+        run_id=given.rdzv_id or ("none" if nodes > 1 else secrets.token_hex(8)),
+        role=given.role,
+        max_restarts=given.max_restarts,
+        restart_delay=given.restart_delay,
+        grace=given.shutdown_timeout,
+        signals=_signals(given.signals_to_handle),
+        log_dir=given.log_dir,
+        redirects=redirects,
+        # A directory for logs asks for logs.
+        tee=which_streams("--tee", given.tee, local_size) or ({} if redirects else everywhere),
+        shown=_shown(given.local_ranks_filter, local_size),
+        prefix=not given.no_prefix,
+        pass_local_rank=given.pass_local_rank,
+    )
+
+
+def _nodes(given: argparse.Namespace) -> int:
+    low, _, high = given.nnodes.partition(":")
+    try:
+        nodes = int(low)
+        if high and int(high) != nodes:
+            raise ValueError(
+                f"--nnodes {given.nnodes}: an elastic number of hosts is not supported, give one "
+                "number"
+            )
+    except ValueError as error:
+        if "elastic" in str(error):
+            raise
+        raise ValueError(f"--nnodes {given.nnodes!r} is not a number") from None
+    if nodes < 1:
+        raise ValueError(f"--nnodes must be at least 1, got {nodes}")
+    if given.standalone and nodes > 1:
+        raise ValueError(f"--standalone means one host, but --nnodes is {nodes}")
+    if given.rdzv_backend not in ("static", "c10d") or (given.rdzv_backend == "c10d" and nodes > 1):
+        raise ValueError(
+            f"--rdzv-backend {given.rdzv_backend} is not supported: start cydistrun on every host "
+            "with --nnodes, --node-rank, --master-addr and --master-port"
+        )
+    return nodes
+
+
+def local_world_size(text: str) -> int:
+    """How many processes `--nproc-per-node` asks for on this host."""
+    if text == "cpu":
+        return len(os.sched_getaffinity(0))
+    if text == "auto":
+        return visible_gpus() or len(os.sched_getaffinity(0))
+    if text == "gpu":
+        if not (gpus := visible_gpus()):
+            raise ValueError("--nproc-per-node gpu: this host shows no CUDA device")
+        return gpus
+    try:
+        size = int(text)
+    except ValueError:
+        raise ValueError(f"--nproc-per-node {text!r} is not a number, cpu, gpu or auto") from None
+    if size < 1:
+        raise ValueError(f"--nproc-per-node must be at least 1, got {size}")
+    return size
+
+
+def visible_gpus() -> int:
+    """CUDA devices that a worker would see, counted without a GPU library."""
+    devices = len(glob.glob("/dev/nvidia[0-9]*"))
+    chosen = config.CUDA_VISIBLE_DEVICES.get()
+    if chosen == config.CUDA_VISIBLE_DEVICES.default:
+        return devices
+    names = [name.strip() for name in chosen.split(",")]
+    # CUDA itself stops at the first name that makes no sense.
+    return min(devices, len([name for name in names if name and name != "-1"]))
+
+
+def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
+    """Address and port of rank 0's store; no port: one that is free."""
+    address, port = given.master_addr, given.master_port
+    if given.rdzv_endpoint and not address and not given.standalone:
+        host, _, tail = given.rdzv_endpoint.rpartition(":")
+        if not tail.isdigit() or "]" in tail:
+            host, tail = given.rdzv_endpoint, ""
+        address = host
+        # Under c10d that port was the rendezvous service's, not the store's.
+        if tail and port is None and given.rdzv_backend == "static":
+            port = int(tail)
+    if nodes > 1 and not address:
+        raise ValueError("several hosts need --master-addr, the address of host 0")
+    if nodes > 1 and not config.INSECURE.on() and not os.path.isfile(config.SECRET_FILE.get()):
+        raise ValueError(
+            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
+            "0600 (openssl rand -hex 32)"
+        )
+    port = port or (DEFAULT_PORT if nodes > 1 else None)
+    if port is not None and not 0 < port < 65536:
+        raise ValueError(f"--master-port {port} is not in 1..65535")
+    if given.standalone:
+        return "127.0.0.1", None
+    return address.removeprefix("[").removesuffix("]") or "127.0.0.1", port
+
+
+def which_streams(option: str, text: str, local_size: int) -> dict[int, int]:
+    """`3` or `0:3,1:2` as {local rank: streams}; ranks without any are left out."""
+    streams: dict[int, int] = {}
+    try:
+        if ":" not in text:
+            streams = dict.fromkeys(range(local_size), int(text))
+        else:
+            for part in text.split(","):
+                rank, _, value = part.partition(":")
+                streams[int(rank)] = int(value)
+    except ValueError:
+        raise ValueError(f"{option} {text!r} is neither 0..3 nor a list like 0:3,1:2") from None
+    for rank, value in streams.items():
+        if not 0 <= value <= 3:
+            raise ValueError(f"{option} {text!r}: {value} is none of 0, 1, 2, 3")
+        if not 0 <= rank < local_size:
+            raise ValueError(f"{option} {text!r}: there is no local rank {rank}")
+    return {rank: value for rank, value in streams.items() if value}
+
+
+def _shown(text: str, local_size: int) -> frozenset[int] | None:
+    if not text:
+        return None
+    try:
+        ranks = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--local-ranks-filter {text!r} is not a list like 0,2") from None
+    if strangers := [rank for rank in sorted(ranks) if not 0 <= rank < local_size]:
+        raise ValueError(f"--local-ranks-filter: there is no local rank {strangers[0]}")
+    return ranks
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    numbers = []
+    for name in filter(None, (part.strip().upper() for part in text.split(","))):
+        number = getattr(signal, name if name.startswith("SIG") else f"SIG{name}", None)
+        if not isinstance(number, signal.Signals):
+            raise ValueError(f"--signals-to-handle: {name} is not a signal")
+        if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise ValueError(f"--signals-to-handle: {name} cannot be handled")
+        numbers.append(int(number))
+    return tuple(numbers)
+
+
+def _check_program(given: argparse.Namespace) -> bool:
+    """Can what is to be started be found? True for a script."""
+    if given.module and given.no_python:
+        raise ValueError("--module and --no-python exclude each other")
+    if given.no_python and not given.run_path:
+        if shutil.which(given.script) is None:
+            raise ValueError(f"no program {given.script!r} on the PATH")
+        return False
+    if given.module:
+        return False
+    if not os.path.exists(given.script):
+        raise ValueError(f"no file {given.script!r} (for a module: -m, for a program: --no-python)")
+    return True

@@ -1,0 +1,146 @@
+"""From a worker's pipe to the console: whole lines, prefixed with the rank.
+
+Bytes are never decoded on their way. Lines of different ranks never mix. A line with carriage
+returns, as progress bars write it, becomes its last state; on a terminal the bar is live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from cydist.launch.console import Console
+
+# A line that is longer is cut, so that output without line ends cannot fill the memory.
+LONGEST_LINE_BYTES = 1 << 20
+TAIL_BYTES = 1 << 16
+TRACEBACK = b"Traceback (most recent call last)"
+
+
+class LogFile:
+    """A file of mode 0600 that only we and our worker write, at its end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.fd = os.open(path, flags, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Append `data`; a full disk loses the log, not the job."""
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(self.fd, data) :]
+
+    def end(self) -> bytes:
+        """The last bytes of the file."""
+        size = os.fstat(self.fd).st_size
+        return os.pread(self.fd, TAIL_BYTES, max(0, size - TAIL_BYTES))
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Tail:
+    """The end of a stream, and when a traceback last began in it."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.traceback_at: float | None = None
+
+    def add(self, data: bytes, now: float) -> None:
+        if TRACEBACK in bytes(self._data[-len(TRACEBACK) :]) + data:
+            self.traceback_at = now
+        self._data += data
+        if len(self._data) > 2 * TAIL_BYTES:
+            del self._data[:-TAIL_BYTES]
+
+    def bytes(self) -> bytes:
+        return bytes(self._data[-TAIL_BYTES:])
+
+
+class Lines:
+    """Cuts one worker's stream into lines and hands them to a console."""
+
+    def __init__(self, prefix: bytes, console: Console) -> None:
+        self._prefix = prefix
+        self._console = console
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        """Pass on the lines that `data` completes."""
+        data = self._rest + data
+        whole, newline, self._rest = data.rpartition(b"\n")
+        if newline:
+            self._console.write(self._prefixed(whole))
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            self.end()
+        self._console.draft(self, self._prefix, self._rest)
+
+    def end(self) -> None:
+        """Pass on a last line that has no line end."""
+        if self._rest:
+            self._console.write(self._prefixed(self._rest))
+            self._rest = b""
+        self._console.draft(self, self._prefix, b"")
+
+    def _prefixed(self, whole: bytes) -> bytes:
+        if b"\r" in whole:
+            whole = b"\n".join(map(last_state, whole.split(b"\n")))
+        return self._prefix + whole.replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+
+def last_state(line: bytes) -> bytes:
+    """What a terminal would show in the end of a line that is rewritten after each \\r."""
+    return next((state for state in reversed(line.split(b"\r")) if state), b"")
+
+
+class Stream:
+    """One pipe of one worker: where its bytes go."""
+
+    def __init__(
+        self,
+        fd: int,
+        sinks: list[Callable[[bytes], None]],
+        lines: Lines | None,
+        console: Console,
+        *,
+        logged: bool,
+    ) -> None:
+        self.fd = fd
+        self.console = console
+        self._logged = logged
+        self._sinks = sinks
+        self._lines = lines
+
+    @property
+    def held(self) -> bool:
+        """Must its worker wait, because the console cannot take more?"""
+        return self._lines is not None and self.console.full
+
+    @property
+    def unwanted(self) -> bool:
+        """Does nobody read this any more? Closing the pipe tells the worker."""
+        return self.console.closed and self._lines is not None and not self._logged
+
+    def read(self) -> bool | None:
+        """Pass on what is there; False when there is nothing now, None at the stream's end."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+        if not data:
+            return None
+        for sink in self._sinks:
+            sink(data)
+        if self._lines is not None:
+            self._lines.add(data)
+        return True
+
+    def close(self) -> None:
+        """Pass on the last, unfinished line."""
+        if self._lines is not None:
+            self._lines.end()
+        os.close(self.fd)

@@ -1,0 +1,147 @@
+"""What Linux knows about our descendants, and how to end them all.
+
+Both halves of the launcher are subreapers: a process whose parent dies becomes their child,
+whatever session or group it moved to, so it is found here and cannot be left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread of `parent` that started it ends.
+
+    Call it first thing in a child; a parent that is dead already ends the child here.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as /proc shows it; `started` (clock ticks) tells it from a later namesake."""
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+    started: int
+
+    @property
+    def zombie(self) -> bool:
+        return self.state in "ZX"
+
+    def send(self, number: int) -> None:
+        """Signal this very process; a process that is gone, or a namesake, is left alone."""
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(self.pid)
+            try:
+                now = _read(self.pid)
+                if now is not None and now.started == self.started:
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold anything, parentheses and spaces included.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
+
+
+def descendants(root: int | None = None) -> list[Process]:
+    """Every living or unreaped process below `root` (default: this one), parents first."""
+    children: dict[int, list[Process]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (process := _read(int(name))) is not None:
+            children.setdefault(process.parent, []).append(process)
+    found = []
+    queue = [os.getpid() if root is None else root]
+    while queue:
+        below = children.pop(queue.pop(), [])
+        found += below
+        queue += [process.pid for process in below]
+    return found
+
+
+def signal_descendants(number: int, *, besides_groups: Collection[int] = ()) -> bool:
+    """Signal all descendants but those in `besides_groups`; was there a living one at all?"""
+    living = [process for process in descendants() if not process.zombie]
+    for process in living:
+        if process.group not in besides_groups:
+            process.send(number)
+    return bool(living)
+
+
+def kill_descendants(seconds: float) -> list[int]:
+    """Kill and reap everything below this process; the pids that were still there at the end.
+
+    Returns after `seconds` at the latest: a process in an uninterruptible wait cannot be
+    killed. Every child is reaped, so call it when no exit status is wanted any more.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        signal_descendants(signal.SIGKILL)
+        while True:
+            try:
+                if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None:
+                    break
+            except ChildProcessError:
+                return []
+        left = descendants()
+        remaining = deadline - time.monotonic()
+        if not left:
+            return []
+        if remaining <= 0:
+            return [process.pid for process in left]
+        _wait_for_exit([process for process in left if not process.zombie], min(remaining, 0.05))
+
+
+def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:
+    """Until one of `processes` exits, or `seconds` passed."""
+    poller = select.poll()
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(process.pid)
+                stack.callback(os.close, handle)
+                poller.register(handle, select.POLLIN)
+        poller.poll(seconds * 1000)
+
+
+def pretty_exit(code: int) -> str:
+    """An exit status as subprocess gives it (negative: a signal), in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def exit_code(code: int) -> int:
+    """What a shell would report for this exit status."""
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,125 @@
+"""One worker: how it is started, signalled, and what is known of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from cydist.launch.environment import Generation, secret_pipe, worker_environment
+from cydist.launch.options import STREAMS, Options
+from cydist.launch.output import LogFile, Tail
+from cydist.launch.processes import die_with
+
+# A big pipe lets a worker run on while the launcher is busy.
+_PIPE_BYTES = 1 << 18
+
+
+class Worker:
+    """A process of the job, leader of a session and of a process group of its own.
+
+    pipes       {stream: our end}, for streams that pass through the launcher
+    logs        {stream: file}; written by the worker itself if the stream is not in `pipes`
+    tail        the end of what it wrote to stderr through a pipe
+    told        was it told to end? Then its end is no failure of its own
+    code        its exit status as subprocess gives it, None while it runs
+    ended       launcher's clock when it ended
+    """
+
+    def __init__(self, local_rank: int, rank: int) -> None:
+        self.local_rank = local_rank
+        self.rank = rank
+        self.pid = 0
+        self.pipes: dict[int, int] = {}
+        self.logs: dict[int, LogFile] = {}
+        self.tail = Tail()
+        self.error_file = ""
+        self.told = False
+        self.code: int | None = None
+        self.ended = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.pid != 0 and self.code is None
+
+    def start(
+        self,
+        options: Options,
+        generation: Generation,
+        inherited: Mapping[str, str],
+        directory: str,
+    ) -> None:
+        """Start it; its files go to `directory`. Raises OSError when it cannot be started."""
+        variables = worker_environment(options, generation, self.local_rank, inherited)
+        self.error_file = os.path.join(directory, f"error-{self.local_rank}.json")
+        variables["CYDIST_ERROR_FILE"] = variables["TORCHELASTIC_ERROR_FILE"] = self.error_file
+        with contextlib.ExitStack() as stack:
+            passed = []
+            if generation.secret is not None:
+                fd = secret_pipe(generation.secret)
+                stack.callback(os.close, fd)
+                variables["CYDIST_SECRET_FD"] = str(fd)
+                passed.append(fd)
+            if generation.store is not None and self.rank == 0:
+                variables["CYDIST_STORE_FD"] = str(generation.store.fileno())
+                passed.append(generation.store.fileno())
+            ends = {stream: self._stream(stream, options, stack) for stream in STREAMS}
+            launcher = os.getpid()
+            process = subprocess.Popen(
+                self._command(options),
+                # One process can read the terminal, so rank 0 does (a debugger's prompt).
+                stdin=None if self.local_rank == 0 else subprocess.DEVNULL,
+                stdout=ends[1],
+                stderr=ends[2],
+                env=variables,
+                pass_fds=passed,
+                start_new_session=True,
+                # Safe here: this process has one thread. The kernel ties a child's death to
+                # the thread that started it, and that thread is the launcher's only one.
+                preexec_fn=lambda: die_with(launcher),
+            )
+        self.pid = process.pid
+        process.returncode = 0  # we reap it ourselves, with everything else that ends
+
+    def _command(self, options: Options) -> list[str]:
+        command = [*options.command]
+        if options.pass_local_rank:
+            command.append(f"--local-rank={self.local_rank}")
+        if options.is_module:
+            return [sys.executable, "-u", "-m", *command]
+        # -u: what a worker printed before it was killed must not be lost in its buffer.
+        return [sys.executable, "-u", *command] if options.is_script else command
+
+    def _stream(self, stream: int, options: Options, stack: contextlib.ExitStack) -> int:
+        """The descriptor that the worker gets as `stream`: its log file, or a pipe to us."""
+        if options.redirects.get(self.local_rank, 0) & stream:
+            return self.logs[stream].fd
+        ours, theirs = os.pipe()
+        stack.callback(os.close, theirs)
+        os.set_blocking(ours, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.pipes[stream] = ours
+        return theirs
+
+    def send(self, number: int) -> None:
+        """Signal its whole process group."""
+        if self.running:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, number)
+
+    def end(self, number: int) -> None:
+        """Tell its whole process group to end; stopped processes are woken to see it."""
+        if self.running:
+            self.told = True
+            self.send(number)
+            self.send(signal.SIGCONT)
+
+    def last_output(self) -> bytes:
+        """The end of its stderr, wherever that went."""
+        log = self.logs.get(2)
+        return log.end() if log is not None else self.tail.bytes()
