@@ -15,6 +15,9 @@
   + DistStoreError
     - StoreTimeoutError       (TimeoutError)      a key did not appear in time
     - QueueEmptyError                             a non-blocking queue_pop found nothing
+  + ProcessException                              a process that `spawn` started failed
+    - ProcessRaisedException                      its function raised; the traceback is shown
+    - ProcessExitedException                      it left with an exit code, or was killed
 
 Bad arguments are ValueError and TypeError: they are found before any traffic, and the
 group stays usable. Every DistError of a call carries what is known of it: `op` (the call's
@@ -145,7 +148,8 @@ def from_failure(
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
         "timeout": f"timeout: nothing from {who}"
-        + (f" within {waited:g} s" if waited is not None else "") + step,
+        + (f" within {waited:g} s" if waited is not None else "")
+        + step,
         "peer_lost": f"the connection to {who} was lost{step}: it died, left, or was cut off",
         "no_memory": "no memory for the temporaries of this call",
         "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
@@ -160,3 +164,48 @@ def from_failure(
         group=group,
         ranks=(ranks[peer],) if peer >= 0 else (),
     )
+
+
+class ProcessException(DistError):
+    """A process that `spawn` started failed.
+
+    error_index     its rank
+    error_pid       its process id
+    """
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg, ranks=(error_index,))
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.msg, self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """The function that a process ran raised; the message holds its traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process left with an exit code other than 0, or was killed.
+
+    exit_code       the exit code, or the negative number of the signal
+    signal_name     "SIGKILL", ... or None
+    """
+
+    def __init__(
+        self,
+        msg: str,
+        error_index: int,
+        error_pid: int,
+        exit_code: int,
+        signal_name: str | None = None,
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        more = (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
+        return type(self), more

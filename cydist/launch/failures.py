@@ -20,7 +20,7 @@ TRACEBACK_LINES = 60
 _ERROR_FILE_BYTES = 1 << 20
 
 # Errors that name another rank's death: never the first cause when there is another.
-_CONSEQUENCES = (b"PeerFailedError", b"GroupFailedError", b"Connection closed by peer")
+_CONSEQUENCES = ("PeerFailedError", "GroupFailedError", "Connection closed by peer")
 
 
 def failed_at(worker: Worker) -> float:
@@ -36,13 +36,20 @@ def failed_at(worker: Worker) -> float:
 
 
 def first_failure(workers: Iterable[Worker]) -> Worker | None:
-    """The worker that failed first; of those that failed at once, one that blames no other."""
+    """The worker whose failure caused the others: of those that blame no other, the first."""
     failed = [worker for worker in workers if worker.code and not worker.told]
-    return min(failed, key=lambda worker: (failed_at(worker), _blames(worker)), default=None)
+    return min(
+        failed, key=lambda worker: (_blames_another(worker), failed_at(worker)), default=None
+    )
 
 
-def _blames(worker: Worker) -> bool:
-    return any(name in worker.last_output() for name in _CONSEQUENCES)
+def _blames_another(worker: Worker) -> bool:
+    return blames_another("\n".join(last_words(worker.last_output())))
+
+
+def blames_another(text: str) -> bool:
+    """Is this traceback about the death of another rank?"""
+    return any(name in text for name in _CONSEQUENCES)
 
 
 def about_to_fail(worker: Worker, now: float) -> bool:

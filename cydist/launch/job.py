@@ -18,6 +18,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cydist.errors import RendezvousError
 from cydist.launch.console import consoles
@@ -272,7 +273,7 @@ class Job:
             lines = Lines(prefix, console) if shown else None
             logged = stream in worker.logs
             self._streams[fd] = Stream(fd, sinks, lines, console, logged=logged)
-            self._register(fd, lambda fd=fd: self._read(fd))
+            self._register(fd, partial(self._read, fd))
 
     def _read(self, fd: int) -> bool:
         """Pass on what a worker wrote; False when there is nothing (more) now."""
@@ -304,7 +305,7 @@ class Job:
             if stream.held and fd in registered:
                 self._selector.unregister(fd)
             elif not stream.held and fd not in registered:
-                self._register(fd, lambda fd=fd: self._read(fd))
+                self._register(fd, partial(self._read, fd))
             if stream.held:
                 waits.append(stream.console.stalls_at)
         for console in set(self._consoles.values()):

@@ -340,12 +340,12 @@ def which_streams(option: str, text: str, local_size: int) -> dict[int, int]:
                 streams[int(rank)] = int(value)
     except ValueError:
         raise ValueError(f"{option} {text!r} is neither 0..3 nor a list like 0:3,1:2") from None
-    for rank, value in streams.items():
-        if not 0 <= value <= 3:
-            raise ValueError(f"{option} {text!r}: {value} is none of 0, 1, 2, 3")
-        if not 0 <= rank < local_size:
-            raise ValueError(f"{option} {text!r}: there is no local rank {rank}")
-    return {rank: value for rank, value in streams.items() if value}
+    for local_rank, which in streams.items():
+        if not 0 <= which <= 3:
+            raise ValueError(f"{option} {text!r}: {which} is none of 0, 1, 2, 3")
+        if not 0 <= local_rank < local_size:
+            raise ValueError(f"{option} {text!r}: there is no local rank {local_rank}")
+    return {local_rank: which for local_rank, which in streams.items() if which}
 
 
 def _shown(text: str, local_size: int) -> frozenset[int] | None:

@@ -132,14 +132,17 @@ def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:
         poller.poll(seconds * 1000)
 
 
+def pretty_signal(number: int) -> str:
+    """A signal's name, or its number in words."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def pretty_exit(code: int) -> str:
     """An exit status as subprocess gives it (negative: a signal), in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"killed by signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"killed by {pretty_signal(-code)} ({-code})"
 
 
 def exit_code(code: int) -> int:

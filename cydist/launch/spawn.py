@@ -1,0 +1,249 @@
+"""Ranks as child processes of a Python program: `cydist.spawn`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from cydist import config
+from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from cydist.launch.environment import hold_port, secret_pipe
+from cydist.launch.failures import blames_another
+from cydist.launch.processes import die_with, pretty_exit, pretty_signal
+from cydist.secret import new_secret
+
+GRACE_SECONDS = 5.0
+# So short that a report fits into a pipe: a child never waits for its parent to read it.
+_TRACEBACK_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a child must know to be a rank; travels through multiprocessing's own pipe."""
+
+    rank: int
+    size: int
+    port: int
+    secret: bytes
+    store: socket.socket | None  # rank 0's: bound to `port`
+    parent: int  # pid that the kernel ties the child's life to; 0: watch the parent instead
+
+
+class ProcessContext:
+    """The processes that `spawn` started: `processes`, `pids()`, `join()`."""
+
+    def __init__(self, processes: Sequence[BaseProcess], reports: Sequence[Connection]) -> None:
+        self.processes = list(processes)
+        self.sentinels = {process.sentinel: rank for rank, process in enumerate(processes)}
+        self._reports = list(reports)
+
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [process.pid or 0 for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait until a process ends; True when all have ended, False when some still run.
+
+        timeout         seconds after which to return False; None: no limit
+        grace_period    seconds that the others have to end by themselves after a failure, then
+                        after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
+
+        When a process fails, the others are ended, and ProcessRaisedException (with its
+        traceback) or ProcessExitedException names the rank that failed first.
+        """
+        if not self.sentinels:
+            return True
+        try:
+            ready = wait(list(self.sentinels), timeout)
+        except BaseException:
+            self._end_all(GRACE_SECONDS)
+            raise
+        for sentinel in ready:
+            assert isinstance(sentinel, int)
+            self.processes[self.sentinels.pop(sentinel)].join()
+        if any(process.exitcode for process in self.processes):
+            failure = self._first_failure(time.monotonic())
+            if grace_period is not None:
+                self._join_all(grace_period)
+            self._end_all(GRACE_SECONDS if grace_period is None else grace_period)
+            raise failure
+        if not self.sentinels:
+            self._close()
+        return not self.sentinels
+
+    def _first_failure(self, now: float) -> ProcessException:
+        """The failure that caused the others: of those that blame no other rank, the first."""
+        failures: list[tuple[bool, float, ProcessException]] = []
+        for rank, process in enumerate(self.processes):
+            pid, code = process.pid or 0, process.exitcode
+            # Whoever raised has said so already, even if its process has not ended yet.
+            if (said := self._read(rank)) is not None:
+                text = f"rank {rank} raised:\n\n{said[1]}"
+                raised = ProcessRaisedException(text, rank, pid)
+                failures.append((blames_another(said[1]), said[0], raised))
+            elif code:
+                name = pretty_signal(-code) if code < 0 else None
+                text = f"rank {rank} failed: {pretty_exit(code)}"
+                failures.append((False, now, ProcessExitedException(text, rank, pid, code, name)))
+        return min(failures, key=lambda failure: failure[:2])[2]
+
+    def _read(self, rank: int) -> tuple[float, str] | None:
+        """When and with what traceback `rank` raised."""
+        report = self._reports[rank]
+        try:
+            if report.closed or not report.poll():
+                return None
+            said = json.loads(report.recv_bytes(8 * _TRACEBACK_BYTES))
+            return float(said["at"]), str(said["traceback"])
+        except (EOFError, OSError, ValueError):
+            return None
+
+    def _join_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+
+    def _end_all(self, grace: float) -> None:
+        """SIGTERM, `grace` seconds, SIGKILL."""
+        for process in self.processes:
+            if process.is_alive():
+                process.terminate()
+        self._join_all(grace)
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        self._join_all(GRACE_SECONDS)
+        self.sentinels.clear()
+        self._close()
+
+    def _close(self) -> None:
+        for report in self._reports:
+            report.close()
+
+
+def start_processes(
+    fn: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """`spawn` under its older name."""
+    return spawn(fn, args, nprocs, join, daemon, start_method)
+
+
+def spawn(
+    fn: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Run `fn(rank, *args)` in `nprocs` processes that are the ranks of one job.
+
+    fn              a function of a module's top level, so that a fresh process finds it
+    join            wait for all; False: return a ProcessContext at once
+    daemon          the processes end when this one exits, and cannot have children
+    start_method    "spawn", "forkserver", or "fork" (only before any group or thread exists)
+
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in each,
+    so `cydist.init_process_group()` needs no argument; the job has a secret and a port of its
+    own. When a process fails, the others are ended and its error is raised here:
+    ProcessRaisedException with the traceback, or ProcessExitedException with the exit code. No
+    process outlives this one, even if this one is killed.
+    """
+    if nprocs < 1:
+        raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")
+    context = multiprocessing.get_context(start_method)
+    secret = new_secret()
+    direct = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
+    processes: list[BaseProcess] = []
+    reports: list[Connection] = []
+    with hold_port("127.0.0.1") as store:
+        try:
+            for rank in range(nprocs):
+                place = _Place(
+                    rank,
+                    nprocs,
+                    store.getsockname()[1],
+                    secret,
+                    store if rank == 0 else None,
+                    os.getpid() if direct else 0,
+                )
+                ours, theirs = context.Pipe(duplex=False)
+                reports.append(ours)
+                with theirs:
+                    process = context.Process(  # type: ignore[attr-defined]
+                        target=_run, args=(place, theirs, fn, args), daemon=daemon
+                    )
+                    process.start()
+                processes.append(process)
+        except BaseException:
+            ProcessContext(processes, reports)._end_all(0.0)
+            raise
+    running = ProcessContext(processes, reports)
+    if not join:
+        return running
+    while not running.join():
+        pass
+    return None
+
+
+def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any) -> None:
+    """A child: become a rank, call `fn`, tell the parent about an exception."""
+    if place.parent:
+        die_with(place.parent)
+    else:
+        threading.Thread(target=_follow_parent, daemon=True).start()
+    _become(place)
+    try:
+        fn(place.rank, *args)
+    except KeyboardInterrupt:
+        # From the terminal, so the parent has it too and does the talking.
+        sys.exit(128 + signal.SIGINT)
+    except Exception:
+        text = traceback.format_exc()[-_TRACEBACK_BYTES:]
+        said = json.dumps({"at": time.monotonic(), "traceback": text})
+        with contextlib.suppress(OSError):
+            report.send_bytes(said.encode())
+        sys.exit(1)
+
+
+def _become(place: _Place) -> None:
+    """Set what `env://` reads, and leave secret and socket where they are looked for."""
+    rank, size = str(place.rank), str(place.size)
+    os.environ.update(
+        RANK=rank,
+        LOCAL_RANK=rank,
+        WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(place.port),
+    )
+    os.environ[config.SECRET_FD.names[0]] = str(secret_pipe(place.secret))
+    os.environ.pop(config.STORE_FD.names[0], None)
+    if place.store is not None:
+        os.environ[config.STORE_FD.names[0]] = str(place.store.detach())
+
+
+def _follow_parent() -> None:
+    """End this process when its parent is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
