@@ -98,6 +98,8 @@ class Job:
             if self._first is None:
                 return 0
             self._say(report(self._first, self._workers))
+            for worker in self._workers:
+                worker.close()
             if number < self.options.max_restarts:
                 self._say(
                     f"cydistrun: starting all {self.options.local_size} ranks again (restart "
@@ -139,9 +141,6 @@ class Job:
         for fd in list(self._streams):
             self._read_all(fd)
             self._close(fd)
-        for worker in self._workers:
-            for log in worker.logs.values():
-                log.close()
 
     # Watching.
 

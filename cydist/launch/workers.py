@@ -123,3 +123,8 @@ class Worker:
         """The end of its stderr, wherever that went."""
         log = self.logs.get(2)
         return log.end() if log is not None else self.tail.bytes()
+
+    def close(self) -> None:
+        """Close its log files; the pipes are closed by who reads them."""
+        for log in self.logs.values():
+            log.close()

@@ -1,0 +1,117 @@
+"""When a worker fails: who is named, with what exit code, and what a restart is."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Launcher
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        pytest.param("sys.exit(3)", 3, "exit code 3", id="exit"),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (9)", id="killed"),
+        pytest.param("os.abort()", 134, "killed by SIGABRT (6)", id="abort"),
+        pytest.param("raise ValueError('why')", 1, "exit code 1", id="exception"),
+    ],
+)
+def test_first_failure(launcher: Launcher, end: str, code: int, words: str) -> None:
+    """The launcher ends the others, names rank, host, pid and how, and exits with its code."""
+    script = launcher.script("ready()", f"if rank == 1: {end}", "pause()")
+    result = launcher.run("-n", "3", script)
+    assert result.returncode == code
+    pid = re.search(r"\[1\] ready (\d+)", result.stdout)
+    who = f"rank 1 (local rank 1, pid {pid and pid[1]}, host {socket.gethostname()})"
+    assert f"cydistrun: {who} failed first: {words}\n" in result.stderr
+    assert launcher.settles() == 0
+
+
+def test_traceback_is_repeated(launcher: Launcher) -> None:
+    """The summary at the end holds the traceback of the rank that failed first."""
+    script = launcher.script("if rank == 1: raise ValueError('why')", "pause()")
+    summary = launcher.run("-n", "2", script).stderr.partition("the last words of rank 1:\n")[2]
+    assert summary.startswith("    Traceback (most recent call last):\n")
+    assert "    ValueError: why\n" in summary
+
+
+def test_cause_comes_before_its_consequence(launcher: Launcher) -> None:
+    """A rank that raised first but took longer to end than the rank that noticed is the cause."""
+    for name in ("pid", "raised"):
+        os.mkfifo(launcher.directory / name)
+    script = launcher.script(
+        "class PeerFailedError(Exception): pass",
+        "import atexit, select",
+        "if rank == 1:",
+        "    other = os.pidfd_open(int(open('pid').read()))",
+        "    def slow_end():",
+        "        open('raised', 'w').close()",
+        "        select.select([other], [], [])",
+        "    atexit.register(slow_end)",
+        "    raise ValueError('the cause')",
+        "with open('pid', 'w') as file: file.write(str(os.getpid()))",
+        "open('raised').close()",
+        "raise PeerFailedError('rank 1 is gone')",
+    )
+    result = launcher.run("-n", "2", script)
+    assert "rank 1 (local rank 1" in result.stderr.partition(" failed first")[0].splitlines()[-1]
+    assert result.returncode == 1
+
+
+def test_error_file(launcher: Launcher) -> None:
+    """What a worker leaves in its error file is shown instead of the end of its stderr."""
+    script = launcher.script(
+        "with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:",
+        "    inner = {'message': 'm', 'extraInfo': {'py_callstack': 'what it left'}}",
+        "    json.dump({'message': inner}, file)",
+        "print('noise', file=sys.stderr)",
+        "sys.exit(4)",
+    )
+    result = launcher.run(script)
+    assert result.returncode == 4
+    assert "last words of rank 0:\n    what it left\n" in result.stderr
+
+
+def test_restarts(launcher: Launcher) -> None:
+    """A failure restarts all ranks with a new secret and the next number, to the limit."""
+    script = launcher.script(
+        "secret = os.read(int(os.environ['CYDIST_SECRET_FD']), 100).hex()",
+        "print(os.environ['CYDIST_RESTART_COUNT'], secret)",
+        "sys.exit(rank and 7)",
+    )
+    result = launcher.run("-n", "2", "--max-restarts=2", "--restart-delay=0", script)
+    assert result.returncode == 7
+    attempts = re.findall(r"\[1\] (\d) (\w+)", result.stdout)
+    assert [number for number, _ in attempts] == ["0", "1", "2"]
+    assert len({secret for _, secret in attempts}) == 3
+    assert result.stderr.count("failed first: exit code 7") == 3
+
+
+def test_restarts_leak_nothing(launcher: Launcher) -> None:
+    """After many restarts the launcher has as many descriptors as after the first."""
+    script = launcher.script(
+        "print('fds', *sorted(os.listdir(f'/proc/{os.getppid()}/fd')))", "sys.exit(1)"
+    )
+    result = launcher.run("--max-restarts=20", "--restart-delay=0", script)
+    held = re.findall(r"fds (.*)", result.stdout)
+    assert len(held) == 21
+    assert held == [held[1]] * 21
+
+
+def test_success_after_restart(launcher: Launcher) -> None:
+    """A job whose second attempt ends well ends well."""
+    script = launcher.script("sys.exit(os.environ['CYDIST_RESTART_COUNT'] == '0')")
+    assert launcher.run("-n", "2", "--max-restarts=3", script).returncode == 0
+
+
+def test_redirected_traceback(launcher: Launcher) -> None:
+    """The traceback of a rank whose stderr went to a file is in the summary all the same."""
+    script = launcher.script("raise ValueError('why')")
+    result = launcher.run("--redirects=2", "--log-dir", str(launcher.directory / "logs"), script)
+    assert "    ValueError: why\n" in result.stderr

@@ -1,0 +1,219 @@
+"""The command line of cydistrun: what it accepts, resolves and refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cydist.launch.options import Options, parse, which_streams
+
+SCRIPT = os.path.abspath(__file__)
+CPUS = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def no_outside_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own environment has no say."""
+    for name in list(os.environ):
+        if name.startswith(("PET_", "CYDIST_", "TORCH", "CUDA_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {"local_size": 1, "nodes": 1, "master_addr": "127.0.0.1", "master_port": None}),
+        ("--nproc-per-node 3", {"local_size": 3, "world_size": 3}),
+        ("--nproc_per_node=3", {"local_size": 3}),
+        ("--nproc=3", {"local_size": 3}),
+        ("-n 3", {"local_size": 3}),
+        ("-np 3", {"local_size": 3}),
+        ("--np 3", {"local_size": 3}),
+        ("--nproc-per-node cpu", {"local_size": CPUS}),
+        ("--standalone --nproc-per-node=2", {"local_size": 2, "nodes": 1, "master_port": None}),
+        ("--nnodes 1:1", {"nodes": 1}),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:0", {"master_port": None}),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:29400", {"master_port": None}),
+        ("--rdzv_endpoint=h:123", {"master_addr": "h", "master_port": 123}),
+        ("--rdzv-endpoint=[::1]:123", {"master_addr": "::1", "master_port": 123}),
+        ("--rdzv-endpoint=h", {"master_addr": "h", "master_port": None}),
+        ("--master_addr h --master_port 1", {"master_addr": "h", "master_port": 1}),
+        ("--master-addr [::1]", {"master_addr": "::1"}),
+        ("--rdzv-id job7", {"run_id": "job7"}),
+        ("--max-restarts 2 --restart-delay 0", {"max_restarts": 2, "restart_delay": 0.0}),
+        ("--shutdown-timeout 1.5", {"grace": 1.5}),
+        ("--role trainer", {"role": "trainer"}),
+        ("--redirects 3", {"redirects": {0: 3}}),
+        ("-n 2 -r 0:1,1:2", {"redirects": {0: 1, 1: 2}, "tee": {}}),
+        ("-n 2 -t 1", {"tee": {0: 1, 1: 1}}),
+        ("--log-dir d", {"log_dir": "d", "tee": {0: 3}}),
+        ("--log-dir d -r 1", {"redirects": {0: 1}, "tee": {}}),
+        ("-n 3 --local_ranks_filter 0,2", {"shown": frozenset({0, 2})}),
+        ("--signals-to-handle SIGTERM,usr1", {"signals": (signal.SIGTERM, signal.SIGUSR1)}),
+        ("--no-prefix --use_env", {"prefix": False}),
+        ("--monitor-interval 5 --start-method fork --local-addr x --run-path", {"is_script": True}),
+    ],
+)
+def test_accepted(arguments: str, expected: dict[str, object]) -> None:
+    """Each option means what it means to torchrun; both spellings are one."""
+    options = parse([*arguments.split(), SCRIPT, "its", "own"])
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert options.command == (SCRIPT, "its", "own")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--nproc-per-node x", "'x' is not a number, cpu, gpu or auto"),
+        ("-n 0", "must be at least 1, got 0"),
+        ("--nnodes 2:4", "an elastic number of hosts is not supported"),
+        ("--nnodes two", "'two' is not a number"),
+        ("--nnodes 0", "must be at least 1"),
+        ("--nnodes 2 --standalone", "--standalone means one host"),
+        ("--nnodes 2", "several hosts need --master-addr"),
+        ("--nnodes 2 --master-addr h", "CYDIST_SECRET_FILE"),
+        ("--nnodes 2 --master-addr h --rdzv-backend c10d", "c10d is not supported"),
+        ("--rdzv-backend etcd-v2", "etcd-v2 is not supported"),
+        ("--rdzv-conf a=b", "--rdzv-conf is not supported: there is no rendezvous service"),
+        ("--numa_binding node", "--numa-binding is not supported"),
+        ("--node-rank 1", "not in 0..0"),
+        ("--master-port 70000", "not in 1..65535"),
+        ("--max-restarts -1", "--max-restarts must not be negative"),
+        ("--redirects 4", "4 is none of 0, 1, 2, 3"),
+        ("--redirects 1:2", "there is no local rank 1"),
+        ("--tee a:b", "neither 0..3 nor a list"),
+        ("--local-ranks-filter 5", "there is no local rank 5"),
+        ("--signals-to-handle SIGFOO", "SIGFOO is not a signal"),
+        ("--signals-to-handle SIGKILL", "SIGKILL cannot be handled"),
+        ("--no-python --module", "exclude each other"),
+        ("--master-port x", "invalid int value"),
+        ("--start-method thread", "invalid choice"),
+    ],
+)
+def test_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What makes no sense or is not supported ends with 2 and one sentence that says why."""
+    with pytest.raises(SystemExit) as end:
+        parse([*arguments.split(), SCRIPT])
+    message = capsys.readouterr().err
+    assert end.value.code == 2
+    assert words in message
+    assert message.startswith("cydistrun: ")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nproc-per-nod", "2", SCRIPT], "did you mean --nproc-per-node?"),
+        (["--max_restart=2", SCRIPT], "did you mean --max-restarts?"),
+        ([], "required: script"),
+        (["nowhere.py"], "no file 'nowhere.py'"),
+        (["--no-python", "no-such-program"], "no program 'no-such-program'"),
+    ],
+)
+def test_misspelt(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown option or program is named, with what may have been meant."""
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "expected"),
+    [
+        ("PET_NPROC_PER_NODE", "4", "local_size", 4),
+        ("PET_MASTER_PORT", "1234", "master_port", 1234),
+        ("PET_MAX_RESTARTS", "3", "max_restarts", 3),
+        ("PET_NO_PREFIX", "1", "prefix", False),
+        ("PET_NO_PREFIX", "0", "prefix", True),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7", "grace", 7.0),
+        ("PET_SHUTDOWN_TIMEOUT", "8", "grace", 8.0),
+    ],
+)
+def test_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, name: str, expected: object
+) -> None:
+    """Options have twins in the environment."""
+    monkeypatch.setenv(variable, value)
+    assert getattr(parse([SCRIPT]), name) == expected
+
+
+def test_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option on the command line overrides its twin in the environment."""
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
+    assert parse(["--nproc-per-node", "2", SCRIPT]).local_size == 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, 3), ("0,2", 2), ("", CPUS), ("-1", CPUS), ("5,6,7,8", 3)]
+)
+def test_auto_counts_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: int
+) -> None:
+    """`auto` is the GPUs that CUDA_VISIBLE_DEVICES leaves, or without any the CPUs."""
+    devices = [f"/dev/nvidia{number}" for number in range(3)]
+    monkeypatch.setattr("cydist.launch.options.glob.glob", lambda pattern: devices)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert parse(["-n", "auto", SCRIPT]).local_size == expected
+
+
+def test_secret_file_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a secret file several hosts are accepted, on torchrun's default port."""
+    (tmp_path / "key").touch()
+    monkeypatch.setenv("CYDIST_SECRET_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("PET_NNODES", "3")
+    options = parse(["--node-rank", "2", "--master-addr", "h", "-n", "2", SCRIPT])
+    assert (options.world_size, options.master_port, options.run_id) == (6, 29500, "none")
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1))
+def test_streams_by_rank(wanted: dict[int, int]) -> None:
+    """Any list of local ranks and streams is read back; 0 means none."""
+    text = ",".join(f"{rank}:{streams}" for rank, streams in wanted.items())
+    expected = {rank: streams for rank, streams in wanted.items() if streams}
+    assert which_streams("--tee", text, 10) == expected
+
+
+@given(st.text(max_size=12))
+def test_streams_of_any_text(text: str) -> None:
+    """Any other text is refused with ValueError, or means what a number means."""
+    streams = {}
+    with contextlib.suppress(ValueError):
+        streams = which_streams("--tee", text, 4)
+    assert all(0 <= rank < 4 and 1 <= value <= 3 for rank, value in streams.items())
+
+
+def test_every_option_has_help() -> None:
+    """--help ends well and shows no option without a word about it."""
+    result = subprocess.run(
+        [sys.executable, "-m", "cydist.launch", "--help"],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert "usage: cydistrun [options] script.py [arguments]" in result.stdout
+    assert result.stderr == ""
+
+
+def test_launcher_imports_no_numbers() -> None:
+    """The launcher's own modules need neither numpy nor compiled code."""
+    rooms = "__main__ spawn options job"
+    program = f"""
+import sys, types
+package = types.ModuleType("cydist")
+package.__path__ = [{str(Path(sys.modules[Options.__module__].__file__ or "").parents[1])!r}]
+sys.modules["cydist"] = package
+for room in {rooms.split()}:
+    __import__("cydist.launch." + room)
+print([name for name in sys.modules if name == "numpy" or name.startswith("cydist._native")])
+"""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "[]\n"

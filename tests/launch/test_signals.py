@@ -1,0 +1,134 @@
+"""However a job ends, nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Launcher
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_signals_are_forwarded(launcher: Launcher, number: signal.Signals, code: int) -> None:
+    """Workers get the signal that the launcher got; the exit code tells it."""
+    script = launcher.script(
+        f"signal.signal({int(number)}, lambda *_: sys.exit(print('got it')))", "ready()", "pause()"
+    )
+    process = launcher.start("-n", "2", script)
+    launcher.wait_ready(process, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == [b"[0] got it", b"[1] got it"]
+    assert (process.returncode, err.decode()) == (
+        code, f"cydistrun: {number.name}: ending all ranks\n",
+    )  # fmt: skip
+    assert launcher.settles() == 0
+
+
+def test_hangup_under_nohup(launcher: Launcher) -> None:
+    """A launcher that was started with SIGHUP ignored goes on when the terminal hangs up."""
+    script = launcher.script("ready()", "sys.stdin.readline()", "print('end')")
+    process = launcher.start(
+        script,
+        stdin=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    launcher.wait_ready(process, 1)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(b"\n", timeout=30)[0] == b"[0] end\n"
+    assert process.returncode == 0
+
+
+def test_grace_is_bounded(launcher: Launcher) -> None:
+    """Workers that ignore SIGTERM are killed after the grace period, their children too."""
+    script = launcher.script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "os.fork()", "ready()", "pause()"
+    )
+    process = launcher.start("-n", "2", "--shutdown-timeout", "0.2", script)
+    launcher.wait_ready(process, 4)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert b"ranks 0, 1 did not end within 0.2 s: killed" in err
+    assert launcher.settles() == 0
+
+
+def test_second_interrupt_kills(launcher: Launcher) -> None:
+    """Ctrl-C a second time does not wait for the grace period."""
+    script = launcher.script(
+        "signal.signal(signal.SIGINT, ready)",
+        "ready()", "pause()",
+    )  # fmt: skip
+    process = launcher.start("-n", "2", "--shutdown-timeout", "1000", script)
+    launcher.wait_ready(process, 2)
+    process.send_signal(signal.SIGINT)
+    launcher.wait_ready(process, 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert launcher.settles() == 0
+
+
+# A worker with a child, and a grandchild that left its session and its parent.
+FAMILY = (
+    "if os.fork() == 0:",
+    "    if os.fork() == 0:",
+    "        os.setsid()",
+    "    signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "ready()",
+    "pause()",
+)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "inner process", "job", "worker"])
+def test_sigkill_leaves_nothing(launcher: Launcher, victim: str) -> None:
+    """Whoever is killed with SIGKILL, no process of the job is left, daemons included."""
+    process = launcher.start("-n", "2", "--shutdown-timeout", "0.1", launcher.script(*FAMILY))
+    workers = launcher.wait_ready(process, 6)
+    inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    leaders = Path(f"/proc/{inner}/task/{inner}/children").read_text().split()
+    assert launcher.settles(8) == 8
+    match victim:
+        case "launcher":
+            process.kill()
+        case "inner process":
+            os.kill(inner, signal.SIGKILL)
+        case "job":
+            os.killpg(process.pid, signal.SIGKILL)
+        case "worker":
+            assert int(leaders[0]) in workers
+            os.kill(int(leaders[0]), signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert launcher.settles() == 0
+    assert process.returncode == (137 if victim in ("inner process", "worker") else -9)
+
+
+def test_nothing_outlives_success(launcher: Launcher) -> None:
+    """A background process that workers left behind ends with the job."""
+    script = launcher.script("if os.fork() == 0: os.setsid(); signal.pause()")
+    assert launcher.run("-n", "2", script).returncode == 0
+    assert launcher.settles() == 0
+
+
+def test_no_files_are_left(launcher: Launcher, tmp_path: Path) -> None:
+    """Temporary files are gone after success, failure and SIGKILL alike."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    launcher.run("-n", "2", launcher.script("pass"), env=env)
+    launcher.run(
+        "-n", "2", launcher.script("open(os.environ['CYDIST_ERROR_FILE'], 'w'); 1/0"), env=env
+    )
+    process = launcher.start("-n", "2", launcher.script("ready()", "pause()"), env=env)
+    launcher.wait_ready(process, 2)
+    process.kill()
+    assert launcher.settles() == 0
+    assert list(temporary.iterdir()) == []

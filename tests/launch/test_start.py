@@ -1,0 +1,118 @@
+"""What cydistrun starts: programs, their arguments, variables, port and secret."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Launcher
+
+
+def test_every_rank_runs_with_its_variables(launcher: Launcher) -> None:
+    """Each worker finds torchrun's variables, with its own ranks."""
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
+    names += "ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR OMP_NUM_THREADS CYDIST_RUN_ID "
+    names += "CYDIST_RESTART_COUNT"
+    script = launcher.script(f"print(*[os.environ[name] for name in {names.split()}])")
+    result = launcher.run("--nproc-per-node", "3", "--rdzv-id", "job", "--role", "r", script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{rank}] {rank} {rank} 3 3 0 1 {rank} 3 r 127.0.0.1 1 job 0" for rank in range(3)
+    ]
+
+
+def test_second_node_counts_on(launcher: Launcher, tmp_path: Path) -> None:
+    """On host 1 of 2 with two processes each, the ranks are 2 and 3, at the address given."""
+    key = tmp_path / "key"
+    key.touch(0o600)
+    script = launcher.script(
+        "names = 'RANK LOCAL_RANK WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT'",
+        "print(*[os.environ[name] for name in names.split()], 'CYDIST_SECRET_FD' in os.environ)",
+    )
+    result = launcher.run(
+        "--nnodes=2", "--node-rank=1", "--master-addr=10.1.2.3", "-n", "2", script,
+        env={"CYDIST_SECRET_FILE": str(key)},
+    )  # fmt: skip
+    assert sorted(result.stdout.splitlines()) == [
+        "[2] 2 0 4 1 10.1.2.3 29500 False",
+        "[3] 3 1 4 1 10.1.2.3 29500 False",
+    ]
+
+
+def test_arguments_reach_the_script(launcher: Launcher) -> None:
+    """What stands after the script is the script's, options included."""
+    script = launcher.script("print(sys.argv[1:])")
+    result = launcher.run("--nproc_per_node=1", script, "--some_option", "-n", "x y", "--local_r=1")
+    assert result.stdout == "[0] ['--some_option', '-n', 'x y', '--local_r=1']\n"
+
+
+def test_old_launcher_argument(launcher: Launcher) -> None:
+    """--pass-local-rank appends the argument that torch.distributed.launch's scripts expect."""
+    script = launcher.script("print(sys.argv[1:])")
+    result = launcher.run("-n", "2", "--pass-local-rank", script, "a")
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{rank}] ['a', '--local-rank={rank}']" for rank in range(2)
+    ]
+
+
+def test_module(launcher: Launcher) -> None:
+    """-m runs a module, found from the working directory as with python -m."""
+    (launcher.directory / "somewhere.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    assert launcher.run("-m", "somewhere", "a").stdout == "[0] __main__ ['a']\n"
+
+
+def test_program(launcher: Launcher) -> None:
+    """--no-python runs a program of another language."""
+    result = launcher.run("-n", "2", "--no-python", "sh", "-c", "echo rank $RANK; exit $RANK")
+    assert result.returncode == 1
+    assert "[1] rank 1\n" in result.stdout
+
+
+def test_port_is_held(launcher: Launcher) -> None:
+    """Before rank 0 listens, a stranger can't bind its port; rank 0 finds it in CYDIST_STORE_FD."""
+    script = launcher.script(
+        "import socket",
+        "print('port', os.environ['MASTER_PORT'], 'CYDIST_STORE_FD' in os.environ, flush=True)",
+        "sys.stdin.readline()",
+        "if rank == 0:",
+        "    with socket.socket(fileno=int(os.environ['CYDIST_STORE_FD'])) as store:",
+        "        store.listen()",
+        "        print(store.getsockname())",
+    )
+    process = launcher.start("-n", "2", script, stdin=subprocess.PIPE)
+    seen = launcher.read_until(process, lambda seen: seen.count(b"\n") == 2)
+    found = re.findall(rb"\[(\d)\] port (\d+) (\w+)\n", seen)
+    port = int(found[0][1])
+    assert sorted(found) == [(b"0", b"%d" % port, b"True"), (b"1", b"%d" % port, b"False")]
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    out, _ = process.communicate(b"\n", timeout=30)
+    assert out.decode() == f"[0] ('127.0.0.1', {port})\n"
+
+
+def test_secret_is_not_in_sight(launcher: Launcher) -> None:
+    """All workers read one secret from a descriptor; no environment or command line holds it."""
+    script = launcher.script(
+        "secret = os.read(int(os.environ['CYDIST_SECRET_FD']), 100)",
+        "print('secret', secret.hex(), flush=True)",
+        "pause()",
+    )
+    process = launcher.start("-n", "2", script)
+    seen = launcher.read_until(process, lambda seen: seen.count(b"\n") == 2)
+    shown = {bytes.fromhex(text.decode()) for text in re.findall(rb"secret (\w+)", seen)}
+    assert [len(secret) for secret in shown] == [32]
+    (secret,) = shown
+    pids = launcher.alive()
+    assert len(pids) == 4
+    for pid in pids:
+        sight = (
+            Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        assert secret not in sight
+        assert secret.hex().encode() not in sight
