@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from cydist import config
 from cydist.errors import RendezvousError
 from cydist.launch.options import Options
 from cydist.secret import new_secret
+
+_STALE = (
+    config.SECRET_FD,
+    config.STORE_FD,
+    config.ERROR_FILE,
+    config.MASTER_ADDR,
+    config.MASTER_PORT,
+)
 
 
 @dataclass(frozen=True)
@@ -78,16 +86,36 @@ def secret_pipe(secret: bytes) -> int:
     return read
 
 
+def job_variables(address: str, port: int, run_id: str, generation: int) -> dict[str, str]:
+    """What all ranks of a job find alike."""
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        config.RUN_ID.names[0]: run_id,
+        config.RESTART_COUNT.names[0]: str(generation),
+        # What programs written for torchrun look for. False: rank 0 holds the store.
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def remove_stale(variables: MutableMapping[str, str]) -> None:
+    """Remove what another launcher further up may have left and what would mislead a rank."""
+    for stale in _STALE:
+        for name in stale.names:
+            variables.pop(name, None)
+
+
 def worker_environment(
     options: Options, generation: Generation, local_rank: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """`inherited`, with what tells a worker who it is; descriptors are added at the start."""
     rank = options.node_rank * options.local_size + local_rank
     variables = dict(inherited)
-    for stale in (config.SECRET_FD, config.STORE_FD, config.ERROR_FILE):
-        for name in stale.names:
-            variables.pop(name, None)
+    remove_stale(variables)
     variables.update(
+        job_variables(options.master_addr, generation.port, options.run_id, generation.number),
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
         WORLD_SIZE=str(options.world_size),
@@ -97,15 +125,7 @@ def worker_environment(
         ROLE_RANK=str(rank),
         ROLE_WORLD_SIZE=str(options.world_size),
         ROLE_NAME=options.role,
-        MASTER_ADDR=options.master_addr,
-        MASTER_PORT=str(generation.port),
-        CYDIST_RUN_ID=options.run_id,
-        CYDIST_RESTART_COUNT=str(generation.number),
-        # What programs written for torchrun look for. False: rank 0 holds the store.
-        TORCHELASTIC_RUN_ID=options.run_id,
-        TORCHELASTIC_RESTART_COUNT=str(generation.number),
         TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
-        TORCHELASTIC_USE_AGENT_STORE="False",
     )
     if options.local_size > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 from cydist import config
 from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from cydist.launch.environment import hold_port, secret_pipe
+from cydist.launch.environment import hold_port, job_variables, remove_stale, secret_pipe
 from cydist.launch.failures import blames_another
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
 from cydist.secret import new_secret
@@ -36,6 +37,7 @@ class _Place:
 
     rank: int
     size: int
+    run_id: str
     port: int
     secret: bytes
     store: socket.socket | None  # rank 0's: bound to `port`
@@ -170,7 +172,7 @@ def spawn(
     if nprocs < 1:
         raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")
     context = multiprocessing.get_context(start_method)
-    secret = new_secret()
+    secret, run_id = new_secret(), secrets.token_hex(8)
     direct = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
     processes: list[BaseProcess] = []
     reports: list[Connection] = []
@@ -180,6 +182,7 @@ def spawn(
                 place = _Place(
                     rank,
                     nprocs,
+                    run_id,
                     store.getsockname()[1],
                     secret,
                     store if rank == 0 else None,
@@ -227,16 +230,10 @@ def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any
 def _become(place: _Place) -> None:
     """Set what `env://` reads, and leave secret and socket where they are looked for."""
     rank, size = str(place.rank), str(place.size)
-    os.environ.update(
-        RANK=rank,
-        LOCAL_RANK=rank,
-        WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=size,
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(place.port),
-    )
+    remove_stale(os.environ)
+    os.environ.update(job_variables("127.0.0.1", place.port, place.run_id, 0))
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ[config.SECRET_FD.names[0]] = str(secret_pipe(place.secret))
-    os.environ.pop(config.STORE_FD.names[0], None)
     if place.store is not None:
         os.environ[config.STORE_FD.names[0]] = str(place.store.detach())
 

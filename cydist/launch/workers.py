@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from cydist import config
 from cydist.launch.environment import Generation, secret_pipe, worker_environment
 from cydist.launch.options import STREAMS, Options
 from cydist.launch.output import LogFile, Tail
@@ -56,16 +57,16 @@ class Worker:
         """Start it; its files go to `directory`. Raises OSError when it cannot be started."""
         variables = worker_environment(options, generation, self.local_rank, inherited)
         self.error_file = os.path.join(directory, f"error-{self.local_rank}.json")
-        variables["CYDIST_ERROR_FILE"] = variables["TORCHELASTIC_ERROR_FILE"] = self.error_file
+        variables.update(dict.fromkeys(config.ERROR_FILE.names, self.error_file))
         with contextlib.ExitStack() as stack:
             passed = []
             if generation.secret is not None:
                 fd = secret_pipe(generation.secret)
                 stack.callback(os.close, fd)
-                variables["CYDIST_SECRET_FD"] = str(fd)
+                variables[config.SECRET_FD.names[0]] = str(fd)
                 passed.append(fd)
             if generation.store is not None and self.rank == 0:
-                variables["CYDIST_STORE_FD"] = str(generation.store.fileno())
+                variables[config.STORE_FD.names[0]] = str(generation.store.fileno())
                 passed.append(generation.store.fileno())
             ends = {stream: self._stream(stream, options, stack) for stream in STREAMS}
             launcher = os.getpid()
