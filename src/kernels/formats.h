@@ -59,6 +59,18 @@ ALWAYS_INLINE float float_of(uint32_t bits)
 ALWAYS_INLINE float one_nan_f32(float x) { return x == x ? x : __builtin_nanf(""); }
 ALWAYS_INLINE double one_nan_f64(double x) { return x == x ? x : __builtin_nan(""); }
 
+/* -x by its bits. The real part of a complex product is written as a sum with this: gcc 12 turns
+   a difference beside a sum into a fused vfmaddsub, even with -ffp-contract=off. */
+ALWAYS_INLINE float minus_f32(float x) { return float_of(bits_of(x) ^ 0x80000000u); }
+ALWAYS_INLINE double minus_f64(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits ^= 1ull << 63;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* An IEEE-like format: `m` bits of mantissa, exponent bias `bias`, sign bit `sign`; magnitudes
    from `special` on are infinity or NaN. */
 ALWAYS_INLINE float widen(uint32_t x, int m, int bias, uint32_t sign, uint32_t special)

@@ -165,7 +165,7 @@ ORDER(f64, 64, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff8000000000000)
         EACH(i, count)                                                                \
         {                                                                             \
             const T a = as[2 * i], ai = as[2 * i + 1], b = bs[2 * i], bi = bs[2 * i + 1]; \
-            to[2 * i] = one_nan_f##w(a * b - ai * bi);                                \
+            to[2 * i] = one_nan_f##w(a * b + ai * minus_f##w(bi));                                \
             to[2 * i + 1] = one_nan_f##w(a * bi + ai * b);                            \
         }                                                                             \
     }                                                                                 \
@@ -178,7 +178,7 @@ ORDER(f64, 64, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff8000000000000)
         EACH(i, count)                                                                \
         {                                                                             \
             const T a = as[2 * i], ai = as[2 * i + 1];                                \
-            to[2 * i] = one_nan_f##w(a * b - ai * bi);                                \
+            to[2 * i] = one_nan_f##w(a * b + ai * minus_f##w(bi));                                \
             to[2 * i + 1] = one_nan_f##w(a * bi + ai * b);                            \
         }                                                                             \
     }
