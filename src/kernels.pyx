@@ -282,6 +282,8 @@ cdef class Memories:
 cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
     cdef void *given = NULL
     if factor is not None:
+        if complex(factor).imag != 0 and dtype not in (DT_C64, DT_C128):
+            raise ValueError(explain(op, dtype, factor, ranks))
         parts[0] = complex(factor).real
         parts[1] = complex(factor).imag
         given = parts
@@ -290,7 +292,7 @@ cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks)
     return 0
 
 
-def explain(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str:
+def explain(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
     """Why there is no such reduction, in a sentence."""
     name = dict(zip(OPS.values(), OPS.keys())).get(op, f"op {op}")
     of = dict(zip(DTYPES.values(), DTYPES.keys())).get(dtype, f"dtype code {dtype}")
@@ -300,7 +302,9 @@ def explain(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) 
         return f"AVG divides by the number of ranks, which cannot be {ranks}"
     if factor is None:
         return f"{name} of {of} needs a factor"
-    return f"PREMUL_SUM of {of} needs a whole factor that fits 64 bits, not {factor!r}"
+    if complex(factor).imag != 0:
+        return f"{name} of {of} needs a real factor, not {factor!r}"
+    return f"{name} of {of} needs a whole factor that fits 64 bits, not {factor!r}"
 
 
 def supports(op: int, dtype: int) -> bool:
@@ -346,7 +350,7 @@ def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) ->
         r.combine(&r, into.ptr, inputs.ptrs[0], inputs.ptrs[1], count)
 
 
-def combine_all(op: int, dtype: int, out, sources, factor=None, ranks: int | None = None) -> None:
+def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> None:
     """out = sources[0] op ... op sources[-1], finished, with one rounding; out may be a source.
 
     sources   one or more contiguous buffers of out's size; for PREMUL_SUM prepared ones

@@ -1,0 +1,113 @@
+"""The choice of instruction set, and what the kernels refuse."""
+
+import numpy as np
+import pytest
+
+from cydist._native import kernels
+
+SUM, AVG, PREMUL_SUM = (kernels.OPS[name] for name in ("SUM", "AVG", "PREMUL_SUM"))
+FLOAT32, INT32, BOOL = (kernels.DTYPES[name] for name in ("float32", "int32", "bool"))
+
+
+def test_baseline_is_always_there():
+    """The variant that needs no extension comes first."""
+    assert kernels.isas()[0] == "baseline"
+
+
+def test_the_best_variant_is_chosen():
+    """Unless told otherwise, the last one that the machine can run is in use."""
+    kernels.use()
+    assert kernels.isas()[-1] == kernels.isa()
+
+
+def test_a_variant_can_be_named():
+    """use() switches, and back."""
+    kernels.use("baseline")
+    named = kernels.isa()
+    kernels.use()
+    assert named == "baseline"
+
+
+def test_an_unknown_variant_is_refused():
+    """The message lists those that can be had; the one in use stays."""
+    before = kernels.isa()
+    with pytest.raises(ValueError, match="this machine runs the kernels baseline.*'mmx'"):
+        kernels.use("mmx")
+    assert before == kernels.isa()
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "factor", "ranks", "why"),
+    [
+        (kernels.OPS["BAND"], FLOAT32, None, 1, "BAND is not defined for float32"),
+        (kernels.OPS["MAX"], kernels.DTYPES["complex64"], None, 1, "MAX is not defined for compl"),
+        (AVG, BOOL, None, 1, "AVG is not defined for bool"),
+        (AVG, FLOAT32, None, 0, "number of ranks, which cannot be 0"),
+        (PREMUL_SUM, FLOAT32, None, 1, "PREMUL_SUM of float32 needs a factor"),
+        (PREMUL_SUM, INT32, 0.5, 1, "needs a whole factor that fits 64 bits, not 0.5"),
+        (PREMUL_SUM, INT32, 2.0**64, 1, "needs a whole factor that fits 64 bits"),
+        (PREMUL_SUM, INT32, float("nan"), 1, "needs a whole factor that fits 64 bits, not nan"),
+        (PREMUL_SUM, FLOAT32, 1j, 1, "PREMUL_SUM of float32 needs a real factor, not 1j"),
+        (SUM, 0, None, 1, "SUM is not defined for dtype code 0"),
+        (SUM, 99, None, 1, "SUM is not defined for dtype code 99"),
+        (0, FLOAT32, None, 1, "op 0 is not defined for float32"),
+    ],
+)
+def test_refusals_say_why(op, dtype, factor, ranks, why):
+    """What is not defined raises ValueError with op, dtype and reason."""
+    with pytest.raises(ValueError, match=why):
+        kernels.combine(op, dtype, bytearray(8), bytes(8), bytes(8), factor, ranks)
+
+
+def test_sizes_must_agree():
+    """Buffers of different sizes are refused before anything is written."""
+    acc = np.full(4, 7, np.float32)
+    with pytest.raises(ValueError, match="of one size, not 16 and 12 bytes"):
+        kernels.combine(SUM, FLOAT32, acc, np.zeros(4, "f4"), np.zeros(3, "f4"))
+    assert [7.0] * 4 == acc.tolist()
+
+
+def test_elements_must_be_whole():
+    """Ten bytes are not float32 numbers."""
+    with pytest.raises(ValueError, match="10 bytes are not whole elements of 4 bytes"):
+        kernels.combine(SUM, FLOAT32, bytearray(10), bytes(10), bytes(10))
+
+
+def test_strided_operands_are_refused():
+    """Reductions take contiguous memory; pack_buffer makes it."""
+    strided = np.zeros(8, np.float32)[::2]
+    with pytest.raises((BufferError, ValueError), match="contiguous"):
+        kernels.combine(SUM, FLOAT32, np.zeros(4, "f4"), strided, strided)
+
+
+def test_no_source_is_refused():
+    """combine_all of nothing has no result."""
+    with pytest.raises(ValueError, match="at least one source"):
+        kernels.combine_all(SUM, FLOAT32, bytearray(4), [])
+
+
+def test_read_only_result_is_refused():
+    """bytes are not written to."""
+    with pytest.raises(BufferError):
+        kernels.combine(SUM, FLOAT32, bytes(8), bytes(8), bytes(8))
+
+
+def test_prepare_copies_when_there_is_no_factor():
+    """Only PREMUL_SUM changes a rank's contribution."""
+    out = np.zeros(5, np.float32)
+    kernels.prepare(SUM, FLOAT32, out, np.arange(5, dtype=np.float32))
+    assert [0, 1, 2, 3, 4] == out.tolist()
+
+
+def test_finish_leaves_sums_alone():
+    """Only AVG divides."""
+    acc = np.arange(5, dtype=np.float32)
+    kernels.finish(SUM, FLOAT32, acc, 2)
+    assert [0, 1, 2, 3, 4] == acc.tolist()
+
+
+@pytest.mark.parametrize("name", kernels.DTYPES)
+def test_itemsize(name):
+    """Elements have the size that numpy or ml_dtypes gives them."""
+    dtype = pytest.importorskip("ml_dtypes") and np.dtype(name)
+    assert dtype.itemsize == kernels.itemsize(kernels.DTYPES[name])

@@ -1,0 +1,89 @@
+"""8- and 16-bit floats: every bit pattern in, every rounding out, on every instruction set."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cydist._native import kernels
+
+FORMATS = [
+    pytest.param(np.dtype(np.float16), 0x7E00, id="float16"),
+    pytest.param(np.dtype(ml_dtypes.bfloat16), 0x7FC0, id="bfloat16"),
+    pytest.param(np.dtype(ml_dtypes.float8_e4m3fn), 0x7F, id="float8_e4m3fn"),
+    pytest.param(np.dtype(ml_dtypes.float8_e5m2), 0x7E, id="float8_e5m2"),
+]
+
+
+@pytest.fixture(params=kernels.isas())
+def isa(request):
+    """Each variant that this machine can run."""
+    kernels.use(request.param)
+    yield request.param
+    kernels.use()
+
+
+def every(dtype):
+    """All numbers of a format, in the order of their bits."""
+    return np.arange(256**dtype.itemsize).astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def rounded(wide, dtype, nan):
+    """float32 rounded to the format by ml_dtypes or numpy, with one NaN; the bits."""
+    with np.errstate(all="ignore"):
+        result = wide.astype(np.float32).astype(dtype)
+    bits = result.view(f"u{dtype.itemsize}").copy()
+    bits[np.isnan(result)] = nan
+    return bits
+
+
+def reduce_two(op, low, high):
+    """low op high through the kernel; the bits."""
+    acc = np.empty(low.shape, f"u{low.dtype.itemsize}")
+    code = kernels.DTYPES[low.dtype.name]
+    raw = [x.view(np.uint8) for x in (acc, low, high)]
+    kernels.combine(kernels.OPS[op], code, *raw)
+    return acc
+
+
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS)
+def test_every_pattern_survives(isa, dtype, nan):
+    """Every number plus -0 is itself, through float32 and back; every NaN becomes one."""
+    numbers = every(dtype)
+    nothing = np.full(numbers.shape, -0.0, dtype)
+    expected = numbers.view(f"u{dtype.itemsize}").copy()
+    with np.errstate(invalid="ignore"):  # numpy minds signaling NaNs
+        expected[np.isnan(numbers)] = nan
+    actual = reduce_two("SUM", numbers, nothing)
+    assert expected.tolist() == actual.tolist()
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS[2:])
+def test_every_pair_of_float8(isa, dtype, nan, op):
+    """All 65,536 sums and products round as ml_dtypes rounds."""
+    low, high = np.repeat(every(dtype), 256), np.tile(every(dtype), 256)
+    a, b = low.astype(np.float32), high.astype(np.float32)
+    with np.errstate(all="ignore"):
+        expected = rounded(a + b if op == "SUM" else a * b, dtype, nan)
+    actual = reduce_two(op, low, high)
+    assert expected.tolist() == actual.tolist()
+
+
+@pytest.mark.parametrize(
+    "factor", [1 / 3, 1 + 2**-11, 1 - 2**-12, 2.0**-9, 1.5 * 2**-20, 255.99, 2.0**100, 2.0**-100]
+)
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS)
+def test_every_number_times_a_factor(isa, dtype, nan, factor):
+    """Products of float32 round to nearest even: ties, subnormals, overflow included."""
+    numbers = every(dtype)
+    with np.errstate(all="ignore"):
+        expected = rounded(numbers.astype(np.float32) * np.float32(factor), dtype, nan)
+    out = np.empty(numbers.shape, f"u{dtype.itemsize}")
+    kernels.prepare(
+        kernels.OPS["PREMUL_SUM"],
+        kernels.DTYPES[dtype.name],
+        out.view(np.uint8),
+        numbers.view(np.uint8),
+        factor,
+    )
+    assert expected.tolist() == out.tolist()
