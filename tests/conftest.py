@@ -57,6 +57,22 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+# How the kernels' variants are called in EXCUSED.
+VARIANTS = {"baseline": "baseline", "avx2": "AVX2", "avx512": "AVX-512"}
+
+
+@pytest.fixture(params=VARIANTS)
+def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
+    """Each variant of the kernels, in use while the test runs."""
+    from cydist._native import kernels
+
+    if request.param not in kernels.isas():
+        pytest.skip(f"no {VARIANTS[request.param]}")
+    kernels.use(request.param)
+    yield request.param
+    kernels.use()
+
+
 class Jobs:
     """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
 

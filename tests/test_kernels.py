@@ -31,7 +31,7 @@ def test_a_variant_can_be_named():
 def test_an_unknown_variant_is_refused():
     """The message lists those that can be had; the one in use stays."""
     before = kernels.isa()
-    with pytest.raises(ValueError, match="this machine runs the kernels baseline.*'mmx'"):
+    with pytest.raises(ValueError, match=r"this machine runs the kernels baseline.*'mmx'"):
         kernels.use("mmx")
     assert before == kernels.isa()
 
@@ -64,7 +64,7 @@ def test_sizes_must_agree():
     acc = np.full(4, 7, np.float32)
     with pytest.raises(ValueError, match="of one size, not 16 and 12 bytes"):
         kernels.combine(SUM, FLOAT32, acc, np.zeros(4, "f4"), np.zeros(3, "f4"))
-    assert [7.0] * 4 == acc.tolist()
+    assert acc.tolist() == [7.0] * 4
 
 
 def test_elements_must_be_whole():
@@ -96,14 +96,14 @@ def test_prepare_copies_when_there_is_no_factor():
     """Only PREMUL_SUM changes a rank's contribution."""
     out = np.zeros(5, np.float32)
     kernels.prepare(SUM, FLOAT32, out, np.arange(5, dtype=np.float32))
-    assert [0, 1, 2, 3, 4] == out.tolist()
+    assert out.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_finish_leaves_sums_alone():
     """Only AVG divides."""
     acc = np.arange(5, dtype=np.float32)
     kernels.finish(SUM, FLOAT32, acc, 2)
-    assert [0, 1, 2, 3, 4] == acc.tolist()
+    assert acc.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", kernels.DTYPES)

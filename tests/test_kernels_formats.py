@@ -14,14 +14,6 @@ FORMATS = [
 ]
 
 
-@pytest.fixture(params=kernels.isas())
-def isa(request):
-    """Each variant that this machine can run."""
-    kernels.use(request.param)
-    yield request.param
-    kernels.use()
-
-
 def every(dtype):
     """All numbers of a format, in the order of their bits."""
     return np.arange(256**dtype.itemsize).astype(f"u{dtype.itemsize}").view(dtype)
