@@ -71,24 +71,31 @@ ALWAYS_INLINE double minus_f64(double x)
     return x;
 }
 
-/* An IEEE-like format: `m` bits of mantissa, exponent bias `bias`, sign bit `sign`; magnitudes
-   from `special` on are infinity or NaN. */
-ALWAYS_INLINE float widen(uint32_t x, int m, int bias, uint32_t sign, uint32_t special)
+/* a < b ? x : y without a branch; a and b below 2^31, where comparing signed is cheaper. */
+ALWAYS_INLINE uint32_t if_less(uint32_t a, uint32_t b, uint32_t x, uint32_t y)
 {
-    const uint32_t magnitude = x & (sign - 1);
+    const uint32_t yes = -(uint32_t)((int32_t)a < (int32_t)b);
+    return (x & yes) | (y & ~yes);
+}
+
+/* An IEEE-like format: `m` bits of mantissa, exponent bias `bias`, the sign at bit `sign`;
+   magnitudes from `special` on are infinity or NaN. */
+ALWAYS_INLINE float widen(uint32_t x, int m, int bias, int sign, uint32_t special)
+{
+    const uint32_t magnitude = x & ((1u << sign) - 1);
     const uint32_t shifted = magnitude << (23 - m);
     const uint32_t least = (uint32_t)(128 - bias) << 23; /* the smallest normal number */
     /* A subnormal is its mantissa as the fraction of `least`, less `least`: exact. */
     const uint32_t subnormal = bits_of(float_of(shifted + least) - float_of(least));
     const uint32_t normal = shifted + ((uint32_t)(127 - bias) << 23);
-    uint32_t bits = magnitude < (1u << m) ? subnormal : normal;
-    bits = magnitude < special ? bits : (shifted | 0x7f800000u);
-    return float_of(bits | ((x & sign) != 0 ? 0x80000000u : 0));
+    const uint32_t finite = if_less(magnitude, 1u << m, subnormal, normal);
+    const uint32_t bits = if_less(magnitude, special, finite, shifted | 0x7f800000u);
+    return float_of(bits | (x >> sign) << 31);
 }
 
 /* `top` is where magnitudes that overflow go, `last` the largest that is not NaN. */
-ALWAYS_INLINE uint32_t narrow(float x, int m, int bias, uint32_t sign, uint32_t top,
-                              uint32_t last, uint32_t nan)
+ALWAYS_INLINE uint32_t narrow(float x, int m, int bias, int sign, uint32_t top, uint32_t last,
+                              uint32_t nan)
 {
     const uint32_t bits = bits_of(x);
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -100,39 +107,40 @@ ALWAYS_INLINE uint32_t narrow(float x, int m, int bias, uint32_t sign, uint32_t 
     const uint32_t half = (1u << (22 - m)) - 1u;
     const uint32_t normal =
         (magnitude + half + odd - ((uint32_t)(127 - bias) << 23)) >> (23 - m);
-    uint32_t result = magnitude < least ? subnormal : normal;
-    result = result < top ? result : top;
-    const uint32_t is_nan = (uint32_t)(magnitude > 0x7f800000u) | (uint32_t)(result > last);
-    result |= (bits >> 31) != 0 ? sign : 0;
-    return is_nan ? nan : result;
+    const uint32_t unbounded = if_less(magnitude, least, subnormal, normal);
+    const uint32_t bounded = if_less(unbounded, top, unbounded, top);
+    const uint32_t number = if_less(last, bounded, nan, bounded | (bits >> 31) << sign);
+    return if_less(0x7f800000u, magnitude, nan, number);
 }
 
-ALWAYS_INLINE float f16_widen(uint32_t x) { return widen(x, 10, 15, 0x8000, 0x7c00); }
-ALWAYS_INLINE float e5m2_widen(uint32_t x) { return widen(x, 2, 15, 0x80, 0x7c); }
-ALWAYS_INLINE float e4m3_widen(uint32_t x) { return widen(x, 3, 7, 0x80, 0x7f); }
+ALWAYS_INLINE float f16_widen(uint32_t x) { return widen(x, 10, 15, 15, 0x7c00); }
+ALWAYS_INLINE float e5m2_widen(uint32_t x) { return widen(x, 2, 15, 7, 0x7c); }
+ALWAYS_INLINE float e4m3_widen(uint32_t x) { return widen(x, 3, 7, 7, 0x7f); }
 ALWAYS_INLINE float bf16_widen(uint32_t x) { return float_of(x << 16); }
 
 ALWAYS_INLINE uint32_t f16_narrow(float x)
 {
-    return narrow(x, 10, 15, 0x8000, 0x7c00, 0x7c00, 0x7e00);
+    return narrow(x, 10, 15, 15, 0x7c00, 0x7c00, 0x7e00);
 }
 
 ALWAYS_INLINE uint32_t e5m2_narrow(float x)
 {
-    return narrow(x, 2, 15, 0x80, 0x7c, 0x7c, 0x7e);
+    return narrow(x, 2, 15, 7, 0x7c, 0x7c, 0x7e);
 }
 
 /* No infinity: what is too large becomes NaN. */
 ALWAYS_INLINE uint32_t e4m3_narrow(float x)
 {
-    return narrow(x, 3, 7, 0x80, 0x7f, 0x7e, 0x7f);
+    return narrow(x, 3, 7, 7, 0x7f, 0x7e, 0x7f);
 }
 
-ALWAYS_INLINE uint32_t bf16_narrow(float x)
+/* The result is in the upper 16 bits; below it is rubbish. */
+ALWAYS_INLINE uint32_t bf16_rounded(float x)
 {
     const uint32_t bits = bits_of(x);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded;
+    return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : 0x7fc00000u;
 }
+
+ALWAYS_INLINE uint32_t bf16_narrow(float x) { return bf16_rounded(x) >> 16; }
 
 #endif

@@ -21,7 +21,7 @@ ALWAYS_INLINE __m128i avx2_f16_narrow(__m256 x)
 #define F16_LANES 8
 #define F16_WIDEN(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define F16_NARROW(to, from) \
-    _mm_storeu_si128((__m128i *)(to), avx2_f16_narrow(_mm256_load_ps(from)))
+    _mm_storeu_si128((__m128i *)(to), avx2_f16_narrow(from))
 #define F16_GET(p) _mm256_load_ps(p)
 #define F16_PUT(p, x) _mm256_store_ps(p, x)
 

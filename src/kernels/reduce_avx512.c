@@ -22,7 +22,7 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #define F16_LANES 16
 #define F16_WIDEN(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define F16_NARROW(to, from) \
-    _mm256_storeu_si256((__m256i *)(to), avx512_f16_narrow(_mm512_load_ps(from)))
+    _mm256_storeu_si256((__m256i *)(to), avx512_f16_narrow(from))
 #define F16_GET(p) _mm512_load_ps(p)
 #define F16_PUT(p, x) _mm512_store_ps(p, x)
 
