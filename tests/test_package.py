@@ -26,7 +26,7 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "codec group executor registry tuning rendezvous stores auth secret",
+    2: "codec group executor registry tuning rendezvous launchers multicast stores auth secret",
     3: "backends recorder consistency",
     4: "world",
     5: "arguments collectives coalesced p2p objects mesh interop deprecated",
