@@ -46,6 +46,7 @@ from cydist.errors import (
     UnsupportedError,
 )
 from cydist.group import ProcessGroup
+from cydist.monitored import monitored_barrier
 from cydist.objects import (
     all_gather_object,
     broadcast_object_list,
@@ -56,6 +57,7 @@ from cydist.objects import (
 )
 from cydist.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from cydist.registry import Backend, register_backend
+from cydist.scans import exscan, scan
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from cydist.types import ReduceOp
 from cydist.work import Work

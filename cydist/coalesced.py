@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist.collectives import Flat, Timeout, check_op, run
+from cydist.calling import Flat, Timeout, check_op, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group

@@ -312,6 +312,23 @@ class ProcessGroup:
             [(outputs[peer], peer) for peer in others],
         )
 
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        """Reduce over the ranks below this one, and this one if `inclusive`, in place.
+
+        Everybody gathers everything: simple, and fit for the small arrays that scans have.
+        """
+        kind, factor = op_and_factor(op)
+        own = array.empty_like()
+        if factor is None:
+            own.take(array)
+        else:
+            _native.prepare(kind, array.dtype, own, array, factor)
+        sources = [array.empty_like() for _ in range(self._size)]
+        self.all_gather(call, sources, own)
+        count = self._rank + inclusive
+        if count:
+            _native.combine_all(kind, array.dtype, array, sources[:count], factor, self._size)
+
     def barrier(self, call: Call) -> None:
         """Return when every rank has called: dissemination, log2 p steps (Hensgen, Finkel and
         Manber, Int. J. Parallel Programming 17(1), 1988)."""

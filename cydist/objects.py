@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from cydist import codec, config
-from cydist.collectives import Timeout, all_gather, broadcast, gather, root_rank, scatter
+from cydist.calling import Timeout, root_rank
+from cydist.collectives import all_gather, broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.group import ProcessGroup
 from cydist.p2p import recv, send

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist.collectives import Timeout, root_rank
+from cydist.calling import Timeout, root_rank
 from cydist.errors import DistTimeoutError
 from cydist.group import ProcessGroup
 from cydist.work import FinishedWork, Work

@@ -412,3 +412,19 @@ def test_larger_worlds(jobs, ranks):
         same(oracle.reduced("SUM", given), total)
         same(np.concatenate(given), gathered)
         same(np.arange(ranks, dtype="i4") * 100 + rank, swapped)
+
+
+@pytest.mark.parametrize("op", ["SUM", "MAX", "PRODUCT"])
+def test_scan_and_exscan(job, size, op):
+    """Rank r gets the reduction of ranks 0..r, or 0..r-1; rank 0 of exscan keeps its own."""
+    given = [oracle.contribution(rank, 21, np.dtype("f4")) for rank in range(size)]
+
+    def body(rank):
+        inclusive, exclusive = given[rank].copy(), given[rank].copy()
+        dist.scan(inclusive, getattr(dist.ReduceOp, op))
+        dist.exscan(exclusive, getattr(dist.ReduceOp, op))
+        return inclusive, exclusive
+
+    for rank, (inclusive, exclusive) in enumerate(job.run(body)):
+        same(oracle.reduced(op, given[: rank + 1]), inclusive)
+        same(oracle.reduced(op, given[: rank or 1]), exclusive)

@@ -128,6 +128,10 @@ class HostGroup(ProcessGroup):
             count=outputs[0].size if even else 0, even=even,
         )  # fmt: skip
 
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        name = "scan" if inclusive else "exscan"
+        self._run(call, name, [array], [array], array.nbytes, op=op, count=array.size)
+
     def barrier(self, call: Call) -> None:
         self._run(call, "barrier", [], [], 0)
 

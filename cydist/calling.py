@@ -1,0 +1,99 @@
+"""The way from a public call to its group: packing, roots, and running in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from cydist import _native, arguments
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, op_and_factor
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.work import Work
+
+Timeout = float | timedelta | None
+
+
+class Dense:
+    """Arrays of a call as contiguous memory: themselves, or packed copies.
+
+    Inputs are packed when this is made; `unpack` writes outputs back.
+    """
+
+    def __init__(self, arrays: Sequence[Array], *, filled: bool = True) -> None:
+        self._arrays = arrays
+        self.arrays = [
+            array if array.contiguous else array.dense() if filled else array.empty_like()
+            for array in arrays
+        ]
+
+    def unpack(self) -> None:
+        """Copy what arrived into the arrays as the user laid them out."""
+        for array, dense in zip(self._arrays, self.arrays, strict=True):
+            array.take(dense)
+
+
+class Flat:
+    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`."""
+
+    def __init__(self, arrays: Sequence[Array], name: str) -> None:
+        arguments.same_dtype(arrays, name)
+        self._dense = Dense(arrays)
+        self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
+        _native.flatten_buffers(self.array, self._dense.arrays)
+
+    def unpack(self) -> None:
+        """Copy the one array back into the many."""
+        _native.unflatten_buffers(self._dense.arrays, self.array)
+        self._dense.unpack()
+
+
+def root_rank(
+    group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None,
+    default: int | None = None,
+) -> int:  # fmt: skip
+    """The group rank that `src`/`dst` (global) or `group_src`/`group_dst` means."""
+    if rank is not None and group_rank is not None:
+        raise ValueError(f"{name}: give {what} or group_{what}, not both")
+    if rank is None and group_rank is None:
+        if default is None:
+            raise ValueError(f"{name}: {what} (a global rank) or group_{what} is needed")
+        rank = default
+    if rank is not None:
+        try:
+            return group.get_group_rank(rank)
+        except ValueError as error:
+            raise ValueError(f"{name}: {what}={rank}: {error}") from None
+    assert group_rank is not None
+    if not 0 <= group_rank < group.size():
+        raise ValueError(
+            f"{name}: group_{what}={group_rank} is not a rank of group {group.group_name!r}, "
+            f"which has {group.size()}"
+        )
+    return group_rank
+
+
+def check_op(name: str, op: Op, array: Array) -> None:
+    """Raise TypeError if the reduction makes no sense for the dtype."""
+    kind, _ = op_and_factor(op)
+    if not _native.supports(int(kind), array.dtype):
+        raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
+
+
+def run(
+    group: ProcessGroup,
+    name: str,
+    array: Array | None,
+    body: Callable[[ProcessGroup, Call], None],
+    result: object,
+    async_op: bool,
+    timeout: Timeout,
+) -> Work | None:
+    """Run `body` on the group that serves the array's device."""
+    backend = group if array is None else group.for_device(array.device)
+    return backend.execute(
+        name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result
+    )

@@ -1,0 +1,87 @@
+"""monitored_barrier: a barrier that says who did not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.calling import Timeout, run
+from cydist.errors import DistTimeoutError
+from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.world import AnyGroup, usable_group
+
+if TYPE_CHECKING:
+    from cydist.work import Work
+
+
+def monitored_barrier(
+    group: AnyGroup = None, timeout: Timeout = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier through rank 0 of the group, which names the ranks that are late.
+
+    timeout             seconds or a timedelta; None: the group's
+    wait_all_ranks      rank 0 waits for all and names every rank that is missing; without it
+                        the first missing one (by rank) ends the wait
+
+    Raises DistTimeoutError, whose `ranks` are the missing global ranks, on rank 0; the others
+    are told by a DistTimeoutError that rank 0 knows more. The group has failed then.
+    """
+    if (chosen := usable_group(group, "monitored_barrier")) is None:
+        return
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        limit_ms = call.remaining() * 1000
+        if backend.rank() == 0:
+            _collect(backend, call, limit_ms, wait_all_ranks)
+        else:
+            _report(backend, call)
+
+    run(chosen, "monitored_barrier", None, body, None, False, timeout)
+
+
+def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:
+    """Rank 0: hear from everybody, then let everybody go."""
+    others = range(1, group.size())
+    token = _native.empty(1)
+    arriving: list[Work] = [
+        group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others
+    ]
+    missing: list[int] = []
+    for peer, work in zip(others, arriving, strict=True):
+        try:
+            work.wait(call.remaining())
+        except DistTimeoutError:
+            missing.append(group.ranks[peer])
+            if not wait_all:
+                break
+    if missing:
+        who = "Ranks " if wait_all else "Rank "
+        raise DistTimeoutError(
+            f"[Rank 0]: {who}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
+            f"{limit_ms:.0f} ms (group {group.group_name!r})",
+            op=call.name,
+            seq=call.seq,
+            group=group.group_name,
+            ranks=tuple(missing),
+        )
+    leaving = [group.isend(token, peer, COLLECTIVE_TAG) for peer in others]
+    for work in leaving:
+        work.wait(call.remaining())
+
+
+def _report(group: ProcessGroup, call: Call) -> None:
+    """Every other rank: tell rank 0, and wait until it has heard from all."""
+    here = group.ranks[group.rank()]
+    try:
+        group.isend(_native.empty(1), 0, COLLECTIVE_TAG).wait(call.remaining())
+        group.irecv(_native.empty(1), 0, COLLECTIVE_TAG).wait(call.remaining())
+    except DistTimeoutError as error:
+        raise DistTimeoutError(
+            f"Rank {here} successfully reached monitoredBarrier, but received errors while "
+            "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
+            f"Original exception: {error}",
+            op=call.name,
+            seq=call.seq,
+            group=group.group_name,
+            ranks=(group.ranks[0],),
+        ) from error

@@ -1,0 +1,67 @@
+"""scan and exscan: reductions over the ranks up to this one.
+
+Arguments that all calls take, and what they raise, are described in cydist/collectives.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cydist import arguments
+from cydist.calling import Dense, Timeout, check_op, run
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, ReduceOp
+from cydist.world import AnyGroup, usable_group
+
+if TYPE_CHECKING:
+    from cydist.work import Work
+
+
+def scan(
+    tensor: Any,
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce over the ranks up to and including this one, in place.
+
+    tensor      (...)   same size and dtype on every rank. AVG divides by the group's size
+
+        x = numpy.array([rank + 1.0])       # [1.] [2.] [3.]
+        dist.scan(x)                        # [1.] [3.] [6.]
+    """
+    return _scan("scan", True, tensor, op, group, async_op, timeout)
+
+
+def exscan(
+    tensor: Any,
+    op: Op = ReduceOp.SUM,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce over the ranks below this one, in place; rank 0 keeps what it had.
+
+    tensor      (...)   same size and dtype on every rank. AVG divides by the group's size
+    """
+    return _scan("exscan", False, tensor, op, group, async_op, timeout)
+
+
+def _scan(
+    name: str, inclusive: bool, tensor: Any, op: Op, group: AnyGroup, async_op: bool,
+    timeout: Timeout,
+) -> Work | None:  # fmt: skip
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    array = arguments.output_array(tensor, name, "tensor")
+    check_op(name, op, array)
+    dense = Dense([array])
+
+    def body(backend: ProcessGroup, call: Call) -> None:
+        backend.scan(call, dense.arrays[0], op, inclusive)
+        dense.unpack()
+
+    return run(chosen, name, array, body, [tensor], async_op, timeout)
