@@ -290,23 +290,28 @@ def _own_address(host: str, port: int) -> str:
 
 
 def _without_address(call: _Call) -> Store:
-    """A launcher that gives ranks but no address: MPI's broadcast, or a place on this host."""
+    """A launcher that gives ranks but no address: a place on this host, or MPI's broadcast.
+
+    MPI is not started where the host will do: under another MPI's launcher that may end the
+    process, and nobody could catch it.
+    """
     _, size = call.placed("env://")
-    MPI = launchers.import_mpi() if launchers.under_mpi() else None
-    if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
-        return _by_broadcast(call, MPI)
-    job = launchers.job_id()
-    if job and launchers.place().single_host:
-        path = launchers.job_file(job)
-        board = FileStore(str(path), size, call.remaining)
-        try:
-            return _through(board, call, lambda: "127.0.0.1")
-        finally:
-            board.close()
-    raise ValueError(
-        "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this launcher "
-        f"({launcher() or 'none'}) does not. Set them, use cydistrun, or install mpi4py"
-    )
+    local = launchers.place().single_host and launchers.job_id() != ""
+    if launchers.under_mpi() and (not local or launchers.mpi_is_running()):
+        MPI = launchers.import_mpi()
+        if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
+            return _by_broadcast(call, MPI)
+    if not local:
+        raise ValueError(
+            "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this "
+            f"launcher ({launcher() or 'none'}) does not. Set them, use cydistrun, or install "
+            "mpi4py for the launcher's MPI"
+        )
+    board = FileStore(str(launchers.job_file(launchers.job_id())), size, call.remaining)
+    try:
+        return _through(board, call, lambda: "127.0.0.1")
+    finally:
+        board.close()
 
 
 def _by_broadcast(call: _Call, MPI: Any) -> Store:

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cydist import auth
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from cydist.stores.protocol import (
-    BLOCKING,
-    LENGTH,
-    Op,
-    Reply,
-    Request,
-    Status,
-    decode_reply,
-    decode_request,
-    encode_reply,
-    encode_request,
-)
-from cydist.stores.table import Table
 
 WAIT = 30  # seconds within which things that must happen happen
 
@@ -461,167 +443,3 @@ def test_an_own_store_may_implement_little() -> None:
     assert Little().timeout == timedelta(seconds=300)
     with pytest.raises(NotImplementedError, match="Little does not implement GET"):
         Little().get("key")
-
-
-# FileStore
-
-
-def test_file_is_shared_by_processes(tmp_path: Path) -> None:
-    """Eight processes add to one counter in one file, and no increment is lost."""
-    path = str(tmp_path / "store")
-    code = (
-        "import sys; from cydist.stores import FileStore; s = FileStore(sys.argv[1])\n"
-        "for _ in range(50): s.add('n', 1)"
-    )
-    adders = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(8)]
-    assert [adder.wait(60) for adder in adders] == [0] * 8
-    assert FileStore(path).get("n") == b"400"
-
-
-def test_last_user_removes_the_file(tmp_path: Path) -> None:
-    """With a fixed number of users the file goes with the last of them."""
-    path = tmp_path / "store"
-    first, second = FileStore(str(path), 2), FileStore(str(path), 2)
-    first.set("key", "v")
-    first.close()
-    assert second.get("key") == b"v"
-    second.close()
-    assert not path.exists()
-
-
-def test_file_stays_while_users_are_missing(tmp_path: Path) -> None:
-    """One of two users leaving does not remove the file before the other came."""
-    path = tmp_path / "store"
-    first = FileStore(str(path), 2)
-    first.close()
-    assert path.exists()
-
-
-def test_open_ended_file_stays(tmp_path: Path) -> None:
-    """Without a number of users the file and its keys outlive the store."""
-    path = tmp_path / "store"
-    first = FileStore(str(path))
-    first.set("key", "v")
-    first.close()
-    assert FileStore(str(path)).get("key") == b"v"
-
-
-def test_cut_off_request_is_overwritten(tmp_path: Path) -> None:
-    """What a writer that died left half written is ignored, then written over."""
-    path = tmp_path / "store"
-    store = FileStore(str(path))
-    store.set("key", "v")
-    whole = path.read_bytes()
-    path.write_bytes(whole + encode_request(Request(Op.SET, (b"half",), (b"x" * 100,)))[:50])
-    assert not store.check(["half"])
-    store.set("next", "1")
-    fresh = FileStore(str(path))
-    assert sorted(fresh.list_keys()) == ["key", "next"]
-
-
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    """A file that is something else is refused and not changed."""
-    path = tmp_path / "notes"
-    path.write_text("my notes")
-    with pytest.raises(DistStoreError, match="not a FileStore"):
-        FileStore(str(path))
-    assert path.read_text() == "my notes"
-
-
-def test_missing_directory_is_named(tmp_path: Path) -> None:
-    """A path in a directory that does not exist is an error that shows it."""
-    with pytest.raises(DistStoreError, match="nowhere"):
-        FileStore(str(tmp_path / "nowhere" / "store"))
-
-
-def test_file_store_works_in_a_forked_child(tmp_path: Path) -> None:
-    """A child gets locks of its own: parent and child both count."""
-    store = FileStore(str(tmp_path / "store"))
-    store.add("n", 1)
-    child = os.fork()
-    if child == 0:
-        try:
-            store.add("n", 1)
-        finally:
-            os._exit(0)
-    store.add("n", 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert store.get("n") == b"3"
-
-
-# The codec
-
-
-requests = st.builds(
-    lambda op, keys, values, block, timeout: Request(
-        op, tuple(keys), tuple(values), block and op in BLOCKING, timeout
-    ),
-    st.sampled_from(Op),
-    st.lists(st.binary(max_size=20), max_size=5),
-    st.lists(st.binary(max_size=50), max_size=5),
-    st.booleans(),
-    st.floats(0, 1e9),
-)
-replies = st.builds(
-    lambda status, items: Reply(status, tuple(items)),
-    st.sampled_from(Status),
-    st.lists(st.binary(max_size=50), max_size=5),
-)
-
-
-@given(requests)
-def test_requests_survive_the_wire(request: Request) -> None:
-    """decode(encode(request)) is the request."""
-    frame = encode_request(request)
-    assert LENGTH.unpack_from(frame) == (len(frame) - LENGTH.size,)
-    assert decode_request(frame[LENGTH.size :]) == request
-
-
-@given(replies)
-def test_replies_survive_the_wire(reply: Reply) -> None:
-    """decode(encode(reply)) is the reply."""
-    assert decode_reply(encode_reply(reply)[LENGTH.size :]) == reply
-
-
-@given(st.binary(max_size=100))
-def test_garbage_is_no_request(data: bytes) -> None:
-    """Any bytes are either refused with a typed error or are exactly one request."""
-    try:
-        request = decode_request(data)
-    except DistStoreError:
-        return
-    assert encode_request(request)[LENGTH.size :] == data
-
-
-@given(requests, st.data())
-def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObject) -> None:
-    """A mutated request is refused or runs: a table raises nothing but DistStoreError."""
-    body = bytearray(encode_request(request)[LENGTH.size :])
-    for _ in range(data.draw(st.integers(1, 3))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    table = Table(10_000)
-    try:
-        changed = decode_request(bytes(body))
-        if table.awaits(changed) is None:
-            table.execute(changed)
-    except DistStoreError:
-        pass
-    assert 0 <= table.used_bytes <= 10_000
-
-
-@given(st.lists(requests, max_size=30))
-def test_account_of_memory_adds_up(sequence: list[Request]) -> None:
-    """After any requests, deleting and popping everything brings the account back to zero."""
-    table = Table()
-    keys = {key for request in sequence for key in request.keys}
-    for request in sequence:
-        if table.awaits(request) is None:
-            try:
-                table.execute(request)
-            except DistStoreError:
-                continue
-    for key in keys:
-        table.execute(Request(Op.DELETE, (key,)))
-        while table.execute(Request(Op.QUEUE_LEN, (key,))) != (b"0",):
-            table.execute(Request(Op.QUEUE_POP, (key,)))
-    assert table.used_bytes == 0

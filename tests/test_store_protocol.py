@@ -1,0 +1,95 @@
+"""The layout of requests and replies, and the table that they act on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cydist.errors import DistStoreError
+from cydist.stores.protocol import (
+    BLOCKING,
+    LENGTH,
+    Op,
+    Reply,
+    Request,
+    Status,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
+from cydist.stores.table import Table
+
+requests = st.builds(
+    lambda op, keys, values, block, timeout: Request(
+        op, tuple(keys), tuple(values), block and op in BLOCKING, timeout
+    ),
+    st.sampled_from(Op),
+    st.lists(st.binary(max_size=20), max_size=5),
+    st.lists(st.binary(max_size=50), max_size=5),
+    st.booleans(),
+    st.floats(0, 1e9),
+)
+replies = st.builds(
+    lambda status, items: Reply(status, tuple(items)),
+    st.sampled_from(Status),
+    st.lists(st.binary(max_size=50), max_size=5),
+)
+
+
+@given(requests)
+def test_requests_survive_the_wire(request: Request) -> None:
+    """decode(encode(request)) is the request."""
+    frame = encode_request(request)
+    assert LENGTH.unpack_from(frame) == (len(frame) - LENGTH.size,)
+    assert decode_request(frame[LENGTH.size :]) == request
+
+
+@given(replies)
+def test_replies_survive_the_wire(reply: Reply) -> None:
+    """decode(encode(reply)) is the reply."""
+    assert decode_reply(encode_reply(reply)[LENGTH.size :]) == reply
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_no_request(data: bytes) -> None:
+    """Any bytes are either refused with a typed error or are exactly one request."""
+    try:
+        request = decode_request(data)
+    except DistStoreError:
+        return
+    assert encode_request(request)[LENGTH.size :] == data
+
+
+@given(requests, st.data())
+def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObject) -> None:
+    """A mutated request is refused or runs: a table raises nothing but DistStoreError."""
+    body = bytearray(encode_request(request)[LENGTH.size :])
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    table = Table(10_000)
+    try:
+        changed = decode_request(bytes(body))
+        if table.awaits(changed) is None:
+            table.execute(changed)
+    except DistStoreError:
+        pass
+    assert 0 <= table.used_bytes <= 10_000
+
+
+@given(st.lists(requests, max_size=30))
+def test_account_of_memory_adds_up(sequence: list[Request]) -> None:
+    """After any requests, deleting and popping everything brings the account back to zero."""
+    table = Table()
+    keys = {key for request in sequence for key in request.keys}
+    for request in sequence:
+        if table.awaits(request) is None:
+            try:
+                table.execute(request)
+            except DistStoreError:
+                continue
+    for key in keys:
+        table.execute(Request(Op.DELETE, (key,)))
+        while table.execute(Request(Op.QUEUE_LEN, (key,))) != (b"0",):
+            table.execute(Request(Op.QUEUE_POP, (key,)))
+    assert table.used_bytes == 0
