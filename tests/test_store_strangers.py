@@ -1,0 +1,268 @@
+"""The TCP store's server against strangers, nonsense and floods: the job goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cydist import auth
+from cydist.errors import (
+    AuthenticationError,
+    DistStoreError,
+)
+from cydist.stores import TCPStore, tcp_server
+from cydist.stores.protocol import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    MAX_KEY_BYTES,
+    MAX_VALUE_BYTES,
+    Op,
+    Request,
+    encode_request,
+)
+from cydist.stores.table import Table
+
+HOST = "127.0.0.1"
+SECRET = bytes(range(32))
+WAIT = 30
+
+
+@pytest.fixture(autouse=True)
+def secret() -> Iterator[None]:
+    """Every test has the same secret."""
+    auth.forget_secret()
+    auth.set_secret(SECRET)
+    yield
+    auth.forget_secret()
+
+
+@pytest.fixture
+def master() -> Iterator[TCPStore]:
+    store = TCPStore(HOST, 0, None, True, WAIT)
+    yield store
+    store.close()
+
+
+def raw(port: int) -> socket.socket:
+    """A connection of a stranger."""
+    return socket.create_connection((HOST, port), WAIT)
+
+
+def member(port: int) -> socket.socket:
+    """A connection that has proved itself."""
+    sock = raw(port)
+    auth.authenticate_client(sock, channel=b"store", job="", secret=SECRET)
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while part := sock.recv(65536):
+            data += part
+    return data
+
+
+# Strangers
+
+
+def test_other_secret_is_refused_naming_both_hosts(master: TCPStore) -> None:
+    """The error names this host, the server, and the remedy; the server goes on."""
+    auth.forget_secret()
+    auth.set_secret(bytes(32))
+    with pytest.raises(AuthenticationError, match="CYDIST_SECRET_FILE") as caught:
+        TCPStore(HOST, master.port)
+    assert socket.gethostname() in str(caught.value)
+    assert f"{HOST}:{master.port}" in str(caught.value)
+    master.set("key", "v")
+    assert master.get("key") == b"v"
+
+
+def test_other_job_is_refused(master: TCPStore) -> None:
+    """A store of another job of the same user does not let us in."""
+    with pytest.raises(AuthenticationError, match="different jobs"):
+        TCPStore(HOST, master.port, job="yesterday's")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_costs_a_stranger_its_connection(master: TCPStore, seed: int) -> None:
+    """Random bytes, as many as they are, get the sender closed; members notice nothing."""
+    random_bytes = random.Random(seed).randbytes(random.Random(seed).randint(192, 5000))
+    with raw(master.port) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(random_bytes)
+        assert len(read_to_end(sock)) <= 40 + 32
+    assert master.add("n", 1) == 1
+
+
+def test_request_before_the_handshake_is_not_run(master: TCPStore) -> None:
+    """A stranger's perfectly formed request changes nothing."""
+    request = encode_request(Request(Op.SET, (b"key",), (b"x" * 300,)))
+    with raw(master.port) as sock:
+        sock.sendall(request)
+        read_to_end(sock)
+    assert not master.check(["key"])
+
+
+def test_slow_strangers_do_not_keep_members_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 connections that say nothing: a member still joins, and the silent ones are closed."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.5)
+    with contextlib.closing(TCPStore(HOST, 0, None, True, WAIT)) as store:
+        strangers = [raw(store.port) for _ in range(300)]
+        for stranger in strangers[::3]:
+            stranger.send(b"c")
+        assert TCPStore(HOST, store.port, timeout=WAIT).add("n", 1) == 1
+        for stranger in strangers:
+            assert len(read_to_end(stranger)) <= 40  # the greeting, then the end
+            stranger.close()
+
+
+def test_scanners_that_hang_up_are_forgotten(master: TCPStore) -> None:
+    """Connections that close at once leave no descriptor behind in the server."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        raw(master.port).close()
+    deadline = time.monotonic() + WAIT
+    while len(os.listdir("/proc/self/fd")) > before:
+        master.set("key", "v")
+        assert time.monotonic() < deadline
+    assert master.get("key") == b"v"
+
+
+def test_server_survives_without_descriptors() -> None:
+    """At its limit of descriptors the server turns newcomers away and serves its members;
+    when descriptors are free again, newcomers get in."""
+    script = (
+        "import os, resource, sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.stores import TCPStore; s = TCPStore('127.0.0.1', 0, None, True)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); held = []\n"
+        "print(s.port, flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if line == 'fill\\n':\n"
+        "        try:\n"
+        "            while True: held.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "        except OSError: pass\n"
+        "    else:\n"
+        "        [os.close(fd) for fd in held]\n"
+        "    print('done', flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        store = TCPStore(HOST, port, timeout=WAIT)
+        process.stdin.write(b"fill\n")
+        assert process.stdout.readline() == b"done\n"
+        with raw(port) as turned_away:
+            assert read_to_end(turned_away) == b""
+        assert store.add("n", 1) == 1
+        process.stdin.write(b"free\n")
+        assert process.stdout.readline() == b"done\n"
+        assert TCPStore(HOST, port, timeout=WAIT).add("n", 1) == 2
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# Members that break the protocol, and limits
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LENGTH.pack(MAX_FRAME_BYTES + 1),
+        LENGTH.pack(2**32 - 1),
+        LENGTH.pack(4) + b"\xff\xff\xff\xff",
+        LENGTH.pack(0),
+        encode_request(Request(Op.NUM_KEYS)) * 2,
+    ],
+    ids=["too-long", "longest", "malformed", "empty", "two-at-once"],
+)
+def test_bad_frames_close_that_connection_alone(master: TCPStore, data: bytes) -> None:
+    """A member's nonsense closes its connection; the store serves everybody else."""
+    with member(master.port) as sock:
+        sock.sendall(data)
+        read_to_end(sock)
+    assert master.add("n", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("k" * (MAX_KEY_BYTES + 1), "v"), ("k", bytes(MAX_VALUE_BYTES + 1))],
+    ids=["key", "value"],
+)
+def test_too_large_is_refused_before_it_is_sent(
+    master: TCPStore, key: str, value: str | bytes
+) -> None:
+    """Limits of keys and values are typed errors that name them; the store stays usable."""
+    with pytest.raises(DistStoreError, match="at most"):
+        master.set(key, value)
+    assert master.list_keys() == []
+
+
+def test_append_cannot_pass_the_limit(master: TCPStore) -> None:
+    """A value cannot grow beyond the limit piece by piece."""
+    master.set("key", bytes(MAX_VALUE_BYTES))
+    with pytest.raises(DistStoreError, match="more than"):
+        master.append("key", "x")
+    assert len(master.get("key")) == MAX_VALUE_BYTES
+
+
+def test_long_replies_are_refused(master: TCPStore) -> None:
+    """More than 16 MiB at once is an error that says to ask for fewer keys."""
+    names = ["a", "b", "c"]
+    for name in names:
+        master.set(name, bytes(6 * 1024 * 1024))
+    with pytest.raises(DistStoreError, match="fewer keys"):
+        master.multi_get(names)
+    assert len(master.get("a")) == 6 * 1024 * 1024
+
+
+def test_full_store_says_so_and_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its cap the store refuses more, keeps what it has, and takes more after a delete."""
+    monkeypatch.setattr(tcp_server, "MAX_TOTAL_BYTES", 10_000)
+    with contextlib.closing(TCPStore(HOST, 0, None, True, WAIT)) as store:
+        store.set("first", bytes(5_000))
+        with pytest.raises(DistStoreError, match="full"):
+            store.set("second", bytes(5_000))
+        assert store.list_keys() == ["first"]
+        store.delete_key("first")
+        store.set("second", bytes(5_000))
+
+
+def test_tiny_keys_count_too() -> None:
+    """Ten thousand empty values do not fit a table of 100,000 bytes."""
+    table = Table(100_000)
+    taken = 0
+    with contextlib.suppress(DistStoreError):
+        for i in range(10_000):
+            table.execute(Request(Op.SET, (b"%d" % i,), (b"",)))
+            taken = i + 1
+    assert 100 < taken < 1_000
+    assert table.used_bytes <= 100_000
+
+
+def test_waiting_costs_no_threads(master: TCPStore) -> None:
+    """Fifty requests that wait are parked in one thread of the server."""
+    before = threading.active_count()
+    waiting = [member(master.port) for _ in range(50)]
+    for sock in waiting:
+        sock.sendall(encode_request(Request(Op.GET, (b"key",), (), True, WAIT)))
+    assert threading.active_count() <= before
+    master.set("key", "v")
+    for sock in waiting:
+        assert sock.recv(4)
+        sock.close()

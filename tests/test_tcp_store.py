@@ -1,0 +1,338 @@
+"""TCPStore: how it starts, and what a dead, stopped or wrong server means to a client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cydist import auth
+from cydist.errors import (
+    DistNetworkError,
+    DistStoreError,
+    StoreTimeoutError,
+)
+from cydist.stores import TCPStore
+
+HOST = "127.0.0.1"
+SECRET = bytes(range(32))
+WAIT = 30
+
+
+@pytest.fixture(autouse=True)
+def secret() -> Iterator[None]:
+    """Every test has the same secret."""
+    auth.forget_secret()
+    auth.set_secret(SECRET)
+    yield
+    auth.forget_secret()
+
+
+@pytest.fixture
+def master() -> Iterator[TCPStore]:
+    store = TCPStore(HOST, 0, None, True, WAIT)
+    yield store
+    store.close()
+
+
+def server_process(
+    code: str = "import signal; signal.pause()",
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that serves a store, and its port."""
+    script = (
+        "import sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.stores import TCPStore; s = TCPStore('127.0.0.1', 0, None, True)\n"
+        f"print(s.port, flush=True)\n{code}"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+@pytest.fixture
+def remote() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    process, port = server_process()
+    yield process, port
+    process.kill()
+    process.communicate()
+
+
+# Construction
+
+
+def test_port_zero_finds_one(master: TCPStore) -> None:
+    """The port that the system chose is in `port`, the host asked for in `host`."""
+    assert master.port > 0
+    assert master.host == HOST
+
+
+def test_client_may_not_ask_for_port_zero() -> None:
+    """Only a master can be given any port."""
+    with pytest.raises(ValueError, match="port"):
+        TCPStore(HOST, 0)
+
+
+def test_client_waits_for_its_server() -> None:
+    """A client that is early finds the server that comes later."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(TCPStore(HOST, port).get("key")))
+    thread.start()
+    with contextlib.closing(TCPStore(HOST, port, None, True)) as store:
+        store.set("key", "v")
+        thread.join(WAIT)
+    assert found == [b"v"]
+
+
+def test_nobody_there_is_a_timeout() -> None:
+    """Without a server the client gives up at its timeout and names the address."""
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))  # bound, not listening: refused
+        port = taken.getsockname()[1]
+        with pytest.raises(StoreTimeoutError, match=rf"{HOST}:{port}: timeout"):
+            TCPStore(HOST, port, timeout=0.1)
+
+
+def test_taken_port_is_named_at_once(master: TCPStore) -> None:
+    """A second master on the port fails and says which port is taken."""
+    with pytest.raises(DistNetworkError, match=f"port {master.port} .*in use"):
+        TCPStore(HOST, master.port, None, True)
+
+
+def test_foreign_address_is_an_error() -> None:
+    """A master must run where its address is."""
+    with pytest.raises(DistNetworkError, match="not an address of this host"):
+        TCPStore("192.0.2.77", 0, None, True)
+
+
+def test_only_the_address_asked_for_is_bound(master: TCPStore) -> None:
+    """/proc/net shows one listener on the port, on 127.0.0.1, and none on IPv6."""
+    listening = "0A"
+    shown = [
+        line.split()[1]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == listening and line.split()[1].endswith(f":{master.port:04X}")
+    ]
+    assert shown == [f"0100007F:{master.port:04X}"]
+
+
+def test_master_waits_for_its_workers() -> None:
+    """The master returns when world_size stores are there."""
+    ports: list[int] = []
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    port = listener.getsockname()[1]
+    thread = threading.Thread(
+        target=lambda: ports.append(
+            TCPStore(HOST, port, 3, True, WAIT, master_listen_fd=listener.detach()).port
+        )
+    )
+    thread.start()
+    clients = [TCPStore(HOST, port, 3) for _ in range(2)]
+    thread.join(WAIT)
+    assert ports == [port]
+    assert len(clients) == 2
+
+
+def test_missing_workers_are_counted() -> None:
+    """When they do not come the error says how many did."""
+    with pytest.raises(StoreTimeoutError, match="1/2 workers"):
+        TCPStore(HOST, 0, 2, True, 0.1)
+
+
+def test_master_need_not_wait() -> None:
+    """wait_for_workers=False returns at once."""
+    TCPStore(HOST, 0, 5, True, WAIT, wait_for_workers=False).close()
+
+
+def test_listening_socket_is_used() -> None:
+    """A bound socket that is passed in serves the store."""
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    port = listener.getsockname()[1]
+    with contextlib.closing(
+        TCPStore(HOST, port, None, True, master_listen_fd=listener.detach())
+    ) as store:
+        assert TCPStore(HOST, port).add("n", 1) == 1
+        assert store.get("n") == b"1"
+
+
+def test_listening_socket_must_have_the_port() -> None:
+    """A socket that is bound elsewhere is refused, and stays the caller's."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        with pytest.raises(ValueError, match="bound to port"):
+            TCPStore(HOST, 1, None, True, master_listen_fd=listener.fileno())
+        assert listener.getsockname()[0] == HOST
+
+
+def test_tenants_share_a_server(master: TCPStore) -> None:
+    """With multi_tenant several masters of one process serve one port; the last closes it."""
+    first = TCPStore(HOST, 0, None, True, multi_tenant=True)
+    second = TCPStore(HOST, first.port, None, True, multi_tenant=True)
+    first.set("key", "v")
+    assert second.get("key") == b"v"
+    first.close()
+    assert second.get("key") == b"v"
+    second.close()
+    with pytest.raises(StoreTimeoutError):
+        TCPStore(HOST, second.port, timeout=0.1)
+
+
+def test_closed_store_says_so(master: TCPStore) -> None:
+    """A call after close is a typed error."""
+    client = TCPStore(HOST, master.port)
+    client.close()
+    with pytest.raises(DistStoreError, match="closed"):
+        client.get("key")
+
+
+# Servers that fail
+
+
+@pytest.mark.parametrize("call", ["set", "get", "add"])
+def test_dead_server_is_an_error(remote: tuple[subprocess.Popen[bytes], int], call: str) -> None:
+    """After the server's death no operation is reported as done."""
+    process, port = remote
+    store = TCPStore(HOST, port, timeout=WAIT)
+    process.kill()
+    process.wait()
+    calls: dict[str, Callable[[], object]] = {
+        "set": lambda: store.set("key", "v"),
+        "get": lambda: store.get("key"),
+        "add": lambda: store.add("key", 1),
+    }
+    with pytest.raises(DistStoreError, match="lost the store"):
+        calls[call]()
+    with pytest.raises(DistStoreError, match="lost the store"):
+        calls[call]()
+
+
+def test_waiting_clients_learn_of_the_servers_death(
+    remote: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    """A get that is waiting ends with the server, long before its timeout."""
+    process, port = remote
+    store = TCPStore(HOST, port, timeout=3600)
+    store.set("waiting", "")
+    killer = threading.Timer(0.05, process.kill)
+    killer.start()
+    with pytest.raises(DistStoreError, match="lost the store"):
+        store.get("never")
+    killer.join()
+
+
+@pytest.mark.parametrize("call", ["set", "get"])
+def test_stopped_server_is_a_timeout(
+    remote: tuple[subprocess.Popen[bytes], int], call: str
+) -> None:
+    """A server that is stopped costs the timeout, on idle and on new connections."""
+    process, port = remote
+    store = TCPStore(HOST, port, timeout=0.2)
+    process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    for _ in range(2):  # the second call needs a new connection
+        with pytest.raises(DistStoreError):
+            store.set("key", "v") if call == "set" else store.get("key")
+    assert time.monotonic() - started < WAIT  # a hang, not a speed, is what this rules out
+    process.send_signal(signal.SIGCONT)
+    store.set_timeout(WAIT)
+    store.set("key", "after")
+    assert store.get("key") == b"after"
+
+
+def test_interrupt_ends_a_wait() -> None:
+    """Ctrl-C in a get raises KeyboardInterrupt; the process exits, and with its own code."""
+    process, _ = server_process(
+        "s.set('x', ''); print('ready', flush=True)\n"
+        "try:\n    s.get('never')\nexcept KeyboardInterrupt:\n"
+        "    s.set('still', 'works'); sys.exit(7 if s.get('still') == b'works' else 8)"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WAIT)
+    # The signal may come before the wait begins; then the process ends by it.
+    assert process.returncode in (7, -signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "banner", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["http", "closes"]
+)
+def test_wrong_service_is_recognised(banner: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another service on the port is called so, not waited for."""
+    monkeypatch.setattr("cydist.stores.tcp._CLOSED_LIMIT", 0.05)
+    with socket.create_server((HOST, 0)) as other:
+
+        def serve() -> None:
+            while True:
+                try:
+                    sock, _ = other.accept()
+                except OSError:
+                    return
+                with sock:
+                    sock.sendall(banner)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(DistStoreError, match="not a cydist store"):
+            TCPStore(HOST, other.getsockname()[1], timeout=WAIT)
+        other.shutdown(socket.SHUT_RDWR)
+        thread.join(WAIT)
+
+
+def test_silent_service_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that waits for us to speak is given up after the handshake's deadline."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.05)
+    with (
+        socket.create_server((HOST, 0)) as other,
+        pytest.raises(DistStoreError, match="not a cydist store"),
+    ):
+        TCPStore(HOST, other.getsockname()[1], timeout=WAIT)
+
+
+# Fork
+
+
+def test_forked_child_has_connections_of_its_own(master: TCPStore) -> None:
+    """A child may use the parent's client; the parent's connections are undisturbed."""
+    client = TCPStore(HOST, master.port, timeout=WAIT)
+    client.add("n", 1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if client.add("n", 1) == 2 else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.add("n", 1) == 3
+
+
+def test_forked_child_does_not_keep_the_port() -> None:
+    """The port is free when the master closes, whatever its children do."""
+    store = TCPStore(HOST, 0, None, True)
+    gate_out, gate_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(gate_in)
+        os.read(gate_out, 1)
+        os._exit(0)
+    os.close(gate_out)
+    port = store.port
+    store.close()
+    TCPStore(HOST, port, None, True).close()
+    os.close(gate_in)
+    os.waitpid(child, 0)
