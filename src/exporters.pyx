@@ -37,6 +37,8 @@ cdef str OBJECTS = (
     "all_gather_object, send_object_list or another of the object calls"
 )
 
+cdef str MASKED = "a masked array is more than its memory: send its data and its mask apart"
+
 
 cpdef Array asarray(object obj):
     """The memory of `obj` as an Array: never a copy.
@@ -75,9 +77,18 @@ cpdef Array asarray(object obj):
 
 # The buffer protocol.
 
+# The type that was last found to be no masked array, which would show its data unmasked.
+cdef type plain_type = None
+
+
 cdef Array from_buffer(object obj):
+    global plain_type
     cdef Array self = Array.__new__(Array)
     cdef int i
+    if type(obj) is not plain_type:
+        if hasattr(obj, "mask") and hasattr(obj, "filled"):
+            raise TypeError(MASKED)
+        plain_type = type(obj)
     try:
         PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
     except (ValueError, BufferError):
@@ -182,7 +193,7 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
     cdef Array self = Array.__new__(Array)
     cdef int i
     if interface.get("mask") is not None:
-        raise TypeError("a masked array has no plain layout: send its data and mask apart")
+        raise TypeError(MASKED)
     data = interface.get("data")
     if not isinstance(data, tuple):
         raise TypeError(f"{type(obj).__qualname__} shows no address of its memory")
@@ -308,7 +319,10 @@ cdef Array from_torch_attributes(object obj):
     for i in range(self.ndim):
         self.shape_[i] = shape[i]
         self.strides_[i] = strides[i] * <int64_t>self.itemsize
-    self.ptr = <char *><uintptr_t>obj.data_ptr()
+    try:
+        self.ptr = <char *><uintptr_t>obj.data_ptr()
+    except RuntimeError:                # inside torch.func's transforms
+        self.ptr = NULL
     self.writable = True
     self.device = device
     self.device_index = obj.device.index or 0

@@ -375,6 +375,7 @@ REFUSED = {
     "structure with objects": (np.zeros(1, "i4,O"), "broadcast_object_list"),
     "ctypes objects": ((ctypes.py_object * 1)(), "broadcast_object_list"),
     "no bytes": (np.zeros(3, "V0"), "have no bytes"),
+    "masked": (np.ma.array([1.0, 2.0], mask=[0, 1]), "masked array is more than its memory"),
     "masked cuda": (FakeCuda(np.zeros(3), mask=np.zeros(3)), "masked"),
     "unwilling dlpack": (Broken(), "Broken does not show its memory: on strike"),
 }
@@ -404,6 +405,7 @@ def test_torch_lazy_views(name: str) -> None:
 
 TORCH_REFUSED = {
     "sparse": (lambda torch: torch.ones(3).to_sparse(), "sparse_coo tensor has no plain layout"),
+    "zeros without memory": (lambda torch: torch._efficientzerotensor((3,)), "shows no memory"),
     "meta": (lambda torch: torch.ones(3, device="meta"), "device 'meta'"),
     "quantized": (
         lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
@@ -419,6 +421,13 @@ def test_torch_refused(make: Callable[[Any], Any], message: str) -> None:
     tensor = make(pytest.importorskip("torch"))
     with pytest.raises(TypeError, match=message):
         asarray(tensor)
+
+
+def test_torch_transforms() -> None:
+    """Inside vmap a tensor has no memory of its own: TypeError."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="shows no memory"):
+        torch.vmap(asarray)(torch.zeros(2, 3))
 
 
 OLD_TORCH = """
