@@ -1,0 +1,129 @@
+"""Where a rank can be reached: its network interfaces, and what it tells the others of them."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import json
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from cydist.errors import DistNetworkError, RendezvousError
+
+SIOCGIFADDR = 0x8915
+IPV6_TABLE = Path("/proc/net/if_inet6")
+MAX_BYTES = 65536
+
+Endpoint = tuple[str, int]  # numeric host, port
+
+
+def of_interface(name: str) -> list[str]:
+    """The numeric addresses of a network interface, or the address that `name` is.
+
+    Raises DistNetworkError when there is no such interface, or it has no address.
+    """
+    try:
+        return [str(ipaddress.ip_address(name))]
+    except ValueError:
+        pass
+    found = _ipv4(name) + _ipv6(name)
+    if not found:
+        known = ", ".join(interface for _, interface in socket.if_nameindex())
+        raise DistNetworkError(
+            f"no address on network interface {name!r} to listen on; this host has {known}"
+        )
+    return found
+
+
+def _ipv4(name: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6(name: str) -> list[str]:
+    """From the kernel's table: address, index, prefix length, scope, flags, interface."""
+    if not IPV6_TABLE.exists():
+        return []
+    rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
+    found = [ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == name]
+    # A link-local address means nothing without the interface of the host that uses it.
+    return [str(address) for address in found if not address.is_link_local]
+
+
+def of_host(host: str) -> list[str]:
+    """The numeric addresses of a host name. Raises DistNetworkError if it has none."""
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise DistNetworkError(f"no address for {host!r} to listen on: {error}") from None
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+def towards(host: str) -> str:
+    """The address of ours from which packets to `host` leave; nothing is sent.
+
+    Raises DistNetworkError when there is no way to it.
+    """
+    for address in of_host(host):
+        with socket.socket(family(address), socket.SOCK_DGRAM) as sock:
+            try:
+                sock.connect((address, 9))
+            except OSError:
+                continue
+            return str(sock.getsockname()[0])
+    raise DistNetworkError(f"no way from this host to {host!r}")
+
+
+def family(address: str) -> socket.AddressFamily:
+    """AF_INET or AF_INET6."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def spelled(endpoint: Endpoint) -> str:
+    """host:port as people write it."""
+    host, port = endpoint
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a rank publishes of itself.
+
+    host    tells which ranks share cores: the name of the host and of its boot
+    lanes   of each lane, where it listens; all are tried
+    """
+
+    rank: int
+    host: str
+    lanes: list[list[Endpoint]]
+
+    def encode(self) -> bytes:
+        """The bytes that other ranks decode."""
+        return json.dumps({"rank": self.rank, "host": self.host, "lanes": self.lanes}).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Address:
+        """Raises RendezvousError for anything that `encode` would not make."""
+        try:
+            if len(data) > MAX_BYTES:
+                raise ValueError(f"{len(data)} bytes")
+            fields = json.loads(data)
+            lanes = [
+                [(str(ipaddress.ip_address(host)), int(port)) for host, port in lane]
+                for lane in fields["lanes"]
+            ]
+            return Address(int(fields["rank"]), str(fields["host"]), lanes)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise RendezvousError(f"{data[:80]!r} is no rank's address: {error!r}") from None
+
+
+def this_host() -> str:
+    """A name that two ranks share if they share cores."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"

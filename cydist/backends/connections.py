@@ -1,0 +1,523 @@
+"""Who listens, who connects, and who is let in: the sockets behind a TcpLink.
+
+A link asks for a connection when a message first needs it. One daemon thread listens,
+connects, and runs every handshake (cydist/auth.py) without blocking; a socket that has proved
+itself is handed to the link, and never read here again.
+
+Both ranks of a pair may ask at once. Of two attempts that meet, the one of the lower rank
+wins: once that has sent its proof it turns the other's away, and the higher rank drops its
+own when the lower's proof arrives. So exactly one connection per pair and lane survives.
+
+A stranger costs its connection: it gets HANDSHAKE_TIMEOUT seconds and 40 bytes, at most
+MAX_GUESTS are heard at once, and nothing is parsed before the proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from cydist import auth, config
+from cydist._native import TcpLink
+from cydist.auth import ClientHandshake, ServerHandshake
+from cydist.backends import addresses
+from cydist.backends.addresses import Address, Endpoint
+from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
+
+CHANNEL = b"peer"
+CLAIM = struct.Struct("<IIH")  # source, destination, lane
+MAX_GUESTS = 64
+CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
+CANDIDATE_TIMEOUT = 5.0  # seconds for a TCP connection to one address
+REFUSALS = 3  # rounds in which every address refused, until the peer counts as gone
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds
+
+Key = tuple[int, int]  # peer, lane
+
+
+class _Conversation:
+    """A socket in its handshake: whole messages in, whatever the socket takes out."""
+
+    def __init__(
+        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
+    ) -> None:
+        self.sock = sock
+        self.shake = shake
+        self.deadline = deadline
+        self.unsent = b""
+        self._received = b""
+
+    def flush(self) -> None:
+        """Send what can be sent. Raises OSError."""
+        while self.unsent:
+            try:
+                sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return
+            self.unsent = self.unsent[sent:]
+
+    def hear(self) -> bool:
+        """Read one message if it is there; was it? Never reads a byte beyond it.
+
+        Raises OSError, and what the handshake raises.
+        """
+        try:
+            part = self.sock.recv(self.shake.needs - len(self._received))
+        except (BlockingIOError, InterruptedError):
+            return False
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
+        self._received += part
+        if len(self._received) < self.shake.needs:
+            return False
+        message, self._received = self._received, b""
+        self.unsent += self.shake.receive(message)
+        return True
+
+
+class _Guest(_Conversation):
+    """Somebody who connected to us."""
+
+    shake: ServerHandshake
+
+
+class _Attempt:
+    """Our way to one lane of one peer, until it is there or given up."""
+
+    def __init__(self, key: Key, targets: list[Endpoint], now: float) -> None:
+        self.key = key
+        self.targets = targets
+        self.deadline = now + CONNECT_TIMEOUT
+        self.next = 0  # of targets
+        self.refusals = 0  # addresses that refused since one last did not
+        self.pause = FIRST_PAUSE
+        self.resume: float | None = now  # when to try the next address; None: trying
+        self.last_error = "nothing was tried"
+        self.talk: _Conversation | None = None
+        self.connected = False
+
+    @property
+    def answered(self) -> bool:
+        """Have we proved ourselves, so that the peer may count the connection as made?"""
+        shake = None if self.talk is None else self.talk.shake
+        return isinstance(shake, ClientHandshake) and shake.answered
+
+    @property
+    def alarm(self) -> float:
+        """When something must be done about it."""
+        if self.resume is not None:
+            return min(self.resume, self.deadline)
+        return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
+
+
+class Connections:
+    """The connections of one rank, and the link that uses them.
+
+    rank, size      this process among those that exchange addresses
+    host            where to listen unless CYDIST_SOCKET_IFNAME names interfaces: a name or a
+                    numeric address
+    job             the same on all ranks, and on no others that share the secret
+    secret          default: that of this process
+
+    Raises DistNetworkError when it cannot listen there.
+    """
+
+    def __init__(
+        self, rank: int, size: int, *, host: str, job: str, secret: bytes | None = None
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._job = job
+        self._secret = auth.secret() if secret is None else secret
+        self._listeners: list[socket.socket] = []
+        names = [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
+        self._chosen = bool(names)
+        places = [addresses.of_interface(name) for name in names] or [addresses.of_host(host)]
+        self._lanes: list[list[Endpoint]] = []
+        self._peers: list[Address] = []
+        self._guests: set[_Guest] = set()
+        self._attempts: dict[Key, _Attempt] = {}
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.link = TcpLink(rank, size, len(places))
+        self._selector = selectors.DefaultSelector()
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._wake, self._waker = socket.socketpair()
+        try:
+            for place in places:
+                self._lanes.append(self._listen(place))
+        except BaseException:
+            self.close()
+            raise
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._open_doors()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"cydist-connections-{rank}", daemon=True
+        )
+        self._thread.start()
+        _alive.add(self)
+
+    def _listen(self, place: list[str]) -> list[Endpoint]:
+        """Listen on every address of one lane that can be bound."""
+        endpoints: list[Endpoint] = []
+        failures = []
+        for host in place:
+            listener = None
+            try:
+                listener = socket.socket(addresses.family(host), socket.SOCK_STREAM)
+                if listener.family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.bind((host, 0))
+                listener.listen(max(128, self._size))
+            except OSError as error:
+                failures.append(f"{host}: {error}")
+                if listener is not None:
+                    listener.close()
+                continue
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            endpoints.append((host, listener.getsockname()[1]))
+        if not endpoints:
+            raise DistNetworkError(
+                f"rank {self._rank} cannot listen on any of its addresses: {'; '.join(failures)}"
+            )
+        return endpoints
+
+    def address(self) -> bytes:
+        """What the other ranks pass to `connect`."""
+        return Address(self._rank, addresses.this_host(), self._lanes).encode()
+
+    def connect(self, published: Sequence[bytes]) -> None:
+        """Learn every rank's address, in rank order; connect nothing yet.
+
+        Raises RendezvousError when they do not fit together.
+        """
+        peers = [Address.decode(data) for data in published]
+        ranks = [peer.rank for peer in peers]
+        if ranks != list(range(self._size)):
+            raise RendezvousError(f"expected the addresses of ranks 0 to {self._size - 1}: {ranks}")
+        for peer in peers:
+            if len(peer.lanes) != len(self._lanes):
+                raise RendezvousError(
+                    f"rank {self._rank} uses {len(self._lanes)} network interfaces and rank "
+                    f"{peer.rank} {len(peer.lanes)}; set {config.INTERFACES.names[0]} alike"
+                )
+        here = addresses.this_host()
+        self.link.share_cores(sum(peer.host == here for peer in peers))
+        self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
+        self._peers = peers
+        self._nudge()
+
+    def close(self) -> None:
+        """Leave: close the listeners, then the link, which says goodbye. Idempotent."""
+        self._stopping = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._nudge()
+            self._thread.join()
+        self._close_sockets()
+        self.link.close()
+
+    def guests(self) -> int:
+        """How many connections have not proved themselves yet."""
+        return len(self._guests)
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def _close_sockets(self) -> None:
+        # The selector first: in a forked child, unregistering would reach into the parent's.
+        self._selector.close()
+        talks = [attempt.talk for attempt in self._attempts.values() if attempt.talk is not None]
+        for talk in [*self._guests, *talks]:
+            talk.sock.close()
+        self._guests.clear()
+        self._attempts.clear()
+        for sock in [*self._listeners, self._wake, self._waker]:
+            sock.close()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def _forget_in_child(self) -> None:
+        """In a forked child: close our copies of the parent's descriptors."""
+        self._thread = None
+        self._close_sockets()
+        self.link.close()
+
+    # The thread.
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            now = time.monotonic()
+            alarms = [guest.deadline for guest in self._guests]
+            alarms += [attempt.alarm for attempt in self._attempts.values()]
+            timeout = max(0.0, min(alarms) - now) if alarms else None
+            for key, _ in self._selector.select(timeout):
+                if self._stopping:
+                    return
+                self._react(key)
+            self._ask()
+            self._look_at_clock(time.monotonic())
+
+    def _react(self, key: selectors.SelectorKey) -> None:
+        if key.fileobj is self._wake:
+            with contextlib.suppress(OSError):
+                self._wake.recv(64)
+        elif isinstance(key.data, _Guest):
+            if key.data in self._guests:
+                self._hear_guest(key.data)
+        elif isinstance(key.data, _Attempt):
+            if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
+                self._advance(key.data)
+        elif key.fileobj in self._listeners:
+            self._welcome(key.fileobj)
+
+    def _look_at_clock(self, now: float) -> None:
+        for guest in [guest for guest in self._guests if guest.deadline <= now]:
+            self._dismiss(guest)
+        for attempt in list(self._attempts.values()):
+            if attempt.deadline <= now:
+                self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
+            elif attempt.resume is not None and attempt.resume <= now:
+                self._try_next(attempt, now)
+            elif attempt.talk is not None and attempt.talk.deadline <= now:
+                self._failed(attempt, "no answer in time")
+
+    # Those who come to us.
+
+    def _open_doors(self) -> None:
+        for listener in self._listeners:
+            if listener not in self._selector.get_map():
+                self._selector.register(listener, selectors.EVENT_READ)
+
+    def _close_doors(self) -> None:
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+
+    def _welcome(self, listener: object) -> None:
+        assert isinstance(listener, socket.socket)
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(listener)
+            return
+        sock.setblocking(False)
+        shake = ServerHandshake(self._secret, CHANNEL, self._job, "a peer")
+        guest = _Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+        guest.unsent = shake.greeting
+        try:
+            guest.flush()
+        except OSError:
+            sock.close()
+            return
+        self._guests.add(guest)
+        self._selector.register(sock, selectors.EVENT_READ, guest)
+        if len(self._guests) == MAX_GUESTS:
+            self._close_doors()
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """No descriptor is left: use the spare one to end the connection, not to spin on it."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _dismiss(self, guest: _Guest) -> None:
+        self._guests.discard(guest)
+        self._selector.unregister(guest.sock)
+        guest.sock.close()
+        if len(self._guests) == MAX_GUESTS - 1:
+            self._open_doors()
+
+    def _hear_guest(self, guest: _Guest) -> None:
+        try:
+            if not guest.hear():
+                return
+        except AuthenticationError:
+            with contextlib.suppress(OSError):
+                guest.sock.send(guest.shake.farewell, socket.MSG_NOSIGNAL)
+            self._dismiss(guest)
+            return
+        except (OSError, DistError):
+            self._dismiss(guest)
+            return
+        self._admit(guest)
+
+    def _admit(self, guest: _Guest) -> None:
+        """Hand a guest that proved itself to the link, or show it out."""
+        lane = self._lane_of(guest.shake.claim)
+        if lane is None:
+            self._dismiss(guest)
+            return
+        with contextlib.suppress(OSError):
+            guest.flush()
+            # The proof is 32 bytes on an empty socket; one that does not take it is broken.
+            if not guest.unsent and self._hand_over(lane, guest.sock):
+                own = self._attempts.get(lane)
+                if own is not None:
+                    self._drop(own)
+        self._dismiss(guest)
+
+    def _lane_of(self, claim: bytes) -> Key | None:
+        """The lane that a guest asks for, if it may have it."""
+        if len(claim) != CLAIM.size:
+            return None
+        source, destination, lane = CLAIM.unpack(claim)
+        if destination != self._rank or source == self._rank or source >= self._size:
+            return None
+        if lane >= len(self._lanes) or self.link.lane_is_live(source, lane):
+            return None
+        own = self._attempts.get((source, lane))
+        if own is not None and self._rank < source and own.answered:
+            return None
+        return source, lane
+
+    def _hand_over(self, lane: Key, sock: socket.socket) -> bool:
+        """Give the link a duplicate of the socket; False: it does not want it."""
+        tune(sock)
+        fd = fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0)
+        if self.link.adopt(*lane, fd):
+            return True
+        os.close(fd)
+        return False
+
+    # Those we go to.
+
+    def _ask(self) -> None:
+        """Start what the link asks for, once the addresses are known."""
+        if not self._peers:
+            return
+        now = time.monotonic()
+        for key in self.link.wanted():
+            if key not in self._attempts:
+                peer, lane = key
+                self._attempts[key] = _Attempt(key, self._peers[peer].lanes[lane], now)
+
+    def _try_next(self, attempt: _Attempt, now: float) -> None:
+        target = attempt.targets[attempt.next % len(attempt.targets)]
+        attempt.next += 1
+        attempt.resume = None
+        attempt.connected = False
+        try:
+            sock = socket.socket(addresses.family(target[0]), socket.SOCK_STREAM)
+        except OSError as error:
+            self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+            return
+        claim = CLAIM.pack(self._rank, *attempt.key)
+        there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
+        shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
+        attempt.talk = _Conversation(sock, shake, now + CANDIDATE_TIMEOUT)
+        try:
+            sock.setblocking(False)
+            self._bind(sock, attempt.key[1])
+            code = sock.connect_ex(target)
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+            self._selector.register(sock, selectors.EVENT_WRITE, attempt)
+        except OSError as error:
+            self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+
+    def _bind(self, sock: socket.socket, lane: int) -> None:
+        """Leave by the lane's own interface, where interfaces were chosen."""
+        if self._chosen:
+            for host, _ in self._lanes[lane]:
+                if addresses.family(host) == sock.family:
+                    sock.bind((host, 0))
+
+    def _advance(self, attempt: _Attempt) -> None:
+        talk = attempt.talk
+        assert talk is not None
+        assert isinstance(talk.shake, ClientHandshake)
+        try:
+            if not attempt.connected:
+                code = talk.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    raise OSError(code, os.strerror(code))
+                attempt.connected = True
+                attempt.refusals = 0
+                # From here on the peer may take the connection for made: be patient.
+                talk.deadline = attempt.deadline
+                self._selector.modify(talk.sock, selectors.EVENT_READ, attempt)
+                return
+            if not talk.hear():
+                return
+            talk.flush()
+            if talk.shake.done:
+                self._hand_over(attempt.key, talk.sock)
+                self._drop(attempt)
+        except AuthenticationError as error:
+            self._give_up(attempt, str(error))
+        except (OSError, DistError) as error:
+            self._failed(attempt, f"{talk.shake.there}: {error}")
+
+    def _failed(self, attempt: _Attempt, why: str) -> None:
+        """This address will not do; go on to the next, or rest after the last."""
+        attempt.last_error = why
+        refused = f"[Errno {errno.ECONNREFUSED}]" in why
+        attempt.refusals = attempt.refusals + 1 if refused else 0
+        self._hang_up(attempt)
+        if self.link.lane_is_live(*attempt.key):
+            self._drop(attempt)
+            return
+        if attempt.refusals >= REFUSALS * len(attempt.targets):
+            self._give_up(attempt, why)
+            return
+        attempt.resume = time.monotonic()
+        if attempt.next % len(attempt.targets) == 0:
+            attempt.resume += attempt.pause
+            attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
+
+    def _hang_up(self, attempt: _Attempt) -> None:
+        if attempt.talk is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(attempt.talk.sock)
+            attempt.talk.sock.close()
+            attempt.talk = None
+
+    def _drop(self, attempt: _Attempt) -> None:
+        self._hang_up(attempt)
+        self._attempts.pop(attempt.key, None)
+
+    def _give_up(self, attempt: _Attempt, why: str) -> None:
+        self._drop(attempt)
+        if not self.link.lane_is_live(*attempt.key):
+            self.link.refuse(attempt.key[0], f"no connection to rank {attempt.key[0]}: {why}")
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages at once; a host that vanished is noticed within half a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    # On a quiet network between ranks that all send, the loss-based one is the faster.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+_alive: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connections in list(_alive):
+        connections._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
