@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import json
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.stores import FileStore, PrefixStore, TCPStore
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = Path("/proc/net/if_inet6")
@@ -78,6 +80,18 @@ def towards(host: str) -> str:
                 continue
             return str(sock.getsockname()[0])
     raise DistNetworkError(f"no way from this host to {host!r}")
+
+
+def where_to_listen(store: object) -> str:
+    """The address of ours that the others can reach if they reached the store."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return towards(store.host)
+    if isinstance(store, FileStore):
+        with contextlib.suppress(OSError):
+            return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
 
 
 def family(address: str) -> socket.AddressFamily:

@@ -270,13 +270,23 @@ class Endpoint:
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "tcp": meet in the store, connect when first needed."""
+    from cydist.backends.addresses import where_to_listen
     from cydist.backends.connections import Connections
 
     store, rank, size = options.store, options.group_rank, options.group_size
-    connections = Connections(rank, size, store)
-    store.set(f"address/{rank}", connections.address())
-    store.wait([f"address/{peer}" for peer in range(size)], options.timeout)
-    connections.connect(store.multi_get([f"address/{peer}" for peer in range(size)]))
+    if rank == 0:
+        store.set("job", uuid.uuid4().hex)
+    connections = Connections(
+        rank, size, host=where_to_listen(store), job=store.get("job").decode()
+    )
+    try:
+        store.set(f"address/{rank}", connections.address())
+        published = [f"address/{peer}" for peer in range(size)]
+        store.wait(published, options.timeout)
+        connections.connect(store.multi_get(published))
+    except BaseException:
+        connections.close()
+        raise
     return of_link(Endpoint(connections.link, connections.close), options)
 
 

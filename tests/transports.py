@@ -1,0 +1,136 @@
+"""Ranks as ends of one transport within a test's process, below any backend."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cydist import _native
+from cydist.backends.connections import Connections
+
+DEADLINE = 20.0  # seconds for what takes milliseconds
+SECRET = bytes(range(32))
+
+
+@functools.cache
+def has_ipv6() -> bool:
+    """Is there a loopback for IPv6?"""
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def transports() -> list[str]:
+    """Names for Ranks."""
+    return ["inproc", "tcp", *(["tcp6"] if has_ipv6() else [])]
+
+
+def soon(seconds: float = DEADLINE) -> int:
+    """A deadline, in nanoseconds of the monotonic clock."""
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+class Group:
+    """A compiled group that takes what `asarray` takes."""
+
+    def __init__(self, native: _native.Group) -> None:
+        self.native = native
+        self.run, self.abort, self.close = native.run, native.abort, native.close
+
+    def isend(self, array: object, peer: int, tag: int) -> _native.Message:
+        return self.native.isend(_native.asarray(array), peer, tag)
+
+    def irecv(self, array: object, peer: int, tag: int) -> _native.Message:
+        return self.native.irecv(_native.asarray(array), peer, tag)
+
+
+class Ranks:
+    """`size` ends of one transport, and groups over them."""
+
+    def __init__(self, transport: str, size: int, **options: Any) -> None:
+        self.links: list[_native.Link] = []
+        self.connections: list[Connections] = []
+        if transport == "inproc":
+            hub = _native.hub(uuid.uuid4().hex, size, **options)
+            self.links = [_native.InprocLink(hub, rank) for rank in range(size)]
+            return
+        host = "::1" if transport == "tcp6" else "127.0.0.1"
+        self.connections = [
+            Connections(rank, size, host=host, job="test", secret=SECRET, **options)
+            for rank in range(size)
+        ]
+        self.links = [connections.link for connections in self.connections]
+        addresses = [connections.address() for connections in self.connections]
+        for connections in self.connections:
+            connections.connect(addresses)
+
+    def group(self, context: int = 1, members: Sequence[int] | None = None) -> list[Group]:
+        """Every member's end of a group, in group order."""
+        peers = list(range(len(self.links))) if members is None else list(members)
+        return [
+            Group(_native.Group(self.links[peer], peers, rank, context))
+            for rank, peer in enumerate(peers)
+        ]
+
+    def pending(self, rank: int) -> tuple[int, int]:
+        """Receives posted on this rank, and messages nobody has asked for."""
+        link = self.links[rank]
+        if isinstance(link, _native.InprocLink):
+            return link.pending()
+        counts = link.statistics()
+        return counts["posted"], counts["arrived"]
+
+    def leave(self, rank: int) -> None:
+        """This rank ends as a well-behaved process does."""
+        (self.connections or self.links)[rank].close()
+
+    def close(self) -> None:
+        for rank in range(len(self.links)):
+            self.leave(rank)
+
+
+def done(*messages: _native.Message) -> None:
+    """Wait for all, and see that they ended well."""
+    for message in messages:
+        assert message.wait(soon()), "not complete at the deadline"
+        message.check()
+
+
+def status_of(message: _native.Message) -> str:
+    """How a message ended."""
+    assert message.test()
+    try:
+        message.check()
+    except _native.Failure as failure:
+        return str(failure.status)
+    return "ok"
+
+
+def run(*bodies: Callable[[], object]) -> None:
+    """Run all at once, each on a thread; raise what the first of them raised."""
+    errors: list[BaseException | None] = [None] * len(bodies)
+
+    def guarded(i: int) -> None:
+        try:
+            bodies[i]()
+        except BaseException as error:
+            errors[i] = error
+
+    threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + 2 * DEADLINE
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    for error in errors:
+        if error is not None:
+            raise error
