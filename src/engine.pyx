@@ -7,6 +7,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
+cimport cython
+
 import threading
 
 from cydist._native.abi cimport (
@@ -115,6 +117,8 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
     return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
 
 
+# Dealloc needs the link, so the collector must not clear it before.
+@cython.no_gc_clear
 cdef class Group:
     """A group's compiled half: a view of a link, and the calls that run on it.
 
@@ -236,6 +240,7 @@ cdef void fill_blocks(Block *blocks, list arrays):
         blocks[i] = Block(array.ptr, array.nbytes)
 
 
+@cython.no_gc_clear
 cdef class Message:
     """A send or a receive under way. Keeps its array and its group alive."""
 

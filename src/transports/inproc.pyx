@@ -9,7 +9,7 @@ import threading
 import weakref
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
@@ -363,7 +363,36 @@ cdef bint owner_left(const Transport *t, const uint64_t *flag) noexcept nogil:
 
 # What Python holds
 
-@cython.no_gc_clear     # __dealloc__ needs `segments`
+ctypedef struct Segment:        # the windows of one group
+    Segment *next
+    uint64_t context
+    char *memory
+    size_t nbytes
+    int members
+    int left                    # members whose view was closed
+
+
+cdef Segment *new_segment(uint64_t context, int members, size_t nbytes) noexcept nogil:
+    cdef Segment *segment = <Segment *>calloc(1, sizeof(Segment))
+    if segment == NULL:
+        return NULL
+    segment.context = context
+    segment.members = members
+    segment.nbytes = nbytes
+    # Pages that no group touches cost nothing.
+    segment.memory = <char *>mmap(
+        NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if segment.memory == <char *>MAP_FAILED:
+        free(segment)
+        return NULL
+    return segment
+
+
+cdef void free_segment(Segment *segment) noexcept nogil:
+    munmap(segment.memory, segment.nbytes)
+    free(segment)
+
+
 cdef class Hub:
     """Where the ranks of one world meet; it lives as long as one of their links."""
 
@@ -372,8 +401,8 @@ cdef class Hub:
     cdef readonly int slots             # of every group's windows
     cdef readonly size_t slot_bytes
     cdef Box *boxes
-    cdef object lock                    # of the two below
-    cdef dict segments                  # context -> [address, bytes, members, views closed]
+    cdef pthread_mutex_t lock           # of the segments
+    cdef Segment *segments
     cdef set ranks                      # that have a link
     cdef object __weakref__
 
@@ -383,8 +412,7 @@ cdef class Hub:
         self.size = size
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self.lock = threading.Lock()
-        self.segments = {}
+        pthread_mutex_init(&self.lock, NULL)
         self.ranks = set()
         self.boxes = <Box *>calloc(size, sizeof(Box))
         if self.boxes == NULL:
@@ -396,15 +424,19 @@ cdef class Hub:
                 raise MemoryError(f"no memory for {size} ranks")
 
     def __dealloc__(self):
+        cdef Segment *segment
         cdef int i
+        while self.segments != NULL:
+            segment = self.segments
+            self.segments = segment.next
+            free_segment(segment)
+        pthread_mutex_destroy(&self.lock)
         if self.boxes == NULL:
             return
         for i in range(self.size):
             free_queues(&self.boxes[i].queues)
             pthread_mutex_destroy(&self.boxes[i].lock)
         free(self.boxes)
-        for address, nbytes, _, _ in self.segments.values():
-            munmap(<void *><uintptr_t>address, nbytes)
 
     cdef size_t window_bytes(self):
         cdef size_t calls = self.slots * sizeof(Fingerprint)
@@ -412,30 +444,37 @@ cdef class Hub:
 
     cdef char *segment(self, uint64_t context, int members) except NULL:
         """The memory of a group's windows, zeroed by whoever asks first."""
-        cdef size_t nbytes = members * self.window_bytes()
-        cdef void *memory
-        with self.lock:
-            if context not in self.segments:
-                # Pages that no group touches cost nothing.
-                memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                if memory == MAP_FAILED:
-                    raise MemoryError(f"no memory for the windows of {members} ranks")
-                self.segments[context] = [<uintptr_t>memory, nbytes, members, 0]
-            address, _, known, _ = self.segments[context]
-            if known != members:
-                raise ValueError(
-                    f"context {context:#x} belongs to a group of {known} ranks, not {members}"
-                )
-            return <char *><uintptr_t>address
+        cdef Segment *segment
+        pthread_mutex_lock(&self.lock)
+        segment = self.segments
+        while segment != NULL and segment.context != context:
+            segment = segment.next
+        if segment == NULL:
+            segment = new_segment(context, members, members * self.window_bytes())
+            if segment != NULL:
+                segment.next = self.segments
+                self.segments = segment
+        pthread_mutex_unlock(&self.lock)
+        if segment == NULL:
+            raise MemoryError(f"no memory for the windows of {members} ranks")
+        if segment.members != members:
+            raise ValueError(
+                f"context {context:#x} belongs to a group of {segment.members} ranks, not {members}"
+            )
+        return segment.memory
 
-    cdef object leave_segment(self, uint64_t context):
-        with self.lock:
-            entry = self.segments[context]
-            entry[3] += 1
-            if entry[3] == entry[2]:    # every member has come and gone
-                munmap(<void *><uintptr_t>entry[0], entry[1])
-                del self.segments[context]
+    cdef void leave_segment(self, uint64_t context) noexcept:
+        cdef Segment **place = &self.segments
+        cdef Segment *segment
+        pthread_mutex_lock(&self.lock)
+        while place[0].context != context:
+            place = &place[0].next
+        segment = place[0]
+        segment.left += 1
+        if segment.left == segment.members:     # every member has come and gone
+            place[0] = segment.next
+            free_segment(segment)
+        pthread_mutex_unlock(&self.lock)
 
 
 hubs = weakref.WeakValueDictionary()
@@ -467,6 +506,8 @@ def hub(str key not None, int size, *, int slots=4, size_t slot_bytes=65536):
         return found
 
 
+# Dealloc needs the hub, so the collector must not clear it before.
+@cython.no_gc_clear
 cdef class InprocLink(Link):
     """One rank's end of a hub. Raises ValueError when the rank is taken."""
 
@@ -477,7 +518,7 @@ cdef class InprocLink(Link):
     def __init__(self, Hub hub not None, int rank):
         if not 0 <= rank < hub.size:
             raise ValueError(f"rank {rank} of a hub of {hub.size} ranks")
-        with hub.lock:
+        with hubs_lock:
             if rank in hub.ranks:
                 raise ValueError(f"rank {rank} of hub {hub.key!r} has a link already")
             hub.ranks.add(rank)
