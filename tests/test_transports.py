@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from transports import Ranks, done, run, soon, status_of, transports
 
 from cydist import _native
+from transports import Ranks, done, run, soon, status_of, transports
 
 SMALL, LARGE = 8, 300_000  # bytes: kept by the receiver, or offered to it
 
@@ -382,7 +382,7 @@ def test_ten_thousand_groups_cost_no_descriptor_and_no_thread(
     a, b = groups[-1]
     run(lambda: done(a.isend(np.ones(1), 1, 5)), lambda: done(b.irecv(got, 0, 5)))
     assert got[0] == 1
-    del groups, a, b
+    del groups
     gc.collect()
 
 

@@ -31,92 +31,22 @@ from cydist._native import TcpLink
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.backends import addresses
 from cydist.backends.addresses import Address, Endpoint
+from cydist.backends.conversations import (
+    CONNECT_TIMEOUT,
+    LONGEST_PAUSE,
+    Attempt,
+    Conversation,
+    Guest,
+    Key,
+    tune,
+)
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
 MAX_GUESTS = 64
-CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
 CANDIDATE_TIMEOUT = 5.0  # seconds for a TCP connection to one address
 REFUSALS = 3  # rounds in which every address refused, until the peer counts as gone
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds
-
-Key = tuple[int, int]  # peer, lane
-
-
-class _Conversation:
-    """A socket in its handshake: whole messages in, whatever the socket takes out."""
-
-    def __init__(
-        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
-    ) -> None:
-        self.sock = sock
-        self.shake = shake
-        self.deadline = deadline
-        self.unsent = b""
-        self._received = b""
-
-    def flush(self) -> None:
-        """Send what can be sent. Raises OSError."""
-        while self.unsent:
-            try:
-                sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                return
-            self.unsent = self.unsent[sent:]
-
-    def hear(self) -> bool:
-        """Read one message if it is there; was it? Never reads a byte beyond it.
-
-        Raises OSError, and what the handshake raises.
-        """
-        try:
-            part = self.sock.recv(self.shake.needs - len(self._received))
-        except (BlockingIOError, InterruptedError):
-            return False
-        if not part:
-            raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
-        self._received += part
-        if len(self._received) < self.shake.needs:
-            return False
-        message, self._received = self._received, b""
-        self.unsent += self.shake.receive(message)
-        return True
-
-
-class _Guest(_Conversation):
-    """Somebody who connected to us."""
-
-    shake: ServerHandshake
-
-
-class _Attempt:
-    """Our way to one lane of one peer, until it is there or given up."""
-
-    def __init__(self, key: Key, targets: list[Endpoint], now: float) -> None:
-        self.key = key
-        self.targets = targets
-        self.deadline = now + CONNECT_TIMEOUT
-        self.next = 0  # of targets
-        self.refusals = 0  # addresses that refused since one last did not
-        self.pause = FIRST_PAUSE
-        self.resume: float | None = now  # when to try the next address; None: trying
-        self.last_error = "nothing was tried"
-        self.talk: _Conversation | None = None
-        self.connected = False
-
-    @property
-    def answered(self) -> bool:
-        """Have we proved ourselves, so that the peer may count the connection as made?"""
-        shake = None if self.talk is None else self.talk.shake
-        return isinstance(shake, ClientHandshake) and shake.answered
-
-    @property
-    def alarm(self) -> float:
-        """When something must be done about it."""
-        if self.resume is not None:
-            return min(self.resume, self.deadline)
-        return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
 
 
 class Connections:
@@ -144,8 +74,8 @@ class Connections:
         places = [addresses.of_interface(name) for name in names] or [addresses.of_host(host)]
         self._lanes: list[list[Endpoint]] = []
         self._peers: list[Address] = []
-        self._guests: set[_Guest] = set()
-        self._attempts: dict[Key, _Attempt] = {}
+        self._guests: set[Guest] = set()
+        self._attempts: dict[Key, Attempt] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
@@ -275,10 +205,10 @@ class Connections:
         if key.fileobj is self._wake:
             with contextlib.suppress(OSError):
                 self._wake.recv(64)
-        elif isinstance(key.data, _Guest):
+        elif isinstance(key.data, Guest):
             if key.data in self._guests:
                 self._hear_guest(key.data)
-        elif isinstance(key.data, _Attempt):
+        elif isinstance(key.data, Attempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)
         elif key.fileobj in self._listeners:
@@ -316,7 +246,7 @@ class Connections:
             return
         sock.setblocking(False)
         shake = ServerHandshake(self._secret, CHANNEL, self._job, "a peer")
-        guest = _Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+        guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
         guest.unsent = shake.greeting
         try:
             guest.flush()
@@ -338,14 +268,14 @@ class Connections:
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _dismiss(self, guest: _Guest) -> None:
+    def _dismiss(self, guest: Guest) -> None:
         self._guests.discard(guest)
         self._selector.unregister(guest.sock)
         guest.sock.close()
         if len(self._guests) == MAX_GUESTS - 1:
             self._open_doors()
 
-    def _hear_guest(self, guest: _Guest) -> None:
+    def _hear_guest(self, guest: Guest) -> None:
         try:
             if not guest.hear():
                 return
@@ -359,7 +289,7 @@ class Connections:
             return
         self._admit(guest)
 
-    def _admit(self, guest: _Guest) -> None:
+    def _admit(self, guest: Guest) -> None:
         """Hand a guest that proved itself to the link, or show it out."""
         lane = self._lane_of(guest.shake.claim)
         if lane is None:
@@ -407,9 +337,9 @@ class Connections:
         for key in self.link.wanted():
             if key not in self._attempts:
                 peer, lane = key
-                self._attempts[key] = _Attempt(key, self._peers[peer].lanes[lane], now)
+                self._attempts[key] = Attempt(key, self._peers[peer].lanes[lane], now)
 
-    def _try_next(self, attempt: _Attempt, now: float) -> None:
+    def _try_next(self, attempt: Attempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]
         attempt.next += 1
         attempt.resume = None
@@ -422,7 +352,7 @@ class Connections:
         claim = CLAIM.pack(self._rank, *attempt.key)
         there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
         shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
-        attempt.talk = _Conversation(sock, shake, now + CANDIDATE_TIMEOUT)
+        attempt.talk = Conversation(sock, shake, now + CANDIDATE_TIMEOUT)
         try:
             sock.setblocking(False)
             self._bind(sock, attempt.key[1])
@@ -440,7 +370,7 @@ class Connections:
                 if addresses.family(host) == sock.family:
                     sock.bind((host, 0))
 
-    def _advance(self, attempt: _Attempt) -> None:
+    def _advance(self, attempt: Attempt) -> None:
         talk = attempt.talk
         assert talk is not None
         assert isinstance(talk.shake, ClientHandshake)
@@ -466,7 +396,7 @@ class Connections:
         except (OSError, DistError) as error:
             self._failed(attempt, f"{talk.shake.there}: {error}")
 
-    def _failed(self, attempt: _Attempt, why: str) -> None:
+    def _failed(self, attempt: Attempt, why: str) -> None:
         """This address will not do; go on to the next, or rest after the last."""
         attempt.last_error = why
         refused = f"[Errno {errno.ECONNREFUSED}]" in why
@@ -483,33 +413,21 @@ class Connections:
             attempt.resume += attempt.pause
             attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
 
-    def _hang_up(self, attempt: _Attempt) -> None:
+    def _hang_up(self, attempt: Attempt) -> None:
         if attempt.talk is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(attempt.talk.sock)
             attempt.talk.sock.close()
             attempt.talk = None
 
-    def _drop(self, attempt: _Attempt) -> None:
+    def _drop(self, attempt: Attempt) -> None:
         self._hang_up(attempt)
         self._attempts.pop(attempt.key, None)
 
-    def _give_up(self, attempt: _Attempt, why: str) -> None:
+    def _give_up(self, attempt: Attempt, why: str) -> None:
         self._drop(attempt)
         if not self.link.lane_is_live(*attempt.key):
             self.link.refuse(attempt.key[0], f"no connection to rank {attempt.key[0]}: {why}")
-
-
-def tune(sock: socket.socket) -> None:
-    """Small messages at once; a host that vanished is noticed within half a minute."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # On a quiet network between ranks that all send, the loss-based one is the faster.
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 _alive: weakref.WeakSet[Connections] = weakref.WeakSet()

@@ -1,6 +1,5 @@
 """Reading: which receive gets which bytes, and what is kept for later."""
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
@@ -387,8 +386,8 @@ cdef int readable(Connection *c) noexcept nogil:
     cdef msghdr message
     cdef ssize_t got
     cdef size_t direct, room
-    cdef int turn
-    for turn in range(READS_IN_TURN):
+    cdef int _turn
+    for _turn in range(READS_IN_TURN):
         # Into its place what has one; the rest, with whatever follows, through staging.
         direct = c.to_read if c.sink != NULL else 0
         parts[0].iov_base = c.sink

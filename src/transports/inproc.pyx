@@ -1,304 +1,30 @@
-"""Ranks that are threads of one process: messages by one copy, and windows.
-
-Every rank has a box: the receives it has posted and the messages it has not asked for yet.
-Whoever comes second, sender or receiver, takes the other's item out of the box under its
-lock ("claims" it) and copies straight from the sender's memory to the receiver's after the
-lock is released. Messages of at most EAGER_BYTES do not wait for a receiver: they are copied.
-"""
+"""Ranks that are threads of one process: messages (mailbox.pyx) and windows."""
 import threading
 import weakref
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, Fingerprint, Flags, Link, NO_MEMORY, OK, PEER_LOST, PENDING, Request,
-    Transport, Window, Windows, now_ns, slice_end,
+    Fingerprint, Flags, Link, OK, PEER_LOST, Transport, Window, Windows, now_ns, slice_end,
 )
 from cydist._native.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from cydist._native.matching cimport (
-    Chosen, Item, Queues, add_arrived, add_posted, any_arrived, any_posted, compare, find_arrived,
-    count_arrived, count_posted, find_posted, free_item, free_queues, group_rank, init_queues,
-    new_item, remove,
+from cydist._native.mailbox cimport (
+    Box, End, cancel, drop_context, free_box, init_box, leave, recv, send, test, wait,
 )
+from cydist._native.matching cimport count_arrived, count_posted
 from cydist._native.waiting cimport (
     SPINS, YIELDS, add_u32, cores, fence, futex_wait, futex_wake, load_int, load_u32, load_u64,
-    low_half, pause, sched_yield, slice_until, store_int, store_u64,
+    low_half, pause, sched_yield, slice_until, store_u64,
 )
 
-
 cdef enum:
-    EAGER_BYTES = 65536         # larger messages wait for their receiver
-    HELD_BYTES = 67108864       # a box copies no more than this; then small ones wait too
-    LINE = 64
-
-
-ctypedef struct Box:            # what one rank shares with the others
-    pthread_mutex_t lock
-    Queues queues               # under the lock
-    size_t held_bytes           # in messages that were copied; under the lock
-    uint32_t bell               # changes whenever a request of this rank completes
-    uint32_t sleepers
-    int closed                  # OK, or CLOSED once the rank has left
-
-
-ctypedef struct End:            # one rank's end of a hub
-    int rank
-    int size
-    int spins
-    Box *boxes                  # the hub's, one per rank
-
-
-# Messages
-
-cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
-    """The last touch of a request that belongs to another thread."""
-    store_int(&r.status, status)
-    add_u32(&owner.bell, 1)
-    if load_u32(&owner.sleepers) != 0:
-        futex_wake(&owner.bell)
-
-
-cdef int deliver(Request *r, const Transport *view, int sender, const Fingerprint *theirs,
-                 const char *data, size_t nbytes) noexcept nogil:
-    """Fill a claimed receive; returns the status to complete it with."""
-    cdef int status = compare(r, theirs, nbytes)
-    r.source = group_rank(view, sender)
-    if status == OK and nbytes != 0:
-        memcpy(r.ptr, data, nbytes)
-    return status
-
-
-cdef int send(Transport *t, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *box = &end.boxes[t.peers[r.peer]]
-    cdef Item *message
-    cdef Item *item
-    cdef Request *receive
-    if load_int(&end.boxes[end.rank].closed) != OK:
-        return CLOSED
-    message = new_item(t, r, end.rank, 0)
-    if message == NULL:
-        return NO_MEMORY
-    r.status = PENDING
-    r.link = NULL
-    r.place = box
-    pthread_mutex_lock(&box.lock)
-    if box.closed != OK:
-        pthread_mutex_unlock(&box.lock)
-        free_item(message)
-        return PEER_LOST
-    item = find_posted(&box.queues, t.context, end.rank, r.tag)
-    if item != NULL:
-        receive = item.request
-        remove(item)
-        receive.link = NULL
-        pthread_mutex_unlock(&box.lock)
-        complete(box, receive, deliver(receive, item.view, end.rank, &message.fingerprint,
-                                       r.ptr, r.nbytes))
-        free_item(item)
-        free_item(message)
-        r.status = OK
-        return OK
-    if r.nbytes <= EAGER_BYTES and box.held_bytes + r.nbytes <= HELD_BYTES:
-        message.data = <char *>malloc(r.nbytes + 1)
-    if message.data != NULL:
-        memcpy(message.data, r.ptr, r.nbytes)
-        message.request = NULL
-        box.held_bytes += r.nbytes
-        r.status = OK
-    else:
-        r.link = message
-    add_arrived(&box.queues, message)
-    pthread_mutex_unlock(&box.lock)
-    return OK
-
-
-cdef int recv(Transport *t, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *box = &end.boxes[end.rank]
-    cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
-    cdef Item *receive = new_item(t, r, peer, 0)
-    cdef Item *item
-    cdef int lost
-    if receive == NULL:
-        return NO_MEMORY
-    r.status = PENDING
-    r.link = NULL
-    r.place = box
-    pthread_mutex_lock(&box.lock)
-    item = find_arrived(&box.queues, t.context, peer, r.tag)
-    if item != NULL:
-        free_item(receive)
-        remove(item)
-        if item.request != NULL:
-            item.request.link = NULL
-        else:
-            box.held_bytes -= item.nbytes
-        pthread_mutex_unlock(&box.lock)
-        take(end, t, r, item)
-        return OK
-    lost = CLOSED if box.closed != OK else (PEER_LOST if nobody_left(t, peer) else OK)
-    if lost == OK:
-        r.link = receive
-        add_posted(&box.queues, receive)
-    pthread_mutex_unlock(&box.lock)
-    if lost != OK:
-        free_item(receive)
-    return lost
-
-
-cdef void take(End *end, Transport *t, Request *r, Item *item) noexcept nogil:
-    """Receive a message that was claimed from our box, and let its sender go."""
-    cdef const char *data = item.request.ptr if item.request != NULL else item.data
-    r.status = deliver(r, t, item.peer, &item.fingerprint, data, item.nbytes)
-    if item.request != NULL:
-        complete(&end.boxes[item.peer], item.request, OK)
-    free_item(item)
-
-
-cdef bint nobody_left(const Transport *t, int peer) noexcept nogil:
-    """Has the link peer left, or everybody else of the group for ANY_SOURCE?"""
-    cdef End *end = <End *>t.link
-    cdef int i
-    if peer != ANY_SOURCE:
-        return load_int(&end.boxes[peer].closed) != OK
-    for i in range(t.size):
-        if t.peers[i] != end.rank and load_int(&end.boxes[t.peers[i]].closed) == OK:
-            return False
-    return t.size > 1
-
-
-cdef int test(Transport *t, Request *r) noexcept nogil:
-    return load_int(&r.status)
-
-
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *own = &end.boxes[end.rank]
-    cdef int i, status
-    cdef uint32_t seen
-    cdef int64_t now, until
-    for i in range(end.spins + YIELDS):
-        status = load_int(&r.status)
-        if status != PENDING:
-            return status
-        if i < end.spins:
-            pause()
-        else:
-            sched_yield()
-    now = now_ns()
-    until = slice_until(now, deadline_ns)
-    while True:
-        add_u32(&own.sleepers, 1)
-        seen = load_u32(&own.bell)
-        status = load_int(&r.status)
-        if status == PENDING:
-            futex_wait(&own.bell, seen, until - now)
-        add_u32(&own.sleepers, <uint32_t>-1)
-        status = load_int(&r.status)
-        if status != PENDING:
-            return status
-        now = now_ns()
-        if now >= until:
-            status = slice_end(t, deadline_ns)
-            if status != OK:
-                return status
-            now = now_ns()
-            until = slice_until(now, deadline_ns)
-
-
-cdef void cancel(Transport *t, Request *r) noexcept nogil:
-    cdef Box *box = <Box *>r.place
-    cdef Item *item
-    pthread_mutex_lock(&box.lock)
-    item = <Item *>r.link
-    if item != NULL:
-        r.link = NULL
-        remove(item)
-    pthread_mutex_unlock(&box.lock)
-    if item != NULL:
-        free_item(item)
-        return
-    # Claimed: the other side is copying, which takes no longer than the memory does.
-    while load_int(&r.status) == PENDING:
-        sched_yield()
-
-
-# Leaving
-
-cdef bint of_context(const Item *item, const void *context) noexcept nogil:
-    return item.context == (<const uint64_t *>context)[0]
-
-
-cdef bint any_item(const Item *item, const void *context) noexcept nogil:
-    return True
-
-
-cdef bint sent_in_place(const Item *item, const void *rank) noexcept nogil:
-    return item.request != NULL and item.peer == (<const int *>rank)[0]
-
-
-cdef bint waits_for_nobody(const Item *item, const void *unused) noexcept nogil:
-    return nobody_left(item.view, item.peer)
-
-
-cdef void drop(End *end, Box *box, Chosen chosen, const void *context) noexcept nogil:
-    """Empty a box of what `chosen` names: receives of its owner, messages of anybody."""
-    cdef Item *item
-    while True:
-        pthread_mutex_lock(&box.lock)
-        item = any_posted(&box.queues, chosen, context)
-        if item == NULL:
-            item = any_arrived(&box.queues, chosen, context)
-        if item != NULL:
-            remove(item)
-            if item.request != NULL:
-                item.request.link = NULL
-            else:
-                box.held_bytes -= item.nbytes
-        pthread_mutex_unlock(&box.lock)
-        if item == NULL:
-            return
-        if item.request != NULL:
-            # Ours end because we leave; a sender's, because its receiver does.
-            complete_dropped(end, box, item)
-        free_item(item)
-
-
-cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
-    cdef int rank = item.view.peers[item.view.rank]
-    complete(&end.boxes[rank], item.request, CLOSED if rank == end.rank else PEER_LOST)
-
-
-cdef void leave(End *end) noexcept nogil:
-    """Nothing is sent to this rank any more, and nobody waits for it."""
-    cdef Box *own = &end.boxes[end.rank]
-    cdef Item *item
-    cdef int i
-    pthread_mutex_lock(&own.lock)
-    store_int(&own.closed, CLOSED)
-    pthread_mutex_unlock(&own.lock)
-    drop(end, own, any_item, NULL)
-    for i in range(end.size):
-        drop(end, &end.boxes[i], sent_in_place, &end.rank)
-        while i != end.rank:
-            pthread_mutex_lock(&end.boxes[i].lock)
-            item = any_posted(&end.boxes[i].queues, waits_for_nobody, NULL)
-            if item != NULL:
-                remove(item)
-                item.request.link = NULL
-            pthread_mutex_unlock(&end.boxes[i].lock)
-            if item == NULL:
-                break
-            complete(&end.boxes[i], item.request, PEER_LOST)
-            free_item(item)
+    LINE = 64                   # bytes of a cache line
 
 
 # Windows
@@ -418,9 +144,7 @@ cdef class Hub:
         if self.boxes == NULL:
             raise MemoryError(f"no memory for {size} ranks")
         for i in range(size):
-            pthread_mutex_init(&self.boxes[i].lock, NULL)
-        for i in range(size):
-            if init_queues(&self.boxes[i].queues) != OK:
+            if init_box(&self.boxes[i]) != OK:
                 raise MemoryError(f"no memory for {size} ranks")
 
     def __dealloc__(self):
@@ -434,8 +158,7 @@ cdef class Hub:
         if self.boxes == NULL:
             return
         for i in range(self.size):
-            free_queues(&self.boxes[i].queues)
-            pthread_mutex_destroy(&self.boxes[i].lock)
+            free_box(&self.boxes[i])
         free(self.boxes)
 
     cdef size_t window_bytes(self):
@@ -528,7 +251,6 @@ cdef class InprocLink(Link):
         self.end = End(rank, hub.size, SPINS if cores() >= hub.size else 0, hub.boxes)
 
     cdef int open_view(self, Transport *t) except -1:
-        cdef size_t calls = self.hub.slots * sizeof(Fingerprint)
         cdef size_t each = self.hub.window_bytes()
         cdef char *memory = self.hub.segment(t.context, t.size)
         cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
@@ -558,7 +280,7 @@ cdef class InprocLink(Link):
         if t.windows == NULL:
             return
         with nogil:
-            drop(&self.end, &self.end.boxes[self.end.rank], of_context, &t.context)
+            drop_context(&self.end, t.context)
         free(t.windows)
         t.windows = NULL
         self.hub.leave_segment(t.context)

@@ -212,13 +212,13 @@ cdef void leave(Net *net) noexcept nogil:
 cdef void discard(Connection *c) noexcept nogil:
     cdef iovec part
     cdef msghdr message
-    cdef int turn
+    cdef int _turn
     part.iov_base = c.net.staging
     part.iov_len = STAGING_BYTES
     memset(&message, 0, sizeof(message))
     message.msg_iov = &part
     message.msg_iovlen = 1
-    for turn in range(DISCARDS):
+    for _turn in range(DISCARDS):
         if recvmsg(c.fd, &message, MSG_DONTWAIT) <= 0:
             return
 

@@ -1,0 +1,38 @@
+"""Messages between the ranks of one process; see src/transports/mailbox.pyx."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cydist._native.abi cimport Request, Transport
+from cydist._native.linux cimport pthread_mutex_t
+from cydist._native.matching cimport Queues
+
+
+ctypedef struct Box:            # what one rank shares with the others
+    pthread_mutex_t lock
+    Queues queues               # under the lock
+    size_t held_bytes           # in messages that were copied; under the lock
+    uint32_t bell               # changes whenever a request of this rank completes
+    uint32_t sleepers
+    int closed                  # OK, or CLOSED once the rank has left
+
+
+ctypedef struct End:            # one rank's end of a hub
+    int rank
+    int size
+    int spins
+    Box *boxes                  # the hub's, one per rank
+
+
+cdef int init_box(Box *box) noexcept nogil              # OK or NO_MEMORY
+cdef void free_box(Box *box) noexcept nogil
+
+# A view's functions; its link is an End.
+cdef int send(Transport *t, Request *r) noexcept nogil
+cdef int recv(Transport *t, Request *r) noexcept nogil
+cdef int test(Transport *t, Request *r) noexcept nogil
+cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
+cdef void cancel(Transport *t, Request *r) noexcept nogil
+
+# A group is gone: drop what arrived for it at this rank.
+cdef void drop_context(End *end, uint64_t context) noexcept nogil
+# Nothing is sent to this rank any more, and nobody waits for it.
+cdef void leave(End *end) noexcept nogil

@@ -1,0 +1,102 @@
+"""One connection on its way in or out: its handshake without blocking, its tries, its tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+
+from cydist.auth import ClientHandshake, ServerHandshake
+from cydist.backends.addresses import Endpoint
+
+CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
+
+Key = tuple[int, int]  # peer, lane
+
+
+class Conversation:
+    """A socket in its handshake: whole messages in, whatever the socket takes out."""
+
+    def __init__(
+        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
+    ) -> None:
+        self.sock = sock
+        self.shake = shake
+        self.deadline = deadline
+        self.unsent = b""
+        self._received = b""
+
+    def flush(self) -> None:
+        """Send what can be sent. Raises OSError."""
+        while self.unsent:
+            try:
+                sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return
+            self.unsent = self.unsent[sent:]
+
+    def hear(self) -> bool:
+        """Read one message if it is there; was it? Never reads a byte beyond it.
+
+        Raises OSError, and what the handshake raises.
+        """
+        try:
+            part = self.sock.recv(self.shake.needs - len(self._received))
+        except (BlockingIOError, InterruptedError):
+            return False
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
+        self._received += part
+        if len(self._received) < self.shake.needs:
+            return False
+        message, self._received = self._received, b""
+        self.unsent += self.shake.receive(message)
+        return True
+
+
+class Guest(Conversation):
+    """Somebody who connected to us."""
+
+    shake: ServerHandshake
+
+
+class Attempt:
+    """Our way to one lane of one peer, until it is there or given up."""
+
+    def __init__(self, key: Key, targets: list[Endpoint], now: float) -> None:
+        self.key = key
+        self.targets = targets
+        self.deadline = now + CONNECT_TIMEOUT
+        self.next = 0  # of targets
+        self.refusals = 0  # addresses that refused since one last did not
+        self.pause = FIRST_PAUSE
+        self.resume: float | None = now  # when to try the next address; None: trying
+        self.last_error = "nothing was tried"
+        self.talk: Conversation | None = None
+        self.connected = False
+
+    @property
+    def answered(self) -> bool:
+        """Have we proved ourselves, so that the peer may count the connection as made?"""
+        shake = None if self.talk is None else self.talk.shake
+        return isinstance(shake, ClientHandshake) and shake.answered
+
+    @property
+    def alarm(self) -> float:
+        """When something must be done about it."""
+        if self.resume is not None:
+            return min(self.resume, self.deadline)
+        return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages at once; a host that vanished is noticed within half a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    # On a quiet network between ranks that all send, the loss-based one is the faster.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
