@@ -1,8 +1,8 @@
 """cydist: torch.distributed's API for numpy, torch and cupy arrays.
 
-    import cydist as dist
-    dist.init_process_group()
-    dist.all_reduce(array)
+import cydist as dist
+dist.init_process_group()
+dist.all_reduce(array)
 """
 
 from cydist._native import Array, asarray
@@ -56,7 +56,15 @@ from cydist.objects import (
     send_object_list,
 )
 from cydist.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from cydist.registry import Backend, register_backend
+from cydist.registry import (
+    Backend,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    register_backend,
+)
 from cydist.scans import exscan, scan
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from cydist.types import ReduceOp
@@ -123,6 +131,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "exscan",
     "gather",
     "gather_object",
     "get_backend",
@@ -135,8 +144,14 @@ __all__ = [
     "group",
     "init_process_group",
     "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
     "isend",
+    "monitored_barrier",
     "new_group",
     "recv",
     "recv_object_list",
@@ -146,6 +161,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "register_backend",
+    "scan",
     "scatter",
     "scatter_object_list",
     "send",

@@ -187,8 +187,10 @@ class _Reader:
             size *= extent
         data = bytearray(self.take(size * dtype.itemsize))
         try:
-            return np.frombuffer(data, np.uint8).view(dtype).reshape(shape) if data else np.empty(
-                shape, dtype
+            return (
+                np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+                if data
+                else np.empty(shape, dtype)
             )
         except (ValueError, MemoryError) as error:
             raise CodecError(f"a broken array in an object message: {error}") from None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.work import Work
 
+
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -293,7 +294,9 @@ def reduce_scatter(
     arguments.same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
     arguments.disjoint([into], inputs, name)
     check_op(name, op, into)
-    return _reduce_scatter(chosen, name, into, Dense(inputs).arrays, op, [output], async_op, timeout)
+    return _reduce_scatter(
+        chosen, name, into, Dense(inputs).arrays, op, [output], async_op, timeout
+    )
 
 
 def reduce_scatter_tensor(

@@ -278,9 +278,7 @@ class ProcessGroup:
             [(outputs[peer], peer) for peer in others],
         )
 
-    def gather(
-        self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int
-    ) -> None:
+    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         """Everybody's array to the root: outputs[r] is rank r's; None off the root."""
         if outputs is None:
             self._swap(call, [(array, root)], [])
@@ -289,9 +287,7 @@ class ProcessGroup:
             outputs[root].take(array)
         self._swap(call, [], [(outputs[peer], peer) for peer in self._others()])
 
-    def scatter(
-        self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """inputs[r] of the root to rank r; None off the root."""
         if inputs is None:
             self._swap(call, [], [(output, root)])
@@ -376,4 +372,3 @@ def even_sizes(count: int, parts: int) -> list[int]:
     """`count` cut into `parts`: the first count % parts get one more than the rest."""
     whole, rest = divmod(count, parts)
     return [whole + (part < rest) for part in range(parts)]
-

@@ -43,9 +43,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
     """Rank 0: hear from everybody, then let everybody go."""
     others = range(1, group.size())
     token = _native.empty(1)
-    arriving: list[Work] = [
-        group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others
-    ]
+    arriving: list[Work] = [group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others]
     missing: list[int] = []
     for peer, work in zip(others, arriving, strict=True):
         try:

@@ -172,7 +172,9 @@ def scatter_object_list(
         return
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        raise ValueError(f"{name}: scatter_object_output_list must be a list of one or more entries")
+        raise ValueError(
+            f"{name}: scatter_object_output_list must be a list of one or more entries"
+        )
     values: list[Any] = []
     if chosen.rank() == root:
         _check_length(name, "scatter_object_input_list", scatter_object_input_list, chosen.size())
@@ -185,9 +187,7 @@ def scatter_object_list(
     block = np.empty(int(own[0]), np.uint8)
     parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
     scatter(block, parts, group=group, group_src=root, timeout=timeout)
-    scatter_object_output_list[0] = (
-        values[root] if values else _decode(block, own)[0]
-    )
+    scatter_object_output_list[0] = values[root] if values else _decode(block, own)[0]
 
 
 def send_object_list(
@@ -247,11 +247,11 @@ def recv_object_list(
 def _check_length(name: str, what: str, values: list[Any] | None, p: int) -> None:
     if not isinstance(values, list) or len(values) != p:
         found = f"{len(values)} entries" if isinstance(values, list) else repr(values)
-        raise ValueError(f"{name}: {what} must be a list of {p} entries, one for each rank; got {found}")
+        raise ValueError(
+            f"{name}: {what} must be a list of {p} entries, one for each rank; got {found}"
+        )
 
 
-def _check_all(
-    mine: _Encoded, name: str, sizes: np.ndarray[Any, Any], group: ProcessGroup
-) -> None:
+def _check_all(mine: _Encoded, name: str, sizes: np.ndarray[Any, Any], group: ProcessGroup) -> None:
     for rank in range(group.size()):
         mine.check(name, sizes[rank], group.ranks[rank])

@@ -181,7 +181,5 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     for wanted in (irecv, isend):
         for i, each in enumerate(p2p_op_list):
             if each.op is wanted:
-                works[i] = each.op(
-                    each.tensor, each.peer, each.group, each.tag, each.group_peer
-                )
+                works[i] = each.op(each.tensor, each.peer, each.group, each.tag, each.group_peer)
     return [work for i in range(len(p2p_op_list)) if (work := works[i]) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -61,6 +62,8 @@ _plugins: dict[str, Plugin] = {
     "inproc": Plugin("cydist.backends.host:create_inproc", True, ("cpu",)),
     "mpi": Plugin("cydist.backends.mpi:create", True, ("cpu",)),
 }
+
+_NEEDS = {"mpi": ("mpi4py",)}  # packages that a backend of ours imports when it is used
 
 
 class Backend(str):
@@ -139,9 +142,32 @@ def find(name: str) -> Plugin:
     raise ValueError(f"no backend is called {name!r}; there are: {', '.join(names())}")
 
 
-def is_available(name: str) -> bool:
-    """Is there a backend of that name?"""
-    return name.lower() in names()
+def is_available() -> bool:
+    """Can cydist be used here? It can, once it has been imported."""
+    return True
+
+
+def is_backend_available(backend: str) -> bool:
+    """Is there a backend of that name, with the packages that it needs?"""
+    name = backend.lower()
+    return name in names() and all(
+        importlib.util.find_spec(package) is not None for package in _NEEDS.get(name, ())
+    )
+
+
+def is_gloo_available() -> bool:
+    """Is the backend "gloo" (another name of "tcp") there? It always is."""
+    return is_backend_available("gloo")
+
+
+def is_mpi_available() -> bool:
+    """Is the backend "mpi" there? It needs mpi4py, which is looked for but not imported."""
+    return is_backend_available("mpi")
+
+
+def is_nccl_available() -> bool:
+    """Is the backend "nccl" there?"""
+    return is_backend_available("nccl")
 
 
 def parse(spec: str) -> dict[str, str]:

@@ -128,9 +128,7 @@ class NonMember:
         """Say, once for each kind of call, that it does nothing here."""
         if name not in self._warned:
             self._warned.add(name)
-            warnings.warn(
-                f"{name} on a group that this rank is not in does nothing", stacklevel=4
-            )
+            warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=4)
 
 
 class GroupMember:
@@ -310,9 +308,7 @@ def new_group(
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     limit = seconds(timeout)
-    made = world.make(
-        members, name, spec, world.timeout if limit is None else limit, pg_options
-    )
+    made = world.make(members, name, spec, world.timeout if limit is None else limit, pg_options)
     made.group_desc = group_desc or name
     return made
 

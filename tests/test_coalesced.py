@@ -69,9 +69,7 @@ def test_reduce_scatter_tensor_coalesced(job, size):
 
     ranks = size * (size - 1) / 2
     for rank, (first, second) in enumerate(job.run(body)):
-        np.testing.assert_array_equal(
-            size * np.arange(2 * rank, 2 * rank + 2) + ranks, first
-        )
+        np.testing.assert_array_equal(size * np.arange(2 * rank, 2 * rank + 2) + ranks, first)
         np.testing.assert_array_equal(np.full((1, 3), ranks + size), second)
 
 

@@ -10,11 +10,13 @@ from cydist import codec
 keys = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
 plain = st.recursive(
     keys | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False),
-    lambda inner: st.lists(inner)
-    | st.tuples(inner, inner)
-    | st.dictionaries(keys, inner)
-    | st.frozensets(keys)
-    | st.sets(keys),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(keys, inner)
+        | st.frozensets(keys)
+        | st.sets(keys)
+    ),
     max_leaves=20,
 )
 

@@ -83,7 +83,7 @@ def refused(job, op, dtype):
     """An operation that is not defined raises before traffic; the group stays usable."""
 
     def body(rank):
-        with pytest.raises(TypeError, match=f"{op} of .* is not defined"):
+        with pytest.raises(TypeError, match=rf"{op} of .* is not defined"):
             dist.all_reduce(np.zeros(3, dtype), getattr(dist.ReduceOp, op))
         one = np.ones(1)
         dist.all_reduce(one)
@@ -293,8 +293,7 @@ def test_all_to_all_single_with_split_sizes(job, size):
     """Split sizes cut the first dimension; other dimensions travel along."""
     rows = [[(s + r) % 3 for r in range(size)] for s in range(size)]
     given = [
-        oracle.contribution(s, sum(rows[s]) * 3, np.dtype("i4")).reshape(-1, 3)
-        for s in range(size)
+        oracle.contribution(s, sum(rows[s]) * 3, np.dtype("i4")).reshape(-1, 3) for s in range(size)
     ]
 
     def body(rank):
@@ -304,9 +303,7 @@ def test_all_to_all_single_with_split_sizes(job, size):
         return output
 
     for rank, output in enumerate(job.run(body)):
-        parts = [
-            np.split(given[s], np.cumsum(rows[s])[:-1])[rank] for s in range(size)
-        ]
+        parts = [np.split(given[s], np.cumsum(rows[s])[:-1])[rank] for s in range(size)]
         same(np.concatenate(parts), output)
 
 
@@ -351,7 +348,7 @@ def test_moves_dtypes_that_cannot_be_reduced(jobs, backend, name):
     def body(rank):
         mine = given.copy() if rank == 0 else np.zeros_like(given)
         dist.broadcast(mine, 0)
-        with pytest.raises(TypeError, match="SUM of .* is not defined"):
+        with pytest.raises(TypeError, match=r"SUM of .* is not defined"):
             dist.all_reduce(mine)
         return mine
 

@@ -1,8 +1,8 @@
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
-from typing_extensions import Self, disjoint_base
+from typing_extensions import disjoint_base
 
 __all__ = [
     "Array",

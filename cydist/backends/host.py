@@ -44,9 +44,7 @@ class HostGroup(ProcessGroup):
         ranks: Sequence[int] | None = None,
         backend: str = "tcp",
     ) -> None:
-        super().__init__(
-            rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend
-        )
+        super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
         digest = hashlib.sha256(f"{name}/{self._peers}".encode()).digest()
@@ -85,9 +83,7 @@ class HostGroup(ProcessGroup):
     # Collectives: name the blocks, and what all ranks must agree on.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        self._run(
-            call, "broadcast", [array], [array], array.nbytes, root=root, count=array.size
-        )
+        self._run(call, "broadcast", [array], [array], array.nbytes, root=root, count=array.size)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         self._run(call, "all_reduce", [array], [array], array.nbytes, op=op, count=array.size)

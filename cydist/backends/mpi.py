@@ -200,10 +200,7 @@ class MpiGroup(MpiMembers):
             comm = self._communicator(call)
             self._finish(
                 call,
-                [
-                    comm.Ibcast([piece, self._MPI.BYTE], root)
-                    for piece in pieces(memoryview(array))
-                ],
+                [comm.Ibcast([piece, self._MPI.BYTE], root) for piece in pieces(memoryview(array))],
                 array,
             )
 

@@ -55,9 +55,7 @@ class MpiMembers(ProcessGroup):
         ranks: Sequence[int],
         comm: Any = None,
     ) -> None:
-        super().__init__(
-            rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend="mpi"
-        )
+        super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend="mpi")
         self._endpoint = endpoint.share(self)
         self._messages = endpoint.messages
         self._MPI = endpoint.MPI
@@ -278,6 +276,7 @@ class MpiMembers(ProcessGroup):
             f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or 'unknown'} in time",
             op=call.name, seq=call.seq, group=self.group_name, ranks=ranks,
         )  # fmt: skip
+
 
 class MessageWork(Work):
     """A send or receive that was posted."""

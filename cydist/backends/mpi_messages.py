@@ -289,9 +289,7 @@ class Messages:
             receive.begin(self._irecv(memoryview(receive.array), source, header.under))
 
     def _irecv(self, memory: memoryview, source: int, under: int) -> list[Any]:
-        return [
-            self.comm.Irecv([piece, self._MPI.BYTE], source, under) for piece in pieces(memory)
-        ]
+        return [self.comm.Irecv([piece, self._MPI.BYTE], source, under) for piece in pieces(memory)]
 
     # Requests.
 
@@ -325,9 +323,7 @@ class Messages:
 
 def pieces(memory: memoryview) -> list[memoryview]:
     """Memory cut into what one MPI call can move."""
-    return [
-        memory[start : start + PIECE_BYTES] for start in range(0, memory.nbytes, PIECE_BYTES)
-    ]
+    return [memory[start : start + PIECE_BYTES] for start in range(0, memory.nbytes, PIECE_BYTES)]
 
 
 _live: list[Messages] = []

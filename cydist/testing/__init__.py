@@ -94,7 +94,9 @@ class ThreadJob:
                 if not errors:
                     faulthandler.dump_traceback(sys.stderr)
                     missing = set(range(self.size)) - results.keys()
-                    raise TimeoutError(f"ranks {sorted(missing)} run for over {timeout} s") from None
+                    raise TimeoutError(
+                        f"ranks {sorted(missing)} run for over {timeout} s"
+                    ) from None
                 break
             if error is None:
                 results[rank] = result
