@@ -3,16 +3,17 @@
 It knows everything below and nothing above: what fails leaves here as a `Failure`, which
 the backend turns into an exception of cydist/errors.py.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 cimport cython
 
+import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, COLLECTIVE_TAG, COLLECTIVES, INTERRUPTED, OK, PENDING, POINT_TO_POINT,
+    ABORTED, COLLECTIVE_TAG, COLLECTIVES, INTERRUPTED, OK, PENDING, POINT_TO_POINT,
     SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint, Link, Reduction, Request,
     Transport, find, index_of, set_interrupted,
 )
@@ -21,10 +22,13 @@ from cydist._native.kernels cimport reduction
 
 from cydist._native import kernels
 
-# The algorithms enter themselves into the table when they are imported.
-from cydist._native import (  # noqa: F401
-    bruck, dissemination, flat, halving_doubling, linear, ordered, pairwise, ring, tree,
-)
+# The algorithms enter themselves into the table when they are imported. The order decides
+# their numbers, which travel in fingerprints.
+for algorithm in (
+    "bruck", "dissemination", "flat", "halving_doubling", "linear", "ordered", "pairwise",
+    "ring", "tree",
+):
+    importlib.import_module(f"cydist._native.{algorithm}")
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
