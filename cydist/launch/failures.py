@@ -20,7 +20,13 @@ TRACEBACK_LINES = 60
 _ERROR_FILE_BYTES = 1 << 20
 
 # Errors that name another rank's death: never the first cause when there is another.
-_CONSEQUENCES = ("PeerFailedError", "GroupFailedError", "Connection closed by peer")
+_CONSEQUENCES = (
+    "PeerFailedError",
+    "GroupFailedError",
+    "RendezvousError",
+    "lost the store",
+    "Connection closed by peer",
+)
 
 
 def failed_at(worker: Worker) -> float:
