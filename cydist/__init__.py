@@ -40,6 +40,9 @@ from cydist.errors import (
     GroupFailedError,
     MismatchError,
     PeerFailedError,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
     QueueEmptyError,
     RendezvousError,
     StoreTimeoutError,
@@ -47,6 +50,7 @@ from cydist.errors import (
 )
 from cydist.group import ProcessGroup
 from cydist.monitored import monitored_barrier
+from cydist.launch.spawn import spawn
 from cydist.objects import (
     all_gather_object,
     broadcast_object_list,
@@ -105,7 +109,10 @@ __all__ = [
     "P2POp",
     "PeerFailedError",
     "PrefixStore",
+    "ProcessException",
+    "ProcessExitedException",
     "ProcessGroup",
+    "ProcessRaisedException",
     "QueueEmptyError",
     "ReduceOp",
     "RendezvousError",
@@ -166,4 +173,5 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "spawn",
 ]

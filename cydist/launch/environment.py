@@ -10,11 +10,14 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.errors import RendezvousError
-from cydist.launch.options import Options
 from cydist.secret import new_secret
+
+if TYPE_CHECKING:
+    from cydist.launch.options import Options
 
 _STALE = (
     config.SECRET_FD,

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterable, Sequence
 
+from cydist.launch.causes import blames_another
 from cydist.launch.output import TRACEBACK
 from cydist.launch.processes import pretty_exit
 from cydist.launch.workers import Worker
@@ -18,15 +19,6 @@ RECENT_SECONDS = 5.0
 TAIL_LINES = 20
 TRACEBACK_LINES = 60
 _ERROR_FILE_BYTES = 1 << 20
-
-# Errors that name another rank's death: never the first cause when there is another.
-_CONSEQUENCES = (
-    "PeerFailedError",
-    "GroupFailedError",
-    "RendezvousError",
-    "lost the store",
-    "Connection closed by peer",
-)
 
 
 def failed_at(worker: Worker) -> float:
@@ -51,11 +43,6 @@ def first_failure(workers: Iterable[Worker]) -> Worker | None:
 
 def _blames_another(worker: Worker) -> bool:
     return blames_another("\n".join(last_words(worker.last_output())))
-
-
-def blames_another(text: str) -> bool:
-    """Is this traceback about the death of another rank?"""
-    return any(name in text for name in _CONSEQUENCES)
 
 
 def about_to_fail(worker: Worker, now: float) -> bool:

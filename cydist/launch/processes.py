@@ -7,7 +7,6 @@ whatever session or group it moved to, so it is found here and cannot be left be
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -17,12 +16,17 @@ from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes  # slow, and only processes that start others need it
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def become_subreaper() -> None:
     """Adopt orphaned descendants of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int) -> None:
@@ -30,7 +34,7 @@ def die_with(parent: int) -> None:
 
     Call it first thing in a child; a parent that is dead already ends the child here.
     """
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 

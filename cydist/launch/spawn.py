@@ -1,34 +1,39 @@
-"""Ranks as child processes of a Python program: `cydist.spawn`."""
+"""Ranks as child processes of a Python program: `cydist.spawn`.
+
+`import cydist` imports this, so multiprocessing is imported only when it is used.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import multiprocessing
 import os
 import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cydist import config
 from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from cydist.launch.causes import blames_another
 from cydist.launch.environment import hold_port, job_variables, remove_stale, secret_pipe
-from cydist.launch.failures import blames_another
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
 from cydist.secret import new_secret
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 GRACE_SECONDS = 5.0
 # So short that a report fits into a pipe: a child never waits for its parent to read it.
 _TRACEBACK_BYTES = 16 << 10
+_WHEN = struct.Struct("d")  # time.monotonic(), which all processes of a host share
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class ProcessContext:
         When a process fails, the others are ended, and ProcessRaisedException (with its
         traceback) or ProcessExitedException names the rank that failed first.
         """
+        from multiprocessing.connection import wait
+
         if not self.sentinels:
             return True
         try:
@@ -108,10 +115,10 @@ class ProcessContext:
         try:
             if report.closed or not report.poll():
                 return None
-            said = json.loads(report.recv_bytes(8 * _TRACEBACK_BYTES))
-            return float(said["at"]), str(said["traceback"])
-        except (EOFError, OSError, ValueError):
+            said = report.recv_bytes()
+        except (EOFError, OSError):
             return None
+        return _WHEN.unpack_from(said)[0], said[_WHEN.size :].decode(errors="replace")
 
     def _join_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -171,6 +178,8 @@ def spawn(
     """
     if nprocs < 1:
         raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")
+    import multiprocessing
+
     context = multiprocessing.get_context(start_method)
     secret, run_id = new_secret(), secrets.token_hex(8)
     direct = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
@@ -220,10 +229,9 @@ def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any
         # From the terminal, so the parent has it too and does the talking.
         sys.exit(128 + signal.SIGINT)
     except Exception:
-        text = traceback.format_exc()[-_TRACEBACK_BYTES:]
-        said = json.dumps({"at": time.monotonic(), "traceback": text})
+        text = traceback.format_exc().encode(errors="replace")[-_TRACEBACK_BYTES:]
         with contextlib.suppress(OSError):
-            report.send_bytes(said.encode())
+            report.send_bytes(_WHEN.pack(time.monotonic()) + text)
         sys.exit(1)
 
 
@@ -240,6 +248,8 @@ def _become(place: _Place) -> None:
 
 def _follow_parent() -> None:
     """End this process when its parent is gone."""
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,0 +1,17 @@
+"""Telling a failure from the failures that it brings about on other ranks."""
+
+from __future__ import annotations
+
+# Errors that name another rank's death: never the first cause when there is another.
+_CONSEQUENCES = (
+    "PeerFailedError",
+    "GroupFailedError",
+    "RendezvousError",
+    "lost the store",
+    "Connection closed by peer",
+)
+
+
+def blames_another(text: str) -> bool:
+    """Is this traceback about the death of another rank?"""
+    return any(name in text for name in _CONSEQUENCES)
