@@ -1,0 +1,73 @@
+"""The same tests on every rank of an mpirun, in one order. Every test has a group of its own,
+so one that fails on some rank does not spoil the next.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import cydist as dist
+
+LIMIT = 20.0  # seconds; a rank that failed leaves the others waiting for so long
+
+_spec = importlib.util.spec_from_file_location(
+    "mpi_oracle", Path(__file__).parent.with_name("oracle.py")
+)
+_oracle = importlib.util.module_from_spec(_spec)
+sys.modules["mpi_oracle"] = _oracle
+_spec.loader.exec_module(_oracle)
+
+
+def pytest_sessionstart(session):
+    """Join the job once; nothing but mpirun says who this rank is."""
+    dist.init_process_group(timeout=LIMIT)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Leave the job."""
+    dist.destroy_process_group()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failure names the rank that it happened on."""
+    report = yield
+    if report.failed:
+        report.sections.insert(0, ("rank", f"{dist.get_rank()} of {dist.get_world_size()}"))
+    return report
+
+
+def pytest_report_teststatus(report):
+    """Dots of rank 0 only; failures of every rank."""
+    loud = not report.passed or report.when != "call"
+    if not loud and dist.is_initialized() and dist.get_rank() > 0:
+        return report.outcome, "", ""
+    return None
+
+
+@pytest.fixture
+def rank():
+    """This process."""
+    return dist.get_rank()
+
+
+@pytest.fixture
+def size():
+    """How many there are."""
+    return dist.get_world_size()
+
+
+@pytest.fixture
+def group():
+    """A group of all ranks for one test."""
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+@pytest.fixture(params=_oracle.DTYPES.values(), ids=_oracle.DTYPES)
+def dtype(request):
+    """Every dtype that can be reduced."""
+    return request.param
