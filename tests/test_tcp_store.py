@@ -242,6 +242,7 @@ def test_stopped_server_is_a_timeout(
     process, port = remote
     store = TCPStore(HOST, port, timeout=0.2)
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     started = time.monotonic()
     for _ in range(2):  # the second call needs a new connection
         with pytest.raises(DistStoreError):
