@@ -326,12 +326,16 @@ def test_forked_child_does_not_keep_the_port() -> None:
     """The port is free when the master closes, whatever its children do."""
     store = TCPStore(HOST, 0, None, True)
     gate_out, gate_in = os.pipe()
+    running_out, running_in = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(gate_in)
+        os.write(running_in, b"x")
         os.read(gate_out, 1)
         os._exit(0)
-    os.close(gate_out)
+    assert os.read(running_out, 1) == b"x"
+    for fd in (gate_out, running_out, running_in):
+        os.close(fd)
     port = store.port
     store.close()
     TCPStore(HOST, port, None, True).close()

@@ -1,0 +1,167 @@
+"""What launchers leave in the environment, and what we make of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cydist import launchers
+from cydist.errors import RendezvousError
+from cydist.launchers import Place
+
+TORCHRUN = {
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "prterun-vm-677@1", "PMIX_RANK": "1",
+}  # fmt: skip
+HYDRA = {
+    "PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3",
+    "PMI_FD": "9", "HYDI_CONTROL_FD": "7",
+}  # fmt: skip
+SLURM = {
+    "SLURM_PROCID": "6", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3",
+}  # fmt: skip
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}
+
+CASES = [
+    pytest.param(TORCHRUN, "torchrun", Place(5, 8, 1, 4), id="torchrun"),
+    pytest.param(OPENMPI, "openmpi", Place(1, 4, 1, 4), id="openmpi"),
+    pytest.param(HYDRA, "hydra", Place(2, 3, 2, 3), id="hydra"),
+    pytest.param(SLURM, "slurm", Place(6, 8, 2, 4), id="srun"),
+    pytest.param(SLURM | {"PMI_RANK": "6", "PMI_SIZE": "8"}, "slurm", Place(6, 8, 2, 4), id="pmi2"),
+    pytest.param(BATCH, None, Place(), id="sbatch"),
+    pytest.param(BATCH | OPENMPI, "openmpi", Place(1, 4, 1, 4), id="mpirun in sbatch"),
+    pytest.param(BATCH | HYDRA, "hydra", Place(2, 3, 2, 3), id="mpiexec in sbatch"),
+    pytest.param(SLURM | TORCHRUN, "torchrun", Place(5, 8, 1, 4), id="torchrun under srun"),
+    pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, None, Place(1, 2), id="by hand"),
+    pytest.param({}, None, Place(), id="alone"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests themselves may run under cydistrun."""
+    monkeypatch.delenv("CYDIST_RUN_ID", raising=False)
+
+
+@pytest.mark.parametrize(("environ", "name", "place"), CASES)
+def test_launcher_is_recognised(environ: dict[str, str], name: str | None, place: Place) -> None:
+    """Each launcher's variables give its name, the rank and the sizes."""
+    assert launchers.launcher(environ) == name
+    assert launchers.place(environ) == place
+
+
+def test_cydistrun_is_told_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our launcher sets torchrun's variables and one of its own."""
+    monkeypatch.setenv("CYDIST_RUN_ID", "abc")
+    assert launchers.launcher(TORCHRUN) == "cydistrun"
+
+
+@pytest.mark.parametrize(
+    ("environ", "single"),
+    [(OPENMPI, True), (HYDRA, True), (SLURM, False), (TORCHRUN, False), ({}, False)],
+    ids=["openmpi", "hydra", "srun", "torchrun", "alone"],
+)
+def test_one_host_is_known_by_the_local_size(environ: dict[str, str], single: bool) -> None:
+    """All ranks are here if the local size is the size."""
+    assert launchers.place(environ).single_host is single
+
+
+def test_uneven_hosts_are_not_one_host() -> None:
+    """Slurm's list of different numbers per host is no number, and no error."""
+    place = launchers.place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
+    assert place == Place(6, 8, 2, None)
+    assert not place.single_host
+
+
+def test_a_rank_that_is_no_number_is_named() -> None:
+    """The variable is in the message."""
+    with pytest.raises(ValueError, match="RANK must be a number, not 'first'"):
+        launchers.place({"RANK": "first", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        (TORCHRUN, "torchrun none 2"),
+        (OPENMPI, "openmpi prterun-vm-677@1"),
+        (SLURM, "slurm 77 3"),
+        ({}, ""),
+    ],
+    ids=["torchrun", "openmpi", "srun", "alone"],
+)
+def test_job_has_a_name(environ: dict[str, str], job: str) -> None:
+    """Jobs, steps and restarts are told apart; nothing is invented."""
+    assert launchers.job_id(environ) == job
+
+
+def test_hydras_job_is_named_by_its_proxy() -> None:
+    """Hydra gives no name: its process on this host, our ancestor, and its start time do."""
+    code = (
+        "import ctypes, subprocess, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'hydra_pmi_proxy', 0, 0, 0)\n"
+        "ask = 'from cydist import launchers as l; print(l._server_id(\"hydra_pmi_proxy\"))'\n"
+        "shell = ['sh', '-c', f\"'{sys.executable}' -c '{ask}'; true\"]\n"
+        "for _ in range(2): subprocess.run(shell, check=True)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=60
+    )
+    first, second = process.stdout.decode().splitlines()
+    assert first == second
+    assert first.startswith("hydra_pmi_proxy ")
+    assert launchers._server_id("no such ancestor") == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "installed", "backend"),
+    [
+        (OPENMPI, True, "mpi"),
+        (HYDRA, True, "mpi"),
+        (OPENMPI, False, "tcp"),
+        (SLURM, True, "tcp"),
+        (SLURM | {"PMIX_RANK": "6"}, True, "mpi"),
+        (TORCHRUN, True, "tcp"),
+        ({}, True, "tcp"),
+    ],
+    ids=["openmpi", "hydra", "no mpi4py", "srun", "srun pmix", "torchrun", "alone"],
+)
+def test_default_backend(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], installed: bool, backend: str
+) -> None:
+    """MPI where a launcher of MPI started us and mpi4py is installed; TCP everywhere else."""
+    for name in TORCHRUN | OPENMPI | HYDRA | SLURM:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launchers, "has_mpi4py", lambda: installed)
+    assert launchers.default_backend() == backend
+
+
+def test_launcher_of_another_mpi_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpi4py sees one process where the launcher started four: the error says why."""
+    for name, value in OPENMPI.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RendezvousError, match=r"rank 1 of 4.*another MPI"):
+        launchers.check_mpi_agrees(0, 1)
+    with pytest.raises(RendezvousError, match="MPI says rank 3 of 4"):
+        launchers.check_mpi_agrees(3, 4)
+    launchers.check_mpi_agrees(1, 4)
+
+
+def test_nothing_is_imported_to_find_out() -> None:
+    """Looking for launchers and mpi4py does not start MPI, nor import torch or cupy."""
+    code = (
+        "import sys; from cydist import rendezvous as r; r.launcher(); r.default_backend()\n"
+        "print([m for m in ('mpi4py.MPI', 'torch', 'cupy') if m in sys.modules])"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=60
+    )
+    assert process.stdout == b"[]\n"

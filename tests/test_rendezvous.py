@@ -1,0 +1,486 @@
+"""Meeting by every URL, by a store, and through what launchers leave in the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cydist import auth, launchers, multicast, rendezvous
+from cydist.errors import AuthenticationError, DistError, RendezvousError
+from cydist.stores import HashStore, Store, TCPStore
+
+HOST = "127.0.0.1"
+WAIT = 30
+Outcome = tuple[Store, int, int] | Exception
+
+VARIABLES = {name for each in launchers.LAUNCHERS for name in each.rank + each.size + each.job}
+VARIABLES |= {name for each in launchers.LAUNCHERS for name in each.local_rank + each.local_size}
+VARIABLES |= {
+    "MASTER_ADDR", "MASTER_PORT", "CYDIST_MASTER_ADDR", "CYDIST_MASTER_PORT", "CYDIST_RUN_ID",
+    "CYDIST_STORE_FD", "TORCHELASTIC_USE_AGENT_STORE", "PMIX_RANK", "HYDI_CONTROL_FD",
+    "CYDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No launcher, a secret of this test's own, announcements that stay on this host."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(multicast, "HOPS", 0)
+    auth.forget_secret()
+    auth.set_secret(auth.new_secret())
+    yield
+    auth.forget_secret()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Run the calls at once, each on a thread; results or exceptions, in order."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = calls[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT)
+    return results
+
+
+def meet(
+    method: str | None, ranks: list[int], size: int | None = None, **more: Any
+) -> list[Outcome]:
+    """All ranks call rendezvous with these arguments; -1 asks for any rank."""
+    timeout = more.pop("timeout", WAIT)
+    world_size = len(ranks) if size is None else size
+
+    def one(rank: int) -> Callable[[], Outcome]:
+        return lambda: rendezvous.rendezvous(
+            method, rank=rank, world_size=world_size, timeout=timeout, **more
+        )
+
+    return together(*(one(rank) for rank in ranks))
+
+
+def check_met(outcomes: list[Outcome], ranks: list[int] | None = None) -> None:
+    """Everybody met: different ranks (those asked for), one size, one meeting, one store."""
+    size = len(outcomes)
+    met = []
+    for outcome in outcomes:
+        assert isinstance(outcome, tuple), outcome
+        met.append(outcome)
+    assert {their_size for _, _, their_size in met} == {size}
+    assert sorted(rank for _, rank, _ in met) == list(range(size))
+    if ranks is not None:
+        asked = [(want, rank) for want, (_, rank, _) in zip(ranks, met, strict=True) if want >= 0]
+        assert all(want == rank for want, rank in asked)
+    assert len({store.get("job") for store, _, _ in met}) == 1
+    for store, rank, _ in met:
+        store.set(f"from/{rank}", str(rank))
+    for store, _, _ in met:
+        assert store.multi_get([f"from/{r}" for r in range(size)]) == [
+            str(r).encode() for r in range(size)
+        ]
+
+
+# A way to meet, as a URL that is new for each test
+
+
+def tcp4(tmp_path: Path) -> str:
+    return f"tcp://{HOST}:{free_port()}"
+
+
+def tcp6(tmp_path: Path) -> str:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+            return f"tcp://[::1]:{probe.getsockname()[1]}"
+    except OSError:
+        pytest.skip("this host has no IPv6")
+
+
+def file(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/meeting"
+
+
+def multicast4(tmp_path: Path) -> str:
+    return _multicast("239.255.77.1", f"239.255.77.1:{free_port()}")
+
+
+def multicast6(tmp_path: Path) -> str:
+    group = "ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7"
+    return _multicast(group, f"[{group}]:{free_port()}")
+
+
+def _multicast(group: str, where: str) -> str:
+    try:
+        multicast._own_address(group, 9)
+    except RendezvousError:
+        pytest.skip(f"this host has no route to {group}")
+    return f"tcp://{where}"
+
+
+Way = Callable[[Path], str]
+FIXED = [tcp4, tcp6, file, multicast4, multicast6]
+AUTOMATIC = [file, multicast4, multicast6]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("way", FIXED)
+def test_given_ranks_meet(way: Way, size: int, tmp_path: Path) -> None:
+    """Every rank gets the rank it asked for, and all reach one store."""
+    ranks = list(reversed(range(size)))
+    check_met(meet(way(tmp_path), ranks), ranks)
+
+
+@pytest.mark.parametrize("way", AUTOMATIC)
+def test_ranks_are_given_out(way: Way, tmp_path: Path) -> None:
+    """Without ranks every process gets a different one."""
+    check_met(meet(way(tmp_path), [-1, -1, -1, -1]))
+
+
+@pytest.mark.parametrize("way", AUTOMATIC)
+def test_fixed_and_automatic_ranks_do_not_collide(way: Way, tmp_path: Path) -> None:
+    """Who asks for a rank has it, whoever comes first; the others share the rest."""
+    ranks = [-1, 0, -1, 2]
+    check_met(meet(way(tmp_path), ranks), ranks)
+
+
+@pytest.mark.parametrize("way", AUTOMATIC)
+def test_group_names_keep_jobs_apart(way: Way, tmp_path: Path) -> None:
+    """Two jobs at one address with different names do not see each other."""
+    url = way(tmp_path)
+
+    def join(name: str) -> Callable[[], Outcome]:
+        return lambda: rendezvous.rendezvous(url, world_size=2, timeout=WAIT, group_name=name)
+
+    outcomes = together(join("a"), join("b"), join("a"), join("b"))
+    check_met(outcomes[0::2])
+    check_met(outcomes[1::2])
+
+
+@pytest.mark.parametrize("way", AUTOMATIC)
+def test_a_rank_asked_for_twice_is_an_error(way: Way, tmp_path: Path) -> None:
+    """Two processes that want one rank both learn of it."""
+    for outcome in meet(way(tmp_path), [1, 1, -1]):
+        assert isinstance(outcome, RendezvousError)
+        assert "rank 1 was asked for by two" in str(outcome)
+        assert outcome.ranks == (1,)
+
+
+@pytest.mark.parametrize("way", [file, multicast4])
+def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
+    """Where ranks are given out, the error says how many processes came."""
+    for outcome in meet(way(tmp_path), [-1, -1], size=3, timeout=0.5):
+        assert isinstance(outcome, RendezvousError)
+        assert "2 of 3 processes" in str(outcome)
+
+
+def test_dirty_file_serves_again(tmp_path: Path) -> None:
+    """A file that a complete meeting left behind serves the next one."""
+    url = file(tmp_path)
+    first = meet(url, [0, 1])
+    check_met(first)
+    check_met(meet(url, [-1, -1]))
+
+
+# The meeting
+
+
+@pytest.fixture
+def tcp_store() -> Iterator[TCPStore]:
+    store = TCPStore(HOST, 0, None, True, WAIT)
+    yield store
+    store.close()
+
+
+def test_explicit_store_serves_twice(tcp_store: TCPStore) -> None:
+    """A second meeting in one store sees nothing of the first."""
+    first = meet(None, [0, 1, 2], store=tcp_store)
+    check_met(first)
+    second = meet(None, [2, 1, 0], store=tcp_store)
+    for store, _, _ in second:  # type: ignore[misc]
+        assert not store.check(["from/0"])
+    check_met(second)
+    assert first[0][0].get("job") != second[0][0].get("job")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("here", [[0, 3], [1, 2]], ids=["with rank 0", "without rank 0"])
+def test_missing_ranks_are_listed(here: list[int]) -> None:
+    """Every rank that came learns which did not, by number."""
+    missing = tuple(rank for rank in range(4) if rank not in here)
+    for outcome in meet(None, here, size=4, store=HashStore(), timeout=0.2):
+        assert isinstance(outcome, RendezvousError)
+        assert outcome.ranks == missing
+        assert f"missing: rank {', '.join(map(str, missing))}" in str(outcome)
+
+
+def test_missing_ranks_are_listed_over_tcp() -> None:
+    """The ranks that wait at rank 0's store hear its list before the store closes."""
+    for outcome in meet(f"tcp://{HOST}:{free_port()}", [0, 2], size=4, timeout=0.5):
+        assert isinstance(outcome, RendezvousError)
+        assert outcome.ranks == (1, 3)
+
+
+def test_missing_rank_zero_is_named() -> None:
+    """Where rank 0 holds the store and is absent, the others say so."""
+    for outcome in meet(f"tcp://{HOST}:{free_port()}", [1, 2], size=3, timeout=0.2):
+        assert isinstance(outcome, RendezvousError)
+        assert outcome.ranks == (0,)
+
+
+def test_rank_taken_twice_is_hinted_at(tcp_store: TCPStore) -> None:
+    """Two processes with one rank: the one that finds no meeting is told of the possibility."""
+    outcomes = meet(None, [0, 1, 1], size=2, store=tcp_store, timeout=0.5)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    assert len(errors) == 1
+    assert "same rank" in str(errors[0])
+
+
+def test_other_secret_is_refused() -> None:
+    """A rank with another secret does not join, and is told what to share."""
+    port = free_port()
+    with_secret = TCPStore(HOST, port, None, True)
+    auth.forget_secret()
+    auth.set_secret(auth.new_secret())
+    with pytest.raises(AuthenticationError, match="CYDIST_SECRET_FILE"):
+        rendezvous.rendezvous(f"tcp://{HOST}:{port}", rank=1, world_size=2, timeout=WAIT)
+    with_secret.close()
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("method", "rank", "size", "says"),
+    [
+        ("tcp://127.0.0.1:1?rank=0", 0, 1, "rank is given twice"),
+        ("tcp://127.0.0.1:1?world_size=2", 0, 1, "world_size is given twice"),
+        ("tcp://127.0.0.1:1?rank=x", -1, 1, "number"),
+        ("tcp://127.0.0.1:1?rang=1", -1, 1, "unknown 'rang'"),
+        ("tcp://127.0.0.1", 0, 1, "port"),
+        ("tcp://127.0.0.1:99999", 0, 1, "ort"),
+        ("tcp://:5", 0, 1, "host"),
+        ("tcp://127.0.0.1:1", -1, 2, r"rank \(RANK\)"),
+        ("tcp://127.0.0.1:1", 2, 2, "from 0 to 1"),
+        ("tcp://239.1.1.1:5", 0, -1, "world_size"),
+        ("file:///tmp/x", 0, -1, "world_size"),
+        ("file:///tmp/x", 5, 2, "from 0 to 1"),
+        ("file://tmp/x", 0, 1, "third slash"),
+        ("file://", 0, 1, "path"),
+        ("env://", -1, -1, "RANK"),
+        ("http://127.0.0.1:1", 0, 1, "must begin with"),
+    ],
+)
+def test_bad_arguments_are_refused(method: str, rank: int, size: int, says: str) -> None:
+    """What is missing, unknown or given twice is a ValueError that names it."""
+    with pytest.raises(ValueError, match=says):
+        rendezvous.rendezvous(method, rank=rank, world_size=size, timeout=0)
+
+
+def test_store_and_url_exclude_each_other() -> None:
+    """Two ways to meet are one too many; a store needs rank and size."""
+    with pytest.raises(ValueError, match="not both"):
+        rendezvous.rendezvous("env://", rank=0, world_size=1, store=HashStore())
+    with pytest.raises(ValueError, match="world_size"):
+        rendezvous.rendezvous(rank=0, store=HashStore())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_no_url_crashes_the_parser(text: str) -> None:
+    """Any text for an URL is a ValueError or a typed error, and quickly."""
+    with pytest.raises((ValueError, DistError)):
+        rendezvous.rendezvous("tcp://" + text, rank=1, world_size=2, timeout=0)
+
+
+def test_query_gives_rank_and_size() -> None:
+    """The URL may carry what the call does not say."""
+    url = f"tcp://{HOST}:{free_port()}"
+    check_met(
+        together(
+            lambda: rendezvous.rendezvous(f"{url}?rank=1&world_size=2", timeout=WAIT),
+            lambda: rendezvous.rendezvous(f"{url}?world_size=2", rank=0, timeout=WAIT),
+        )
+    )
+
+
+# The environment
+
+
+def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough."""
+    port = free_port()
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": HOST, "MASTER_PORT": str(port)
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    store, rank, size = rendezvous.rendezvous(timeout=timedelta(seconds=WAIT))
+    assert (rank, size) == (0, 1)
+    assert TCPStore(HOST, port, timeout=WAIT).check(["cydist//1/job"])
+    assert store.check(["job"])
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rank and world_size of the call count, address and port come from the variables."""
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    check_met(meet("env://", [0, 1]))
+
+
+def test_our_twins_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_MASTER_PORT is used where MASTER_PORT belongs to another library."""
+    with socket.create_server((HOST, 0)) as other:
+        monkeypatch.setenv("MASTER_ADDR", HOST)
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        monkeypatch.setenv("CYDIST_MASTER_PORT", str(free_port()))
+        check_met(meet("env://", [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"MASTER_ADDR": HOST}, "MASTER_PORT"),
+        ({"MASTER_PORT": "29500"}, "MASTER_ADDR"),
+        ({"MASTER_ADDR": HOST, "MASTER_PORT": "http"}, "MASTER_PORT must be"),
+        ({}, "MASTER_ADDR and MASTER_PORT"),
+    ],
+    ids=["no port", "no address", "no number", "nothing"],
+)
+def test_missing_variables_are_named(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
+) -> None:
+    """env:// says which variable it lacks."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=says):
+        rendezvous.rendezvous(rank=1, world_size=2, timeout=0)
+
+
+def test_launchers_socket_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 serves on the socket that the launcher bound, and the variable is used up."""
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
+    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
+    outcomes = meet("env://", [0, 1])
+    assert "CYDIST_STORE_FD" not in os.environ
+    check_met(outcomes)
+
+
+def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MASTER_PORT is held by torch's own store: rank 0's address is published there, and no
+    secret; a second meeting works too."""
+    torch_dist = pytest.importorskip("torch.distributed")
+    agent = torch_dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
+    for name, value in {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(agent.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "run",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        check_met(meet("env://", [0, 1, 2]))
+    held = b" ".join(agent.get(key) for key in agent.list_keys() if "cydist" in key)
+    assert auth.secret() not in held
+    assert auth.secret().hex().encode() not in held
+
+
+def test_one_host_meets_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under an MPI launcher on one host the ranks meet in the user's directory, twice, and leave
+    nothing there."""
+    monkeypatch.setenv("PMIX_NAMESPACE", "job-1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
+    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
+    for _ in range(2):
+        check_met(meet("env://", [0, 1, 2]))
+    (directory,) = tmp_path.iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert list(directory.iterdir()) == []
+
+
+def test_several_hosts_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on several hosts without mpi4py: the error names MASTER_ADDR."""
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
+    with pytest.raises(ValueError, match=r"MASTER_ADDR.*hydra"):
+        rendezvous.rendezvous(timeout=0)
+
+
+def test_others_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A directory that others may enter is not trusted."""
+    (tmp_path / f"cydist-{os.geteuid()}").mkdir(mode=0o755)
+    with pytest.raises(RendezvousError, match="0700"):
+        launchers.job_directory()
+    (tmp_path / f"cydist-{os.geteuid()}").rmdir()
+    (tmp_path / f"cydist-{os.geteuid()}").symlink_to("/tmp")
+    with pytest.raises(RendezvousError, match="0700"):
+        launchers.job_directory()
+
+
+class FakeMPI:
+    """MPI's broadcast among threads: what `_by_broadcast` needs of mpi4py."""
+
+    BYTE = object()
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.message = b""
+        self.COMM_WORLD = self
+        self.local = threading.local()
+
+    def Get_size(self) -> int:
+        return self.barrier.parties
+
+    def Split(self, color: int, key: int) -> FakeMPI:
+        self.local.rank = key
+        return self
+
+    def Bcast(self, buffer: list[Any], root: int) -> None:
+        if self.local.rank == root:
+            self.message = bytes(buffer[0])
+        self.barrier.wait(WAIT)
+        buffer[0][:] = self.message
+
+    def Free(self) -> None:
+        pass
+
+
+def test_mpi_broadcasts_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With MPI rank 0's address comes by broadcast, and no file of the user is made."""
+    auth.forget_secret()
+    fake = FakeMPI(3)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(launchers, "import_mpi", lambda: fake)
+    monkeypatch.setattr(rendezvous, "_public_address", lambda: HOST)
+    check_met(meet("env://", [0, 1, 2]))
