@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist import registry, rendezvous
+from cydist import config, registry, rendezvous
+from cydist._native import use_isa
 from cydist.errors import GroupDestroyedError, UnsupportedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
@@ -221,6 +222,7 @@ def init_process_group(
     assert limit is not None
     spec = (rendezvous.default_backend() if backend is None else backend).lower()
     registry.parse(spec)  # a wrong name fails before anybody waits
+    _force_kernels(config.ISA.get().strip())
     meeting, rank, world_size = rendezvous.rendezvous(
         init_method, rank=rank, world_size=world_size, store=store,
         timeout=limit, group_name=group_name,
@@ -229,6 +231,16 @@ def init_process_group(
     world.allow_pickle = allow_pickle
     world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
     _set(world, per_thread=spec == "inproc")
+
+
+def _force_kernels(isa: str) -> None:
+    """Honour CYDIST_ISA; the best that the machine can run is already chosen."""
+    if not isa:
+        return
+    try:
+        use_isa(isa)
+    except ValueError as error:
+        raise ValueError(f"CYDIST_ISA={isa}: {error}") from None
 
 
 def is_initialized() -> bool:

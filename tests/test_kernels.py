@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import cydist as dist
 from cydist._native import kernels
 
 SUM, AVG, PREMUL_SUM = (kernels.OPS[name] for name in ("SUM", "AVG", "PREMUL_SUM"))
@@ -34,6 +35,23 @@ def test_an_unknown_variant_is_refused():
     with pytest.raises(ValueError, match=r"this machine runs the kernels baseline.*'mmx'"):
         kernels.use("mmx")
     assert before == kernels.isa()
+
+
+def test_the_environment_names_a_variant(monkeypatch):
+    """CYDIST_ISA forces a variant when a process joins a job."""
+    monkeypatch.setenv("CYDIST_ISA", "baseline")
+    dist.init_process_group("tcp", rank=0, world_size=1, store=dist.HashStore())
+    forced = kernels.isa()
+    dist.destroy_process_group()
+    kernels.use()
+    assert forced == "baseline"
+
+
+def test_the_environment_names_an_unknown_variant(monkeypatch):
+    """A wrong CYDIST_ISA fails before anybody waits, and names the variable."""
+    monkeypatch.setenv("CYDIST_ISA", "sse9")
+    with pytest.raises(ValueError, match=r"CYDIST_ISA=sse9: this machine runs .*baseline"):
+        dist.init_process_group("tcp", rank=0, world_size=1, store=dist.HashStore())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ try:
         supports,
         unflatten_buffers,
     )
+    from cydist._native.kernels import use as use_isa
     from cydist._native.tcp import TcpLink
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cydist._native"):
@@ -46,4 +47,5 @@ __all__ = [
     "prepare",
     "supports",
     "unflatten_buffers",
+    "use_isa",
 ]
