@@ -162,7 +162,7 @@ def test_other_number_of_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Connections(1, 2, host="127.0.0.1", job="j", secret=SECRET)
     with closing(one), closing(two):
         published = [one.address(), two.address()]
-        with pytest.raises(RendezvousError, match="1 network interfaces and rank 1 2.*IFNAME"):
+        with pytest.raises(RendezvousError, match=r"1 network interfaces and rank 1 2.*IFNAME"):
             one.connect(published)
 
 
@@ -193,9 +193,9 @@ def test_addresses_are_checked(data: bytes) -> None:
 
 def test_addresses_out_of_order() -> None:
     """Addresses of the wrong ranks are refused."""
-    with closing(Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)) as c:
-        with pytest.raises(RendezvousError, match="ranks 0 to 1"):
-            c.connect([c.address(), c.address()])
+    one = Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)
+    with closing(one), pytest.raises(RendezvousError, match="ranks 0 to 1"):
+        one.connect([one.address(), one.address()])
 
 
 # Strangers
@@ -282,7 +282,7 @@ def test_crowd_of_strangers(tcp: Callable[[int], Ranks], monkeypatch: pytest.Mon
 
 def test_no_descriptor_left(tcp: Callable[[int], Ranks]) -> None:
     """Without a free descriptor a newcomer is turned away at once, not left to wait."""
-    connection = tcp(1).connections[0]
+    place = endpoint(tcp(1).connections[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as newcomer:
         newcomer.settimeout(DEADLINE)
@@ -290,14 +290,14 @@ def test_no_descriptor_left(tcp: Callable[[int], Ranks]) -> None:
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
         try:
-            newcomer.connect(endpoint(connection))
+            newcomer.connect(place)
             greeting = newcomer.recv(4096)
         except ConnectionResetError:
             greeting = b""
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert greeting == b""
-    with socket.create_connection(endpoint(connection), DEADLINE) as next_one:
+    with socket.create_connection(place, DEADLINE) as next_one:
         assert len(next_one.recv(4096)) == 40
 
 
@@ -574,7 +574,7 @@ def test_forked_child_lets_go(tcp: Callable[[int], Ranks]) -> None:
         held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                 if os.path.exists(f"/proc/self/fd/{fd}")]  # fmt: skip
         os._exit(sum("eventpoll" in name for name in held))
-    assert os.waitpid(pid, 0)[1] == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     got = np.zeros(1)
     run(lambda: done(a.isend(np.ones(1), 1, 0)), lambda: done(b.irecv(got, 0, 0)))
     assert got[0] == 1

@@ -18,7 +18,8 @@ ctypedef struct Box:            # what one rank shares with the others
 ctypedef struct End:            # one rank's end of a hub
     int rank
     int size
-    int spins
+    int spins                   # looks at a word before a wait sleeps
+    int most_spins
     Box *boxes                  # the hub's, one per rank
 
 

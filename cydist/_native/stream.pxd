@@ -126,7 +126,8 @@ ctypedef struct Net:            # one rank's end of all its connections
     int rank
     int size
     int lanes
-    int spins
+    int spins                   # looks at the sockets before a wait sleeps
+    int most_spins
     size_t held_limit
     int epoll
     int wake                    # eventfd: ends an epoll_wait early

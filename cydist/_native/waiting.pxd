@@ -91,3 +91,11 @@ cdef enum:
 # The end of the next slice of sleep.
 cdef inline int64_t slice_until(int64_t now, int64_t deadline_ns) noexcept nogil:
     return now + SLICE_NS if deadline_ns - now > SLICE_NS else deadline_ns
+
+
+# How long to spin next time: on a host whose cores are busy with others spinning never pays,
+# and is soon given up; now and then it is tried again.
+cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
+    if paid:
+        return most if most - spins < spins else 2 * spins
+    return spins // 2 if spins > most // 16 else spins

@@ -22,7 +22,7 @@ from cydist._native.matching cimport (
 )
 from cydist._native.waiting cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
-    store_int,
+    spins_after, store_int,
 )
 
 cdef enum:
@@ -168,14 +168,18 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef int i, status
     cdef uint32_t seen
     cdef int64_t now, until
-    for i in range(end.spins + YIELDS):
+    cdef int spins = end.spins
+    for i in range(spins + YIELDS):
         status = load_int(&r.status)
         if status != PENDING:
+            if i > 0 and spins > 0:
+                end.spins = spins_after(spins, end.most_spins, i < spins)
             return status
-        if i < end.spins:
+        if i < spins:
             pause()
         else:
             sched_yield()
+    end.spins = spins_after(spins, end.most_spins, False)
     now = now_ns()
     until = slice_until(now, deadline_ns)
     while True:

@@ -31,7 +31,7 @@ from cydist._native.matching cimport Item, count_arrived, count_posted, free_que
 from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
 from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
 from cydist._native.stream cimport Connection, DIED, LIVE, Net, Out, STAGING_BYTES, WANTED
-from cydist._native.waiting cimport SPINS, cores, load_int, slice_until
+from cydist._native.waiting cimport SPINS, cores, load_int, slice_until, spins_after
 
 
 cdef enum:
@@ -197,6 +197,8 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
         if spins > 0:
             spins -= 1
             progress(net)
+            if r.status != PENDING or spins == 0:
+                net.spins = spins_after(net.spins, net.most_spins, r.status != PENDING)
             continue
         now = now_ns()
         if now >= until:
@@ -345,7 +347,7 @@ cdef class TcpLink(Link):
             pthread_mutex_destroy(&net.lock)
             pthread_cond_destroy(&net.changed)
             pthread_cond_destroy(&net.resume)
-        elif not net.closed:
+        else:
             abandon(net)
         if net.connections != NULL:
             free_connections(net)
@@ -439,17 +441,15 @@ cdef class TcpLink(Link):
 
     def share_cores(self, int ranks):
         """So many ranks share this host's cores: it decides whether waits may spin."""
-        self.net.spins = SPINS // 20 if cores() >= ranks else 0
+        self.net.spins = self.net.most_spins = SPINS // 20 if cores() >= ranks else 0
 
     def close(self):
         """Leave: say goodbye to every peer and end what is pending here with CLOSED."""
-        if self.net.closed:
-            return
         if self.net.pid != getpid():
             abandon(self.net)
-            return
-        with nogil:
-            close_net(self.net)
+        elif not self.net.closed:
+            with nogil:
+                close_net(self.net)
 
     def statistics(self):
         """Counts: connections (live), made, posted, arrived, moving, threads, held by peers."""
