@@ -29,7 +29,7 @@ LAYERS = {
     2: "codec group executor registry tuning rendezvous launchers multicast stores auth secret",
     3: "backends recorder consistency",
     4: "world",
-    5: "arguments collectives coalesced p2p objects mesh interop deprecated",
+    5: "arguments calling monitored scans collectives coalesced p2p objects mesh interop deprecated",
     6: "launch bench testing",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
