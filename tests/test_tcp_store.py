@@ -21,7 +21,7 @@ from cydist.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from cydist.stores import TCPStore
+from cydist.stores import TCPStore, tcp
 
 HOST = "127.0.0.1"
 SECRET = bytes(range(32))
@@ -45,15 +45,17 @@ def master() -> Iterator[TCPStore]:
 
 
 def server_process(
-    code: str = "import signal; signal.pause()",
+    code: str = "import signal; signal.pause()", before: str = ""
 ) -> tuple[subprocess.Popen[bytes], int]:
     """A process that serves a store, and its port."""
     script = (
-        "import sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        f"import sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n{before}\n"
         "from cydist.stores import TCPStore; s = TCPStore('127.0.0.1', 0, None, True)\n"
         f"print(s.port, flush=True)\n{code}"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -302,6 +304,40 @@ def test_silent_service_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(DistStoreError, match="not a cydist store"),
     ):
         TCPStore(HOST, other.getsockname()[1], timeout=WAIT)
+
+
+@pytest.mark.parametrize("end", ["pass", "del s", "raise SystemExit(3)"])
+def test_server_lingers_for_those_who_are_connected(end: str) -> None:
+    """When the master's program is over, the others finish what they are at; the port is free
+    at once, and the process ends with the last of them, with its own exit code."""
+    process, port = server_process(
+        f"s.set('key', 'v'); sys.stdin.read()\n{end}",
+        before="import cydist.stores.tcp as t; t._LINGER = 60",
+    )
+    client = TCPStore(HOST, port, timeout=WAIT)
+    assert process.stdin is not None
+    process.stdin.close()
+    deadline = time.monotonic() + WAIT
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            socket.create_connection((HOST, port)).close()
+    TCPStore(HOST, port, None, True).close()
+    assert client.get("key") == b"v"
+    client.close()
+    assert process.wait(WAIT) == (3 if "3" in end else 0)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_own_name_is_reachable_from_outside() -> None:
+    """A host whose name means loopback on itself listens where others find it, too."""
+    name = socket.gethostname()
+    with contextlib.closing(TCPStore(name, 0, None, True)) as store:
+        bound = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        outer = tcp._outer_address(name, str(bound)) or name
+        client = TCPStore(outer, store.port, timeout=WAIT)
+        assert client.add("n", 1) == 1
+        client.close()
 
 
 # Fork

@@ -7,7 +7,9 @@ the monotonic clock; a server that died or stopped is an error at the timeout, n
 
 from __future__ import annotations
 
+import atexit
 import errno
+import ipaddress
 import os
 import socket
 import threading
@@ -39,12 +41,14 @@ from cydist.stores.protocol import (
     encode_request,
 )
 from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
-from cydist.stores.tcp_server import CHANNEL, StoreServer
+from cydist.stores.tcp_server import CHANNEL, StoreServer, servers
 
 # How much later than the server the client gives up, in seconds.
 _GRACE = 0.3
 # How long a service may keep closing our connections before we call it another service.
 _CLOSED_LIMIT = 2.0
+# How long a server whose rank is done serves the others, in seconds.
+_LINGER = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _IDLE_CONNECTIONS = 8
 
@@ -92,18 +96,23 @@ class TCPStore(Store):
             world_size = None
         deadline = time.monotonic() + self._timeout
         secret = auth.secret()
-        self._lease: _Lease | None = None
+        lease = None
         if is_master:
-            self._lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
-            port = self._lease.server.port
-        self._pool = _Pool(host_name, port, secret, job)
-        weakref.finalize(self, self._pool.close)
+            lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
+            port = lease.server.port
+        self._hold(_Pool(host_name, port, secret, job), lease)
         try:
             self._pool.give(self._pool.connect(deadline, patient=True))
             self._join(world_size, is_master and wait_for_workers, deadline)
         except BaseException:
             self.close()
             raise
+
+    def _hold(self, pool: _Pool, lease: _Lease | None) -> None:
+        """Use these until closed, collected, or the process ends."""
+        self._pool = pool
+        self._lease = lease
+        self._letting_go = weakref.finalize(self, _let_go, pool, lease, _LINGER)
 
     @property
     def host(self) -> str:
@@ -179,30 +188,54 @@ class TCPStore(Store):
         """Another object for the same server, with a timeout and connections of its own."""
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self.timeout)
-        twin._lease = self._lease
-        twin._pool = self._pool.twin()
-        weakref.finalize(twin, twin._pool.close)
+        if self._lease is not None:
+            with _shared_lock:
+                self._lease.users += 1
+        twin._hold(self._pool.twin(), self._lease)
         return twin
 
     def close(self) -> None:
-        """Close the connections, and the server when its last user in this process closes.
+        """Close the connections, and the server at once when its last user in this process closes.
 
-        Garbage collection and the end of the process do the same.
+        Garbage collection and the end of the process do the same, but the server then serves
+        the ranks that are still connected for a moment: they may be finishing what this rank
+        has finished.
         """
-        self._pool.close()
-        self._lease = None
+        if self._letting_go.detach() is not None:
+            _let_go(self._pool, self._lease, 0.0)
 
 
 class _Lease:
-    """Keeps a server running as long as somebody holds this."""
+    """A server and the number of its users in this process."""
 
     def __init__(self, server: StoreServer) -> None:
         self.server = server
-        weakref.finalize(self, server.stop)
+        self.users = 0
+
+
+def _let_go(pool: _Pool, lease: _Lease | None, linger: float) -> None:
+    pool.close()
+    if lease is not None:
+        with _shared_lock:
+            lease.users -= 1
+            last = lease.users == 0
+        if last:
+            lease.server.stop(linger)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Let servers finish: whether or not garbage was collected before, all stop here."""
+    for pool in list(_pools):
+        pool.close()
+    for server in list(servers):
+        server.stop(_LINGER)
+        server.wait(_LINGER + 1)
 
 
 _shared: weakref.WeakValueDictionary[tuple[str, int], _Lease] = weakref.WeakValueDictionary()
-_shared_lock = threading.Lock()
+# Reentrant: a garbage collection under it may let another store go.
+_shared_lock = threading.RLock()
 
 
 def _serve(
@@ -210,11 +243,12 @@ def _serve(
 ) -> _Lease:
     with _shared_lock:
         lease = _shared.get((host, port)) if multi_tenant and port else None
-        if lease is None:
-            listener = _bind(host, port) if fd is None else _adopt(fd, port)
-            lease = _Lease(StoreServer(listener, secret, job))
+        if lease is None or not lease.users:
+            listeners = _bind(host, port) if fd is None else [_adopt(fd, port)]
+            lease = _Lease(StoreServer(listeners, secret, job))
             if multi_tenant:
                 _shared[host, lease.server.port] = lease
+        lease.users += 1
         return lease
 
 
@@ -228,10 +262,43 @@ def _adopt(fd: int, port: int) -> socket.socket:
     return listener
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket bound to exactly the address asked for."""
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to exactly the address asked for.
+
+    They are two where `host` is a name of this host that it resolves to a loopback address
+    itself (127.0.1.1 in many a /etc/hosts), but others do not.
+    """
+    listener = _bind_one(host, port)
+    address = listener.getsockname()
+    outer = _outer_address(host, address[0])
+    if outer is None:
+        return [listener]
+    try:
+        return [listener, _bind_one(outer, address[1])]
+    except DistNetworkError:
+        return [listener]
+
+
+def _outer_address(host: str, bound: str) -> str | None:
+    """How other hosts reach us, if `host` is our name and means loopback only here."""
+    ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
+    if not ours or not ipaddress.ip_address(bound).is_loopback:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of documentation; sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _bind_one(host: str, port: int) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in _resolve(host, port):
+    try:
+        candidates = _resolve(host, port)
+    except OSError as error:
+        raise DistNetworkError(f"cannot listen on {host}, port {port}: {error}") from None
+    for family, kind, protocol, _, address in candidates:
         listener = socket.socket(family, kind, protocol)
         try:
             # Else a port whose last connections are in TIME_WAIT could not be served again.
@@ -260,7 +327,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bare = host.strip("[]")
     return socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
 
 

@@ -70,18 +70,20 @@ _Alarm = tuple[float, int, _Connection | None, int]
 class StoreServer:
     """Serves a Table over listening sockets until `stop`.
 
-    listener   bound, not yet listening; the server owns it from now on
-    secret     of the job; job   what tells it from other jobs
+    listeners   bound to one port; the server owns them from now on
+    secret      of the job
+    job         what tells it from other jobs
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, job: str) -> None:
-        self._listener = listener
+    def __init__(self, listeners: list[socket.socket], secret: bytes, job: str) -> None:
+        self._listeners = listeners
         self._secret = secret
         self._job = job
         self.table = Table(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
-        listener.setblocking(False)
-        listener.listen(_BACKLOG)
-        self.host, self.port = listener.getsockname()[:2]
+        for listener in listeners:
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)
+        self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
         self._strangers: dict[_Connection, None] = {}  # oldest first
         self._parked: dict[Place, dict[_Connection, None]] = {}
@@ -90,23 +92,32 @@ class StoreServer:
         self._tickets = itertools.count(1)
         self._listening = True
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._stopping = False
+        # When to end at the latest, on time.monotonic(); None: not asked to.
+        self._end: float | None = None
+        self._released = threading.Event()
         self._waker, self._wakee = socket.socketpair()
         self._wakee.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        for listener in listeners:
+            self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
-        _servers.add(self)
+        servers.add(self)
 
-    def stop(self) -> None:
-        """Close every connection and the port; returns when that is done."""
-        self._stopping = True
+    def stop(self, linger: float = 0.0) -> None:
+        """Give up the port now, and serve the members that there are for `linger` seconds more,
+        or until they have all hung up. Returns when the port is free."""
+        end = time.monotonic() + linger
+        self._end = end if self._end is None else min(self._end, end)
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
-        if threading.current_thread() is not self._thread:
-            self._thread.join(5)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._released.wait(5)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the server has ended."""
+        self._thread.join(timeout)
 
     def abandon(self) -> None:
         """In a forked child: let go of the descriptors, which the parent goes on using."""
@@ -115,7 +126,8 @@ class StoreServer:
         self._close_own()
 
     def _close_own(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._waker.close()
         self._wakee.close()
         self._selector.close()
@@ -125,22 +137,32 @@ class StoreServer:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while self._end is None:
+                self._round()
+            self._rest(for_good=True)
+            for listener in self._listeners:
+                listener.close()
+            for stranger in list(self._strangers):
+                self._close(stranger)
+            self._released.set()
+            while self._connections and time.monotonic() < self._end:
                 self._round()
         finally:
+            self._released.set()
             for connection in list(self._connections):
                 self._close(connection)
             self._close_own()
 
     def _round(self) -> None:
-        for key, events in self._selector.select(self._until_alarm()):
-            if key.fileobj is self._listener:
-                self._accept()
+        for key, events in self._selector.select(self._until_next()):
+            if key.data is not None:
+                if key.data in self._connections:
+                    self._serve(key.data, events)
             elif key.fileobj is self._wakee:
                 with contextlib.suppress(OSError):
                     self._wakee.recv(64)
-            elif key.data in self._connections:
-                self._serve(key.data, events)
+            elif isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
         self._ring_alarms()
 
     def _serve(self, connection: _Connection, events: int) -> None:
@@ -170,8 +192,11 @@ class StoreServer:
         waits = connection.handshake is not None or connection.parked is not None
         return waits and connection in self._connections and connection.ticket == ticket
 
-    def _until_alarm(self) -> float | None:
-        return max(0.0, self._alarms[0][0] - time.monotonic()) if self._alarms else None
+    def _until_next(self) -> float | None:
+        times = [alarm[0] for alarm in self._alarms[:1]]
+        if self._end is not None:
+            times.append(self._end)
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _ring_alarms(self) -> None:
         now = time.monotonic()
@@ -188,16 +213,16 @@ class StoreServer:
 
     # Strangers
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_ROUND):
             if len(self._strangers) >= _MAX_STRANGERS and not self._push_out():
                 self._rest()
                 return
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._turn_away()
+                    self._turn_away(listener)
                 return
             self._welcome(sock)
 
@@ -227,7 +252,7 @@ class StoreServer:
         self._close(oldest)
         return True
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, listener: socket.socket) -> None:
         """Without descriptors left, take one connection on the spare one and drop it.
 
         Otherwise it would stay in the queue, and the listener would be ready for ever.
@@ -236,21 +261,25 @@ class StoreServer:
             os.close(self._spare)
             self._spare = -1
         with contextlib.suppress(OSError):
-            self._listener.accept()[0].close()
+            listener.accept()[0].close()
         with contextlib.suppress(OSError):
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._rest()
 
-    def _rest(self) -> None:
+    def _rest(self, *, for_good: bool = False) -> None:
+        """Take no newcomers for a while."""
         if self._listening:
             self._listening = False
-            self._selector.unregister(self._listener)
-            self._alarm(time.monotonic() + _PAUSE, None)
+            for listener in self._listeners:
+                self._selector.unregister(listener)
+            if not for_good:
+                self._alarm(time.monotonic() + _PAUSE, None)
 
     def _listen_again(self) -> None:
-        if not self._listening:
+        if not self._listening and self._end is None:
             self._listening = True
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ, None)
 
     # Members
 
@@ -396,14 +425,14 @@ class StoreServer:
         connection.sock.close()
 
 
-_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """A forked child has no server thread: it must not keep the ports and connections open."""
-    for server in list(_servers):
+    for server in list(servers):
         server.abandon()
-    _servers.clear()
+    servers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
