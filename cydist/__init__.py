@@ -49,8 +49,8 @@ from cydist.errors import (
     UnsupportedError,
 )
 from cydist.group import ProcessGroup
-from cydist.monitored import monitored_barrier
 from cydist.launch.spawn import spawn
+from cydist.monitored import monitored_barrier
 from cydist.objects import (
     all_gather_object,
     broadcast_object_list,

@@ -64,11 +64,11 @@ class Console:
             text = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], text)
         return text + b" "
 
-    def write(self, lines: bytes) -> None:
-        """Write whole lines, or queue them; drop them if the reader stands still."""
+    def write(self, lines: bytes, *, must: bool = False) -> None:
+        """Write whole lines, or queue them; unless they `must`, drop them if nobody reads."""
         if self.closed:
             return
-        if len(self._queue) > QUEUE_BYTES and self._stalled:
+        if len(self._queue) > QUEUE_BYTES and self._stalled and not must:
             self._dropped += lines.count(b"\n")
             return
         if not self._queue:
@@ -129,13 +129,18 @@ class Console:
     def fileno(self) -> int:
         return self._fd
 
-    def drain(self) -> None:
-        """Write the rest, for as long as somebody reads it."""
-        self._moved = time.monotonic()
+    def drain(self, interrupt: int, patience: float | None) -> None:
+        """Write the rest, until the reader has it or `interrupt`, a descriptor, is readable.
+
+        patience    seconds to wait for a reader that stands still; None: no limit
+        """
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
-        while not self.flush() and not self._stalled:
-            poller.poll(max(0.0, self.stalls_at - time.monotonic()) * 1000)
+        poller.register(interrupt, select.POLLIN)
+        while not self.flush():
+            ready = poller.poll(None if patience is None else patience * 1000)
+            if not ready or interrupt in (fd for fd, _ in ready):
+                return
 
     def _columns(self) -> int:
         try:

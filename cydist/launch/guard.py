@@ -15,7 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from cydist.launch.processes import become_subreaper, exit_code, kill_descendants, pretty_exit
+from cydist.launch.processes import (
+    become_subreaper,
+    descendants,
+    exit_code,
+    kill_descendants,
+    pretty_exit,
+)
 
 # How long an end may take when processes cannot be killed (uninterruptible waits).
 FINAL_WAIT_SECONDS = 5.0
@@ -37,6 +43,8 @@ def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
         for number in (*signals, signal.SIGTSTP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
+    # A shell that became this program by exec may have left children of its own here.
+    strangers = {process.pid for process in descendants()}
     become_subreaper()
     lifeline, forward = os.pipe()
     wake_read, wake_write = os.pipe()
@@ -70,10 +78,10 @@ def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(lifeline)
     code = _forward_until_exit(child, wake_read, forward, forwarded)
-    left = kill_descendants(FINAL_WAIT_SECONDS)
     if code < 0:
         _say(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
-    if left:
+        left = kill_descendants(FINAL_WAIT_SECONDS, besides=strangers)
+    if code < 0 and left:
         _say(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
     return exit_code(code)
 

@@ -88,7 +88,9 @@ class Job:
                 if left:
                     self._say(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
                 for console in self._consoles.values():
-                    console.drain()
+                    # All workers are gone, so a pager may take its time, as with any program.
+                    told = self.stopped_by is not None
+                    console.drain(lifeline, self.options.grace if told else None)
 
     def _run_generations(self) -> int:
         for number in range(self.options.max_restarts + 1):
@@ -321,7 +323,7 @@ class Job:
         self._selector.register(fd, events, handler)
 
     def _say(self, text: str) -> None:
-        self._consoles[2].write(text.encode(errors="replace"))
+        self._consoles[2].write(text.encode(errors="replace"), must=True)
 
     def _log_directory(self) -> str:
         """Where log files go, made on demand: a directory of this run's own."""

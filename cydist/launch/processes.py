@@ -76,52 +76,59 @@ def _read(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
 
 
-def descendants(root: int | None = None) -> list[Process]:
-    """Every living or unreaped process below `root` (default: this one), parents first."""
+def descendants(besides: Collection[int] = ()) -> list[Process]:
+    """Every living or unreaped process below this one, parents first.
+
+    Leaves out the pids in `besides`, and what is below them.
+    """
     children: dict[int, list[Process]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (process := _read(int(name))) is not None:
             children.setdefault(process.parent, []).append(process)
     found = []
-    queue = [os.getpid() if root is None else root]
+    queue = [os.getpid()]
     while queue:
-        below = children.pop(queue.pop(), [])
+        below = [each for each in children.pop(queue.pop(), []) if each.pid not in besides]
         found += below
         queue += [process.pid for process in below]
     return found
 
 
-def signal_descendants(number: int, *, besides_groups: Collection[int] = ()) -> bool:
-    """Signal all descendants but those in `besides_groups`; was there a living one at all?"""
-    living = [process for process in descendants() if not process.zombie]
+def signal_descendants(number: int, *, besides: Collection[int] = ()) -> bool:
+    """Signal all descendants but those in and below `besides`; was there a living one at all?"""
+    living = [process for process in descendants(besides) if not process.zombie]
     for process in living:
-        if process.group not in besides_groups:
-            process.send(number)
+        process.send(number)
     return bool(living)
 
 
-def kill_descendants(seconds: float) -> list[int]:
+def kill_descendants(seconds: float, *, besides: Collection[int] = ()) -> list[int]:
     """Kill and reap everything below this process; the pids that were still there at the end.
 
     Returns after `seconds` at the latest: a process in an uninterruptible wait cannot be
-    killed. Every child is reaped, so call it when no exit status is wanted any more.
+    killed. Every child is reaped, so call it when no exit status is wanted any more. What is
+    in and below `besides` is left alone.
     """
     deadline = time.monotonic() + seconds
     while True:
-        signal_descendants(signal.SIGKILL)
-        while True:
-            try:
-                if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None:
-                    break
-            except ChildProcessError:
-                return []
-        left = descendants()
+        signal_descendants(signal.SIGKILL, besides=besides)
+        left = [process for process in descendants(besides) if not _reaped(process)]
         remaining = deadline - time.monotonic()
         if not left:
             return []
         if remaining <= 0:
             return [process.pid for process in left]
         _wait_for_exit([process for process in left if not process.zombie], min(remaining, 0.05))
+
+
+def _reaped(process: Process) -> bool:
+    """Reap `process` if it is a child of ours that has ended."""
+    if process.parent != os.getpid():
+        return False
+    try:
+        return os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
+    except ChildProcessError:
+        return True
 
 
 def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:

@@ -43,12 +43,20 @@ class Launcher:
         path.write_text(HEADER + "\n".join(lines) + "\n")
         return str(path)
 
+    def start_shell(self, command: str) -> subprocess.Popen[bytes]:
+        """Start a shell's command line."""
+        return self._start(["sh", "-c", command])
+
     def start(self, *arguments: str, **more: object) -> subprocess.Popen[bytes]:
+        """Start cydistrun; `more` goes to Popen, `env` is added to the environment."""
+        return self._start([sys.executable, "-m", "cydist.launch", *arguments], **more)
+
+    def _start(self, command: list[str], **more: object) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         extra = more.pop("env", {})
         assert isinstance(extra, dict)
         process = subprocess.Popen(
-            [sys.executable, "-m", "cydist.launch", *arguments],
+            command,
             cwd=self.directory,
             process_group=0,
             env={**environment, "LAUNCH_TEST": self.marker, **extra},
@@ -78,10 +86,14 @@ class Launcher:
 
     def settles(self, expected: int = 0) -> int:
         """How many processes there are, once it is `expected` or the deadline has passed."""
-        end = time.monotonic() + DEADLINE
-        while len(self.alive()) != expected and time.monotonic() < end:
-            select.select([], [], [], 0.01)
+        self.until(lambda: len(self.alive()) == expected)
         return len(self.alive())
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()`, or until the deadline."""
+        end = time.monotonic() + DEADLINE
+        while not done() and time.monotonic() < end:
+            select.select([], [], [], 0.01)
 
     def read_until(self, process: subprocess.Popen[bytes], done: Callable[[bytes], bool]) -> bytes:
         """What cydistrun prints to stdout until `done`; fails at the deadline or the end."""
@@ -108,7 +120,8 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     yield it
     for process in it.started:
         process.kill()
-        process.communicate()
     for pid in it.alive():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    for process in it.started:
+        process.communicate(timeout=DEADLINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,33 @@ def test_second_interrupt_kills(launcher: Launcher) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 130
     assert launcher.settles() == 0
+
+
+def state(pid: int) -> str:
+    """T for a stopped process, S for one that sleeps."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_suspend_and_resume(launcher: Launcher) -> None:
+    """Ctrl-Z stops the workers with the launcher, and they go on with it."""
+    process = launcher.start("-n", "2", launcher.script("ready()", "pause()"))
+    pids = [*launcher.wait_ready(process, 2), process.pid]
+    for number, expected in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
+        process.send_signal(number)
+        launcher.until(lambda expected=expected: {state(pid) for pid in pids} == {expected})
+        assert [state(pid) for pid in pids] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "end", ["pass", "os.kill(os.getppid(), signal.SIGKILL)"], ids=["success", "inner process dies"]
+)
+def test_strangers_are_left_alone(launcher: Launcher, end: str) -> None:
+    """Children of a shell that became cydistrun by exec are none of the job's."""
+    command = f"sleep 1000 >&- 2>&- & echo ready $!; exec {sys.executable} -m cydist.launch"
+    process = launcher.start_shell(f"{command} {launcher.script(end)}")
+    launcher.wait_ready(process, 1)
+    process.communicate(timeout=30)
+    assert launcher.settles(1) == 1
 
 
 # A worker with a child, and a grandchild that left its session and its parent.
