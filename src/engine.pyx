@@ -254,7 +254,7 @@ cdef class Message:
     cdef Fingerprint fingerprint
 
     def __dealloc__(self):
-        if self.request.status == PENDING and self.group is not None and self.group.open:
+        if self.request.status == PENDING and self.group is not None:
             self.group.view.cancel(&self.group.view, &self.request)
 
     @property

@@ -325,6 +325,33 @@ def test_closing_a_group_drops_what_arrived(ranks: Callable[..., Ranks]) -> None
     assert world.pending(1) == (0, 0)
 
 
+def test_closing_a_group_ends_what_it_has_under_way(ranks: Callable[..., Ranks]) -> None:
+    """Sends and receives of a group that ends are "closed"; those of its peer are not touched."""
+    a, b = ranks().group()
+    large = pattern(LARGE)
+    run(lambda: done(a.isend(np.ones(1), 1, 0)), lambda: done(b.irecv(np.ones(1), 0, 0)))
+    send, receive = a.isend(large, 1, 5), a.irecv(np.zeros(1), 1, 6)
+    other = b.irecv(np.zeros(1), 0, 7)
+    a.close()
+    assert [status_of(send), status_of(receive)] == ["closed", "closed"]
+    assert not other.test()
+
+
+def test_messages_may_outlive_their_group(ranks: Callable[..., Ranks]) -> None:
+    """Dropping a message after its group was closed harms nobody."""
+    world = ranks()
+    a, b = world.group()
+    messages = [a.isend(pattern(LARGE), 1, tag) for tag in range(5)]
+    messages += [b.irecv(np.zeros(LARGE, np.uint8), 0, tag) for tag in range(3)]
+    a.close()
+    del messages
+    b.close()
+    got = np.zeros(1)
+    c, d = world.group(context=2)
+    run(lambda: done(c.isend(np.ones(1), 1, 0)), lambda: done(d.irecv(got, 0, 0)))
+    assert got[0] == 1
+
+
 def test_many_threads_of_one_rank(ranks: Callable[..., Ranks]) -> None:
     """Eight groups, each with a thread per rank, share a link without mixing or hanging."""
     world = ranks()

@@ -142,7 +142,8 @@ cdef class Link:
     # Fill in what the link knows of a group's view: link, the functions, the windows.
     # rank, size, peers, context and aborted are set before. May raise.
     cdef int open_view(self, Transport *t) except -1
-    # The group is gone: free its windows, drop what arrived for it.
+    # The group is gone: free its windows, drop what arrived for it, and end with CLOSED
+    # what it has under way. Its requests may still be cancelled.
     cdef void close_view(self, Transport *t) noexcept
 
 

@@ -259,8 +259,23 @@ cdef void drop(End *end, Box *box, Chosen chosen, const void *context) noexcept 
         free_item(item)
 
 
+ctypedef struct Sent:
+    int rank
+    uint64_t context
+
+
+cdef bint mine_in_context(const Item *item, const void *context) noexcept nogil:
+    cdef const Sent *mine = <const Sent *>context
+    return (item.request != NULL and item.context == mine.context
+            and item.view.peers[item.view.rank] == mine.rank)
+
+
 cdef void drop_context(End *end, uint64_t context) noexcept nogil:
+    cdef Sent mine = Sent(end.rank, context)
+    cdef int i
     drop(end, &end.boxes[end.rank], of_context, &context)
+    for i in range(end.size):
+        drop(end, &end.boxes[i], mine_in_context, &mine)
 
 
 cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:

@@ -13,7 +13,7 @@ from cydist._native.linux cimport (
     epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast, sendmsg, shutdown,
 )
 from cydist._native.stream cimport (
-    CHUNK_BYTES, CREDIT, DATA, EAGER, EAGER_BYTES, LIVE, MAGIC, OFFER, REFUSED, SEND, UNUSED,
+    CHUNK_BYTES, CREDIT, DATA, EAGER, EAGER_BYTES, ENDED, LIVE, MAGIC, OFFER, REFUSED, SEND, UNUSED,
     WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
 from cydist._native.waiting cimport store_int
@@ -257,6 +257,8 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
     c = connection(net, peer, lane_of(net, r.tag))
     if c == NULL:
         return NO_MEMORY
+    if c.state == ENDED:
+        return PEER_LOST
     eager = r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
     header = new_header(c, EAGER if eager else OFFER)
     header.context = t.context

@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.incoming cimport hopeless, remove_pulling
+from cydist._native.incoming cimport hopeless, remove_pulling, withdraw_recv
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
@@ -13,7 +13,8 @@ from cydist._native.matching cimport (
     Chosen, Item, any_arrived, any_posted, free_item, group_rank, remove,
 )
 from cydist._native.outgoing cimport (
-    complete, connection, control, finish, new_header, release, remove_out, writable, write_some,
+    begin, complete, connection, control, finish, new_header, release, remove_out, withdraw_send,
+    writable, write_some,
 )
 from cydist._native.stream cimport (
     ANSWER, ARRIVING, Connection, ENDED, FILLING, GONE, GOODBYE, Header, Incoming, LEFT, LIVE, Net,
@@ -185,7 +186,54 @@ cdef void drop(Net *net, Chosen chosen, const void *context) noexcept nogil:
 
 
 cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
+    cdef int i
     drop(net, of_context, &context)
+    for i in range(net.size * net.lanes):
+        if net.connections[i] != NULL:
+            close_requests(net.connections[i], context)
+
+
+cdef void close_requests(Connection *c, uint64_t context) noexcept nogil:
+    """End what a group that is gone still has under way here."""
+    cdef Out *out = first_of(c.out, context)
+    cdef Item *item = c.filling
+    while out != NULL:
+        close_send(c, out)
+        out = first_of(c.out, context)
+    out = first_of(c.offers, context)
+    while out != NULL:
+        close_send(c, out)
+        out = first_of(c.offers, context)
+    if item != NULL and item.request != NULL and item.context == context:
+        close_receive(c, item)
+    item = c.pulling
+    while item != NULL:
+        if item.request != NULL and item.context == context:
+            close_receive(c, item)
+        item = NULL if item.next == c.pulling else item.next
+
+
+cdef Out *first_of(Out *ring, uint64_t context) noexcept nogil:
+    cdef Out *out = ring
+    while out != NULL:
+        if out.request != NULL and out.header.context == context:
+            return out
+        out = NULL if out.next == ring else out.next
+    return NULL
+
+
+cdef void close_send(Connection *c, Out *out) noexcept nogil:
+    cdef Request *r = out.request
+    begin(c.net, r)
+    withdraw_send(c, out)
+    complete(c.net, r, CLOSED)
+
+
+cdef void close_receive(Connection *c, Item *item) noexcept nogil:
+    cdef Request *r = item.request
+    begin(c.net, r)
+    withdraw_recv(c.net, item)
+    complete(c.net, r, CLOSED)
 
 
 cdef void leave(Net *net) noexcept nogil:
