@@ -90,8 +90,8 @@ cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept 
                     c.theirs = requests[i].theirs
                     c.theirs_bytes = requests[i].theirs_bytes
                     c.our_bytes = requests[i].nbytes
-        if load_int(&requests[i].status) == PENDING:
-            t.cancel(t, &requests[i])
+    if status != OK:
+        withdraw(t, requests, count)
     return status
 
 
@@ -142,9 +142,9 @@ cdef int exchange(Transport *t, Call *c, int step,
 cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil:
     cdef int i
     for i in range(count):
-        if requests[i].status == PENDING:
+        if load_int(&requests[i].status) == PENDING:
             t.cancel(t, &requests[i])
-            if requests[i].status == PENDING:
+            if load_int(&requests[i].status) == PENDING:
                 requests[i].status = ABORTED    # never cancelled twice
 
 

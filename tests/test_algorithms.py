@@ -1,0 +1,461 @@
+"""Every row of the table of algorithms, called by name on links between threads."""
+
+import importlib.util
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cydist import _native, tuning
+from cydist._native import kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+EVEN = 1
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16)
+ROWS = sorted(tuning.NEEDS)
+REDUCING = [row for row in ROWS if row[0] in tuning.REDUCING]
+ALL_REDUCE = [row for row in ROWS if row[0] == "all_reduce"]
+MESSAGES = [row for row in ROWS if not tuning.NEEDS[row] & tuning.WINDOWS]
+WINDOWS = [row for row in ROWS if tuning.NEEDS[row] & tuning.WINDOWS]
+UNEVEN = [
+    row for row in ROWS
+    if row[0] in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+    and not tuning.NEEDS[row] & tuning.EVEN_BLOCKS
+]  # fmt: skip
+TINY = 24  # bytes: a few elements
+SLOTS = 4
+SLOT_BYTES = 512
+
+
+def row_id(row):
+    return "-".join(row)
+
+
+class Ranks:
+    """Threads that are the ranks of one group over links of one kind."""
+
+    def __init__(self, size, transport):
+        self.size = size
+        self.seq = 0
+        self.links = self._link(transport)
+        self.groups = [
+            _native.Group(self.links[rank], list(range(size)), rank, 1) for rank in range(size)
+        ]
+        self.pool = ThreadPoolExecutor(size)
+
+    def _link(self, transport):
+        if transport == "inproc":
+            hub = _native.hub(f"algorithms {id(self)}", self.size, slots=SLOTS, slot_bytes=SLOT_BYTES)
+            return [_native.InprocLink(hub, rank) for rank in range(self.size)]
+        links = [_native.TcpLink(rank, self.size) for rank in range(self.size)]
+        for low in range(self.size):
+            for high in range(low + 1, self.size):
+                ours, theirs = socket.socketpair()
+                links[low].adopt(high, 0, ours.detach())
+                links[high].adopt(low, 0, theirs.detach())
+        return links
+
+    def each(self, body):
+        """body(rank) on every rank at once; what they return."""
+        return [f.result(60) for f in [self.pool.submit(body, r) for r in range(self.size)]]
+
+    def run(self, case, name, *, segment=TINY, seconds=30.0):
+        """Run a case on every rank; the outputs by rank."""
+        self.seq += 1
+        return self.each(
+            lambda rank: case.run(self.groups[rank], rank, name, self.seq, segment, seconds)
+        )
+
+    def close(self):
+        """End groups, links and threads."""
+        for group in self.groups:
+            group.close()
+        for link in self.links:
+            link.close()
+        self.pool.shutdown()
+
+
+class Case:
+    """One collective call as every rank makes it: inputs, outputs, and what must come out.
+
+    sizes       elements of the blocks: one number, or a list where blocks are uneven, or a
+                matrix (who sends, who receives) for all_to_all
+    op          a name of kernels.OPS
+    values      values(rank, count, salt): contributions
+    """
+
+    def __init__(
+        self, collective, p, count, *, dtype="float32", op="SUM", factor=None, root=0,
+        sizes=None, values=None, in_place=False,
+    ):  # fmt: skip
+        self.collective, self.p, self.count, self.root = collective, p, count, root
+        self.dtype = oracle.DTYPES[dtype]
+        self.op = op if collective in tuning.REDUCING else None
+        self.factor = factor
+        self.even = sizes is None
+        self.in_place = in_place
+        self.sizes = sizes if sizes is not None else [count] * p
+        values = values or (lambda rank, n, salt: oracle.contribution(rank + salt, n, self.dtype))
+        self.given = [
+            [values(rank, n, 5 * i).astype(self.dtype) for i, n in enumerate(self.gives(rank))]
+            for rank in range(p)
+        ]
+
+    def gives(self, rank):
+        """Sizes of a rank's inputs."""
+        match self.collective:
+            case "barrier":
+                return []
+            case "reduce_scatter":
+                return self.sizes
+            case "all_gather" | "gather":
+                return [self.sizes[rank]]
+            case "scatter":
+                return self.sizes if rank == self.root else []
+            case "all_to_all":
+                return [self.count] * self.p if self.even else self.sizes[rank]
+        return [self.count]
+
+    def gets(self, rank):
+        """Sizes of a rank's outputs."""
+        match self.collective:
+            case "barrier":
+                return []
+            case "all_gather":
+                return self.sizes
+            case "gather":
+                return self.sizes if rank == self.root else []
+            case "reduce":
+                return [self.count] if rank == self.root else []
+            case "scatter" | "reduce_scatter":
+                return [self.sizes[rank]]
+            case "all_to_all":
+                return [self.count] * self.p if self.even else [row[rank] for row in self.sizes]
+        return [self.count]
+
+    def expected(self, rank):
+        """The outputs of a rank; None where they are not defined."""
+        given = self.given
+        match self.collective:
+            case "broadcast":
+                return given[self.root]
+            case "all_reduce":
+                return [self.reduced([blocks[0] for blocks in given])]
+            case "reduce":
+                return [self.reduced([b[0] for b in given])] if rank == self.root else []
+            case "all_gather":
+                return [blocks[0] for blocks in given]
+            case "gather":
+                return [blocks[0] for blocks in given] if rank == self.root else []
+            case "scatter":
+                return [given[self.root][rank]]
+            case "reduce_scatter":
+                return [self.reduced([blocks[rank] for blocks in given])]
+            case "all_to_all":
+                return [given[peer][rank] for peer in range(self.p)]
+            case "barrier":
+                return []
+            case "scan":
+                return [self.reduced([blocks[0] for blocks in given[: rank + 1]])]
+            case "exscan":
+                return [self.reduced([b[0] for b in given[:rank]])] if rank else None
+        raise AssertionError(self.collective)
+
+    def reduced(self, arrays):
+        """What the operation gives, in rank order with one rounding."""
+        if self.op == "PREMUL_SUM":
+            arrays = [array * array.dtype.type(self.factor) for array in arrays]
+            return oracle.reduced("SUM", arrays)
+        return oracle.reduced(self.op, arrays)
+
+    def run(self, group, rank, name, seq, segment, seconds):
+        """Make the call on one rank; its outputs. Inputs must not change, unless in place."""
+        inputs = [array.copy() for array in self.given[rank]]
+        outputs = [np.full(n, 77, self.dtype) for n in self.gets(rank)]
+        if self.collective == "broadcast":
+            inputs = outputs = inputs if rank == self.root else outputs
+        elif self.in_place and self.collective in ("all_gather", "gather") and outputs:
+            outputs[rank][:] = inputs[0]
+            inputs[0] = outputs[rank]
+        elif self.in_place and self.collective == "scatter" and inputs:
+            outputs[0] = inputs[rank]
+        elif self.in_place and outputs and self.collective != "scatter":
+            outputs = inputs[:1]
+        group.run(
+            self.collective,
+            [_native.asarray(array) for array in inputs],
+            [_native.asarray(array) for array in outputs],
+            algorithm=name.encode(),
+            deadline_ns=time.monotonic_ns() + int(seconds * 1e9),
+            seq=seq,
+            op=kernels.OPS[self.op] if self.op else 0,
+            factor=self.factor,
+            root=self.root if self.collective in ROOTED else -1,
+            count=self.count if self.even else 0,
+            flags=EVEN if self.even else 0,
+            segment_bytes=segment,
+        )
+        if not self.in_place and self.collective != "broadcast":
+            assert all(map(oracle.same_bits, self.given[rank], inputs)), "inputs have changed"
+        return outputs
+
+    def check(self, results):
+        """Assert that every rank has what it should, bit for bit."""
+        for rank, outputs in enumerate(results):
+            expected = self.expected(rank)
+            if expected is None:
+                continue
+            assert len(expected) == len(outputs)
+            for block, (want, got) in enumerate(zip(expected, outputs, strict=True)):
+                assert oracle.same_bits(want, got), (
+                    f"rank {rank}, block {block}: expected {want!r}, got {got!r}"
+                )
+
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """ranks(size, transport="inproc"): the ranks of a group, made once."""
+    kept = {}
+
+    def get(size, transport="inproc"):
+        if (size, transport) not in kept:
+            kept[size, transport] = Ranks(size, transport)
+        return kept[size, transport]
+
+    yield get
+    for group in kept.values():
+        group.close()
+
+
+@pytest.fixture
+def fresh():
+    """fresh(size): ranks of which nobody expects that they work afterwards."""
+    made = []
+
+    def make(size):
+        made.append(Ranks(size, "inproc"))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.close()
+
+
+COUNTS = {
+    "zero": (lambda p: 0, TINY),
+    "one": (lambda p: 1, TINY),
+    "p-1": (lambda p: p - 1, TINY),
+    "p": (lambda p: p, TINY),
+    "p+1": (lambda p: p + 1, TINY),
+    "1000": (lambda p: 1000, TINY * 16),
+    "1000-in-one": (lambda p: 1000, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_every_size_and_count(ranks, row, size, count):
+    """Any world size, any count: fewer elements than ranks, zero, several segments."""
+    collective, name = row
+    number, segment = COUNTS[count]
+    case = Case(collective, size, number(size), root=number(size) % size)
+    case.check(ranks(size).run(case, name, segment=segment))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", MESSAGES, ids=row_id)
+def test_over_sockets(ranks, row, size):
+    """What passes between threads passes through sockets too."""
+    collective, name = row
+    case = Case(collective, size, 3000, root=size - 1)
+    case.check(ranks(size, "tcp").run(case, name, segment=1024))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", [r for r in ROWS if r[0] not in
+                                 ("barrier", "broadcast", "all_to_all", "reduce_scatter")],
+                         ids=row_id)  # fmt: skip
+def test_in_place(ranks, row, size):
+    """An input may be the output, or the output's block that belongs to this rank."""
+    collective, name = row
+    case = Case(collective, size, 100, root=size - 1, in_place=True)
+    case.check(ranks(size).run(case, name))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", UNEVEN, ids=row_id)
+def test_uneven_blocks(ranks, row, size):
+    """Blocks of any sizes, empty ones too."""
+    collective, name = row
+    sizes = [(7 * r * r + 3) % 23 if r % 3 != 1 else 0 for r in range(size)]
+    if collective == "all_to_all":
+        sizes = [[(5 * a + 3 * b * b) % 19 for b in range(size)] for a in range(size)]
+    case = Case(collective, size, 0, root=size // 2, sizes=sizes)
+    case.check(ranks(size).run(case, name))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", REDUCING, ids=row_id)
+def test_premul_sum_prepares_every_contribution_once(ranks, row, size):
+    """The factor is applied to each contribution, whoever combines it."""
+    collective, name = row
+    case = Case(collective, size, 50, op="PREMUL_SUM", factor=0.5, root=size - 1)
+    case.check(ranks(size).run(case, name))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", [r for r in REDUCING if "scan" not in r[0]], ids=row_id)
+def test_avg_divides_once(ranks, row, size):
+    """The sum of all ranks is divided by their number, after the last addition."""
+    collective, name = row
+    case = Case(
+        collective, size, 50, op="AVG", root=size - 1,
+        values=lambda rank, n, salt: (np.arange(n) + rank + salt) * size,
+    )  # fmt: skip
+    case.check(ranks(size).run(case, name))
+
+
+def inexact(rank, count, salt):
+    """Values whose sum depends on the order, and on where it is rounded."""
+    return np.random.default_rng(100 * rank + salt).normal(size=count) * 3.0**rank
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", ALL_REDUCE, ids=row_id)
+def test_same_bits_on_all_ranks(ranks, row, size, dtype):
+    """Whatever the order of the additions, it is one order."""
+    collective, name = row
+    case = Case(collective, size, 61, dtype=dtype, values=inexact)
+    results = ranks(size).run(case, name)
+    assert {outputs[0].tobytes() for outputs in results} == {results[0][0].tobytes()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [2, 3, 5, 8], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("row", [r for r in REDUCING if r[1] in tuning.ONE_ROUNDING], ids=row_id)
+def test_rank_order_and_one_rounding(ranks, row, size, dtype):
+    """The algorithms of CYDIST_DETERMINISTIC give the bits of the sum in rank order."""
+    collective, name = row
+    case = Case(collective, size, 61, dtype=dtype, root=size - 1, values=inexact)
+    case.check(ranks(size).run(case, name))
+
+
+def neighbours(arrays):
+    """The sum of a power of two of arrays as a balanced tree of neighbours."""
+    while len(arrays) > 1:
+        arrays = [low + high for low, high in zip(arrays[::2], arrays[1::2], strict=True)]
+    return arrays[0]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize(
+    "row",
+    [("all_reduce", "doubling"), ("all_reduce", "halving_doubling"), ("reduce", "tree")],
+    ids=row_id,
+)
+def test_neighbours_are_combined_first(ranks, row, size):
+    """Only neighbouring ranges of ranks are combined, so reductions need not commute."""
+    collective, name = row
+    case = Case(collective, size, 61, values=inexact)
+    expected = neighbours([blocks[0] for blocks in case.given])
+    assert oracle.same_bits(expected, ranks(size).run(case, name)[0][0])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_a_missing_rank_is_a_timeout_that_leaves_nothing_behind(fresh, row):
+    """Ranks that need the missing one time out, and withdraw what they posted."""
+    collective, name = row
+    group = fresh(4)
+    case = Case(collective, 4, 300, root=0)
+
+    def body(rank):
+        if rank == 3:
+            return "absent"
+        try:
+            case.run(group.groups[rank], rank, name, 1, TINY, 0.05)
+        except _native.Failure as failure:
+            return failure.status
+        return "ok"
+
+    outcomes = group.each(body)
+    assert set(outcomes) <= {"ok", "timeout", "absent"}
+    assert [link.pending()[0] for link in group.links] == [0] * 4
+
+
+@pytest.mark.parametrize("row", WINDOWS, ids=row_id)
+def test_windows_notice_another_call(fresh, row):
+    """Every rank that meets a rank in another call says so, naming both."""
+    collective, name = row
+    group = fresh(3)
+    odd = Case("barrier" if collective != "barrier" else "broadcast", 3, 5)
+
+    def body(rank):
+        case = odd if rank == 1 else Case(collective, 3, 5)
+        how = name if rank != 1 else "flat"
+        try:
+            for seq in (1, 2):  # who does not wait for anybody notices in the next call
+                case.run(group.groups[rank], rank, how, seq, TINY, 5.0)
+        except _native.Failure as failure:
+            return failure.status, failure.ours.split()[0], failure.theirs.split()[0]
+        return "ok"
+
+    outcomes = group.each(body)
+    for rank, pair in enumerate([(collective, odd.collective), (odd.collective, collective)] * 2):
+        if rank < 2:
+            assert outcomes[rank] == ("mismatch", *pair)
+
+
+@pytest.mark.parametrize("collective", ["gather", "scatter", "all_to_all"])
+def test_windows_compare_uneven_sizes(fresh, collective):
+    """A pair that disagrees on the size of a block fails, however it would fit."""
+    group = fresh(2)
+    alike = [[2, 3], [4, 5]] if collective == "all_to_all" else [2, 3]
+    other = [[2, 3], [1, 5]] if collective == "all_to_all" else [2, 4]
+    cases = [Case(collective, 2, 0, sizes=sizes) for sizes in (other, alike)]
+
+    def body(rank):
+        try:
+            cases[rank].run(group.groups[rank], rank, "flat", 1, TINY, 0.2)
+        except _native.Failure as failure:
+            return failure.status
+        return "ok"
+
+    assert "mismatch" in group.each(body)
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(ROWS), st.sampled_from([0, 1, 7, 40, 300]), st.integers(0, 2)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls=CALLS)
+def test_calls_in_a_row(ranks, calls):
+    """Calls that follow each other without a barrier never see each other's data."""
+    group = ranks(3)
+    cases = [Case(row[0], 3, count, root=root) for row, count, root in calls]
+    first = group.seq + 1
+    group.seq += len(calls)
+
+    def body(rank):
+        return [
+            case.run(group.groups[rank], rank, row[1], first + i, TINY, 30.0)
+            for i, (case, (row, _, _)) in enumerate(zip(cases, calls, strict=True))
+        ]
+
+    for case, results in zip(cases, zip(*group.each(body), strict=True), strict=True):
+        case.check(results)
