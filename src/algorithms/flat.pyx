@@ -22,9 +22,9 @@ Steps. Every rank takes part in every step of every call, in the same order:
 3. read     wait for a peer's `posted`, compare its fingerprint with ours, read its data
 4. consumed once every peer's fingerprint of the step is compared and our reading is done
 
-A rank that reads nobody (a broadcast's root) does not wait for step 4: it returns, and compares in
-its next steps, so that a peer in another call is noticed there. No rank is more than `slots` steps
-ahead of what all have consumed, so the rank that is farthest behind can always go on.
+A rank that reads nobody (a broadcast's root) does not wait for step 4: it returns, and compares when
+its next call begins, so that a peer in another call is noticed there. No rank is more than `slots`
+steps ahead of what all have consumed, so the rank that is farthest behind can always go on.
 
 Where sizes are known only to some (uneven gather, scatter and all_to_all), a first step carries the
 sizes, and the longest as its note: so all ranks take the same number of steps.
@@ -32,14 +32,15 @@ sizes, and the longest as its note: so all ranks take the same number of steps.
 Source: the shared-memory collectives of R. Graham and G. Shipman, "MPI support for multi-core
 architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EVEN, EXSCAN, Fingerprint,
-    GATHER, MISMATCH, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Transport, WINDOWS,
-    Window, add, block_of, contribute, copy, largest, segment_of, segments_in,
+    Flags, GATHER, MISMATCH, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TIMEOUT,
+    Transport, WINDOWS, Window, add, block_of, contribute, copy, largest, now_ns, segment_of,
+    segments_in,
 )
 
 
@@ -48,6 +49,11 @@ cdef extern from * nogil:
     #define CYDIST_PEEK(flag) __atomic_load_n((flag), __ATOMIC_ACQUIRE)
     """
     uint64_t peek "CYDIST_PEEK"(const uint64_t *flag)
+
+
+cdef enum:
+    SUSPICION_NS = 50000000     # after so long a wait, look for a mismatch
+    FEW_RANKS = 64              # so many need no malloc
 
 
 # Steps
@@ -64,19 +70,6 @@ cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) no
     return &t.windows.of[rank].calls[slot_of(t, step)]
 
 
-cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
-               uint64_t step) noexcept nogil:
-    """Wait in a step for a peer's flag."""
-    cdef int status
-    if peek(flag) >= value:
-        return OK
-    status = t.wait_flag(t, flag, value, c.deadline_ns)
-    if status != OK:
-        c.failed_peer = peer
-        c.failed_step = <int>(step - t.windows.step)
-    return status
-
-
 cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     """Is the peer in the same call as we are, or were, in this step?"""
     cdef const Fingerprint *ours = call_of(t, t.rank, step)
@@ -90,6 +83,42 @@ cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     c.theirs.note = 0
     c.fingerprint.note = 0
     return MISMATCH
+
+
+cdef int suspect(Transport *t, Call *c) noexcept nogil:
+    """Having waited for long: is any peer in another call than we are?"""
+    cdef const Flags *own = t.windows.of[t.rank].flags
+    cdef uint64_t step, posted
+    cdef int peer
+    for peer in range(t.size):
+        posted = peek(&t.windows.of[peer].flags.posted)
+        for step in range(own.consumed, posted if posted < own.posted else own.posted):
+            if compare(t, c, peer, step) != OK:
+                return MISMATCH
+    return OK
+
+
+cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
+               uint64_t step) noexcept nogil:
+    """Wait in a step for a peer's flag."""
+    cdef int64_t until
+    cdef int status
+    while peek(flag) < value:
+        until = now_ns() + SUSPICION_NS
+        if until > c.deadline_ns:
+            until = c.deadline_ns
+        status = t.wait_flag(t, flag, value, until)
+        if status == TIMEOUT:
+            # Whoever found a mismatch has stopped: the peer we wait for may never come.
+            if suspect(t, c) != OK:
+                return MISMATCH
+            if now_ns() < c.deadline_ns:
+                continue
+        if status != OK:
+            c.failed_peer = peer
+            c.failed_step = <int>(step - t.windows.step)
+            return status
+    return OK
 
 
 cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
@@ -153,9 +182,11 @@ cdef inline void note_released(Transport *t) noexcept nogil:
 cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil:
     """Wait until all ranks are done with what this step's slot holds."""
     cdef uint64_t needed = step + 1 - <uint64_t>t.windows.slots
-    cdef int peer, status
-    if step < <uint64_t>t.windows.slots or t.windows.released >= needed:
-        return OK
+    cdef int peer, status = OK
+    if step == t.windows.step:      # the call begins: was everybody in the last one?
+        status = consume(t, c, step, True)
+    if status != OK or step < <uint64_t>t.windows.slots or t.windows.released >= needed:
+        return status
     status = consume(t, c, needed, True)
     for peer in range(t.size):
         if status == OK and peer != t.rank:
@@ -343,10 +374,6 @@ cdef int barrier(Transport *t, Call *c) noexcept nogil:
 
 
 # Blocks that are reduced
-
-cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
-
 
 ctypedef struct Sum:
     int parts                   # 1, or p: part r of every slot is for rank r
