@@ -26,7 +26,7 @@ from cydist._native import kernels
 # their numbers, which travel in fingerprints.
 for algorithm in (
     "bruck", "dissemination", "flat", "halving_doubling", "linear", "ordered", "pairwise",
-    "ring", "tree",
+    "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 

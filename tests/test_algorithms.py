@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cydist import _native, tuning
-from cydist._native import kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cydist import _native, tuning
+from cydist._native import kernels
 
 _spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
 oracle = importlib.util.module_from_spec(_spec)
@@ -52,7 +53,9 @@ class Ranks:
 
     def _link(self, transport):
         if transport == "inproc":
-            hub = _native.hub(f"algorithms {id(self)}", self.size, slots=SLOTS, slot_bytes=SLOT_BYTES)
+            hub = _native.hub(
+                f"algorithms {id(self)}", self.size, slots=SLOTS, slot_bytes=SLOT_BYTES
+            )
             return [_native.InprocLink(hub, rank) for rank in range(self.size)]
         links = [_native.TcpLink(rank, self.size) for rank in range(self.size)]
         for low in range(self.size):
@@ -458,3 +461,13 @@ def test_calls_in_a_row(ranks, calls):
 
     for case, results in zip(cases, zip(*group.each(body), strict=True), strict=True):
         case.check(results)
+
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_every_algorithm_is_in_the_document(row):
+    """Every row of the table of algorithms has one in docs/algorithms.md."""
+    collective, name = row
+    assert DOCUMENT.read_text().count(f"\n| `{collective}` | `{name}` |") == 1

@@ -344,7 +344,7 @@ cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil
 # i is step first_step + i of the call. The shape of every use:
 #
 #     for i in range(total + pipe.depth - 1):
-#         if i < total: pipe_post(t, c, &pipe, i, what to send, to whom, where to receive, from whom)
+#         if i < total: pipe_post(t, c, &pipe, i, what to send, to whom, into what, from whom)
 #         if i + 1 >= pipe.depth: pipe_take(t, c, &pipe, i + 1 - pipe.depth); use what arrived
 #     return pipe_close(t, c, &pipe)
 #

@@ -28,9 +28,9 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, BROADCAST, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK,
-    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Transport, add, block_of, combine, conclude, contribute, copy,
-    largest, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
-    segments_in,
+    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Transport, add, block_of, combine, conclude,
+    contribute, copy, largest, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of,
+    segment_size, segments_in,
 )
 
 

@@ -1,0 +1,45 @@
+"""The steps of algorithms that go through windows: who may write and read what, when.
+
+Every rank takes part in every step of every call, in the same order:
+
+1. claim    wait until all ranks have consumed step s - slots: its slot may be written again
+2. publish  write data, fingerprint and note, then raise `posted` to s + 1
+3. read     wait for a peer's `posted`, compare its fingerprint with ours, read its data
+4. consumed once every peer's fingerprint of the step is compared and our reading is done
+
+A rank that reads nobody (a broadcast's root) does not wait for step 4: it returns, and compares
+when its next call begins, so that a peer in another call is noticed there. No rank is more than
+`slots` steps ahead of what all have consumed, so the rank that is farthest behind can always go on.
+
+A rank whose wait takes long looks at everybody's fingerprints, so a mismatch between any two
+ranks ends the call on all of them.
+"""
+from libc.stdint cimport uint64_t
+
+from cydist._native.abi cimport Call, Fingerprint, Transport
+
+
+cdef inline uint64_t slot_of(Transport *t, uint64_t step) noexcept nogil:
+    return step & <uint64_t>(t.windows.slots - 1)
+
+
+cdef inline char *data_of(Transport *t, int rank, uint64_t step) noexcept nogil:
+    return t.windows.of[rank].data + slot_of(t, step) * t.windows.slot_bytes
+
+
+cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) noexcept nogil:
+    return &t.windows.of[rank].calls[slot_of(t, step)]
+
+
+# Wait until all ranks are done with what this step's slot holds.
+cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil
+# Our slot is written: show it, and the call's fingerprint with a note.
+cdef void publish(Transport *t, Call *c, uint64_t step, uint64_t note) noexcept nogil
+# Wait until a peer's slot of this step can be read; MISMATCH if it is in another call.
+cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil
+cdef int hear_all(Transport *t, Call *c, uint64_t step) noexcept nogil
+# Having read all steps before `steps`: compare what nobody compared, then say so. Not
+# patient: only as far as all ranks have come.
+cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept nogil
+# Bytes of a slot for each of `parts`, whole elements of `unit` bytes; 0 if not even one fits.
+cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil

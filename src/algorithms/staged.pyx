@@ -1,0 +1,110 @@
+"""Staged: all_reduce through windows, where each rank reduces 1/p of every segment.
+
+    all_reduce      steps ceil(n / slot) + 2    bytes copied in per rank n + n/p, read n + n
+
+n is the array. In step k a slot holds segment k of the input and, behind it, this rank's block of
+the reduced segment k - 1; meanwhile the results of segment k - 2 are copied out. One wait per step.
+The blocks are reduced in rank order in one pass: 8- and 16-bit floats accumulate in float32 and
+round once, and reductions need not commute. The bits are those of "flat". For long arrays; needs
+two slots.
+
+Three ranks, segments s t of blocks 0 1 2 (S1 is the sum of block 1 of segment s):
+
+    window 0 [s   | -- ]    [t   | S0]    [--  | T0]
+    window 1 [s   | -- ]    [t   | S1]    [--  | T1]
+    window 2 [s   | -- ]    [t   | S2]    [--  | T2]
+             step 0         step 1        step 2: all copy S     then T
+
+Source: the shared-memory collectives of R. Graham and G. Shipman, "MPI support for multi-core
+architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
+"""
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, malloc
+
+from cydist._native.abi cimport (
+    ALL_REDUCE, Block, Call, NO_MEMORY, OK, Transport, WINDOWS, add, block_of, contribute, copy,
+    segment_of, segments_in,
+)
+from cydist._native.steps cimport claim, consume, data_of, hear_all, part_bytes, publish
+
+
+cdef enum:
+    FEW_RANKS = 64              # so many need no malloc
+
+
+ctypedef struct Stage:
+    size_t segment              # bytes of input in a slot
+    size_t total                # segments
+    uint64_t first              # step of segment 0
+    const void **sources
+
+
+cdef int staged(Transport *t, Call *c) noexcept nogil:
+    cdef size_t p = t.size
+    cdef size_t room = part_bytes(t, c, 1, 3 * c.op.itemsize) // c.op.itemsize
+    cdef const void *few[FEW_RANKS]
+    cdef Stage s
+    cdef size_t k
+    cdef int status = OK
+    s.sources = few
+    if t.size > FEW_RANKS:
+        s.sources = <const void **>malloc(p * sizeof(void *))
+    if s.sources == NULL or room == 0 or t.windows.slots < 2:
+        return NO_MEMORY
+    # x elements of input and the longest of their p blocks: x + ceil(x / p) fit into a slot.
+    s.segment = (room - 1) * p // (p + 1) * c.op.itemsize
+    s.total = segments_in(c.inputs[0].nbytes, s.segment)
+    s.first = t.windows.step
+    for k in range(s.total + 2):
+        status = stage(t, c, &s, k)
+        if status != OK:
+            break
+    t.windows.step += s.total + 1
+    if s.sources != few:
+        free(s.sources)
+    return status
+
+
+cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
+    cdef uint64_t step = s.first + k
+    cdef char *slot = data_of(t, t.rank, step)
+    cdef Block segment
+    cdef int status = OK
+    if k <= s.total:
+        status = claim(t, c, step)
+    if status == OK and k < s.total:
+        segment = segment_of(c.inputs[0], k, s.segment)
+        contribute(c.op, slot, segment.ptr, segment.nbytes)
+    if status == OK and k > 0:
+        status = hear_all(t, c, step - 1)
+    if status != OK:
+        return status
+    if 0 < k <= s.total:
+        reduce_own_block(t, c, s, segment_of(c.inputs[0], k - 1, s.segment), step - 1,
+                         slot + s.segment)
+    if k <= s.total:
+        publish(t, c, step, 0)
+    if k > 1:
+        copy_results(t, c, s, segment_of(c.outputs[0], k - 2, s.segment), step - 1)
+    return consume(t, c, step, True) if k > 0 else OK
+
+
+cdef inline void reduce_own_block(Transport *t, Call *c, const Stage *s, Block segment,
+                                  uint64_t step, char *out) noexcept nogil:
+    cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
+    cdef int peer
+    for peer in range(t.size):
+        s.sources[peer] = data_of(t, peer, step) + (block.ptr - segment.ptr)
+    c.op.combine_all(c.op, out, s.sources, t.size, block.nbytes // c.op.itemsize)
+
+
+cdef inline void copy_results(Transport *t, Call *c, const Stage *s, Block segment,
+                              uint64_t step) noexcept nogil:
+    cdef Block block
+    cdef int peer
+    for peer in range(t.size):
+        block = block_of(segment, peer, t.size, c.op.itemsize)
+        copy(block.ptr, data_of(t, peer, step) + s.segment, block.nbytes)
+
+
+add(b"staged", ALL_REDUCE, WINDOWS, staged)
