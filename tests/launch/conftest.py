@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 # Every program starts with this. A worker is `ready` in one write, so that it stays one line.
 HEADER = """import json, os, signal, subprocess, sys, time
 rank = int(os.environ['RANK'])

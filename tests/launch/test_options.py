@@ -196,7 +196,7 @@ def test_every_option_has_help() -> None:
     """--help ends well and shows no option without a word about it."""
     result = subprocess.run(
         [sys.executable, "-m", "cydist.launch", "--help"],
-        capture_output=True, text=True, timeout=30, check=True,
+        capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "usage: cydistrun [options] script.py [arguments]" in result.stdout
     assert result.stderr == ""
@@ -215,5 +215,5 @@ for room in {rooms.split()}:
 print([name for name in sys.modules if name == "numpy" or name.startswith("cydist._native")])
 """
     command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[]\n"

@@ -49,7 +49,7 @@ def test_lines_stay_whole(launcher: Launcher) -> None:
 def test_odd_output(launcher: Launcher, written: bytes, shown: bytes) -> None:
     """Output of any kind arrives, byte for byte; a bar that redraws itself as its last state."""
     script = launcher.script(f"os.write(1, b'{written.decode()}')")
-    assert launcher.start(script).communicate(timeout=30) == (shown, b"")
+    assert launcher.start(script).communicate(timeout=60) == (shown, b"")
 
 
 def test_much_output(launcher: Launcher) -> None:
@@ -58,8 +58,8 @@ def test_much_output(launcher: Launcher) -> None:
     process = launcher.start("-n", "1", "--no-prefix", script)
     # Bigger than every buffer on the way, and nobody reads yet while it is written.
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 30)[0]
-    out, _ = process.communicate(timeout=30)
+    assert select.select([process.stdout], [], [], 60)[0]
+    out, _ = process.communicate(timeout=60)
     assert out.splitlines() == [b"%099d" % i for i in range(100000)]
 
 
@@ -71,7 +71,7 @@ def test_reader_that_goes_away(launcher: Launcher) -> None:
     os.read(process.stdout.fileno(), 10)
     process.stdout.close()
     process.stdout = None
-    assert process.wait(30) != 0
+    assert process.wait(60) != 0
     assert launcher.settles() == 0
 
 
@@ -128,12 +128,12 @@ def test_terminal_is_coloured_and_live(launcher: Launcher) -> None:
     )
     os.close(theirs)
     seen = b""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while b"prompt> " not in seen:
         assert select.select([ours], [], [], max(0.0, end - time.monotonic()))[0], seen
         seen += os.read(ours, 4096)
     process.terminate()
-    process.wait(30)
+    process.wait(60)
     os.close(ours)
     assert b"\x1b[36m[0]\x1b[0m line\r\n" in seen
 
@@ -145,11 +145,11 @@ def test_standing_reader_does_not_stop_the_job(launcher: Launcher) -> None:
         "for _ in range(250): os.write(1, (b'x' * 99 + b'\\n') * 655)", f"open({str(done)!r}, 'w')"
     )
     process = launcher.start(script)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not done.exists() and time.monotonic() < end:
         select.select([], [], [], 0.05)
     assert done.exists()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     lines = out.splitlines()
     (notice,) = [line for line in lines if line.startswith(b"cydistrun: ")]
     dropped = re.match(rb"cydistrun: (\d+) lines were dropped", notice)

@@ -26,7 +26,7 @@ def test_signals_are_forwarded(launcher: Launcher, number: signal.Signals, code:
     process = launcher.start("-n", "2", script)
     launcher.wait_ready(process, 2)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == [b"[0] got it", b"[1] got it"]
     assert (process.returncode, err.decode()) == (
         code, f"cydistrun: {number.name}: ending all ranks\n",
@@ -44,7 +44,7 @@ def test_hangup_under_nohup(launcher: Launcher) -> None:
     )
     launcher.wait_ready(process, 1)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate(b"\n", timeout=30)[0] == b"[0] end\n"
+    assert process.communicate(b"\n", timeout=60)[0] == b"[0] end\n"
     assert process.returncode == 0
 
 
@@ -56,7 +56,7 @@ def test_grace_is_bounded(launcher: Launcher) -> None:
     process = launcher.start("-n", "2", "--shutdown-timeout", "0.2", script)
     launcher.wait_ready(process, 4)
     process.terminate()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert b"ranks 0, 1 did not end within 0.2 s: killed" in err
     assert launcher.settles() == 0
@@ -73,7 +73,7 @@ def test_second_interrupt_kills(launcher: Launcher) -> None:
     process.send_signal(signal.SIGINT)
     launcher.wait_ready(process, 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert launcher.settles() == 0
 
@@ -101,7 +101,7 @@ def test_strangers_are_left_alone(launcher: Launcher, end: str) -> None:
     command = f"sleep 1000 >&- 2>&- & echo ready $!; exec {sys.executable} -m cydist.launch"
     process = launcher.start_shell(f"{command} {launcher.script(end)}")
     launcher.wait_ready(process, 1)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert launcher.settles(1) == 1
 
 
@@ -134,7 +134,7 @@ def test_sigkill_leaves_nothing(launcher: Launcher, victim: str) -> None:
         case "worker":
             assert int(leaders[0]) in workers
             os.kill(int(leaders[0]), signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert launcher.settles() == 0
     assert process.returncode == (137 if victim in ("inner process", "worker") else -9)
 

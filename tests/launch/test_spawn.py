@@ -47,7 +47,7 @@ def run(directory: Path, functions: str, main: str) -> str:
     """What the program prints; it must end well, and quietly."""
     result = subprocess.run(
         [sys.executable, program(directory, functions, main)],
-        cwd=directory, capture_output=True, text=True, timeout=30, check=False,
+        cwd=directory, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
@@ -205,7 +205,7 @@ def rank(i):
     launcher.started.append(process)
     launcher.wait_ready(process, 2)
     process.kill()
-    process.wait(30)
+    process.wait(60)
     assert launcher.settles() == 0
 
 

@@ -92,7 +92,7 @@ def test_port_is_held(launcher: Launcher) -> None:
     assert sorted(found) == [(b"0", b"%d" % port, b"True"), (b"1", b"%d" % port, b"False")]
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))
-    out, _ = process.communicate(b"\n", timeout=30)
+    out, _ = process.communicate(b"\n", timeout=60)
     assert out.decode() == f"[0] ('127.0.0.1', {port})\n"
 
 
