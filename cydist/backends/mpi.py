@@ -133,7 +133,8 @@ class MpiGroup(MpiMembers):
         mine = f"#{call.seq}: {text}".encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
         everyone = bytearray(TEXT_BYTES * self._size)
         byte = self._MPI.BYTE
-        self._finish(call, comm.Iallgather([mine, byte], [everyone, byte]), (mine, everyone))
+        request = comm.Iallgather([mine, byte], [everyone, byte])
+        self._finish(call, request, (mine, everyone), certain=True)
         texts = [
             everyone[start : start + TEXT_BYTES].rstrip(b"\0").decode("utf-8", "replace")
             for start in range(0, len(everyone), TEXT_BYTES)
@@ -163,8 +164,13 @@ class MpiGroup(MpiMembers):
             self._owns_comm = True
         return self._comm
 
-    def _finish(self, call: Call, requests: Any, memory: object) -> None:
-        """Wait for MPI. What is not complete at an error stays alive until it is."""
+    def _finish(
+        self, call: Call, requests: Any, memory: object, *, certain: bool = False
+    ) -> None:
+        """Wait for MPI. What is not complete at an error stays alive until it is.
+
+        certain     every rank is known to come, so a failure of the group does not matter
+        """
         pending = requests if isinstance(requests, list) else [requests]
         report = time.monotonic() + min(LATEST_REPORT, call.remaining() / 2)
 
@@ -178,11 +184,11 @@ class MpiGroup(MpiMembers):
             if self._left:
                 gone = [rank for rank, (last, _) in self._left.items() if last < call.seq]
                 if gone:
-                    raise self._lost(call.name, call.seq, gone)
+                    raise self._failed or self._lost(call.name, call.seq, gone)
             return False
 
         try:
-            if not self.wait_for(done, call.deadline):
+            if not self.wait_for(done, call.deadline, -1 if certain else call.seq):
                 raise self._late(call, [
                     rank for rank in range(self._size)
                     if rank != self._rank and self._here.get(rank) != call.seq

@@ -33,6 +33,7 @@ GRACE_SECONDS = 1.0  # a message to a rank that has left may still complete
 _NOTICES: dict[str, type[DistError]] = {
     "timeout": DistTimeoutError,
     "mismatch": MismatchError,
+    "left": PeerFailedError,
     "failed": GroupFailedError,
 }
 
@@ -68,6 +69,8 @@ class MpiMembers(ProcessGroup):
         self._owns_comm = False
         self._agreed = False  # inside a collective whose fingerprint was compared
         self._told = False  # do all ranks know already how this group failed?
+        self._relayed = False  # and do we know it from one of them?
+        self._failed_seq = 0  # the last collective that had begun where it failed
         self._waiting = 0  # number of the collective that this rank waits in for the others
         self._here: dict[int, int] = {}  # group rank -> the collective that it waits in
         self._left: dict[int, tuple[int, float]] = {}  # group rank -> its last collective, when
@@ -93,9 +96,10 @@ class MpiMembers(ProcessGroup):
         self._endpoint.release(self)
 
     def leave(self) -> None:
-        """Tell the others that this rank starts no more collectives on the group."""
+        """Tell the others that this rank starts no more collectives on the group, and how it
+        failed, if it did: that may reach them sooner than the news from where it happened."""
         if self._size > 1 and not self._MPI.Is_finalized():
-            self._messages.notify(self._id, self._others_peers, LEFT, self._seq, "")
+            self._messages.notify(self._id, self._others_peers, LEFT, self._seq, self._report())
 
     def deserted(self) -> bool:
         """Has every other member left?"""
@@ -141,35 +145,56 @@ class MpiMembers(ProcessGroup):
         super().fail(error)
         if self._told or self._size == 1 or self._MPI.Is_finalized():
             return
-        kind = next((k for k, cls in _NOTICES.items() if isinstance(error, cls)), "failed")
-        text = f"{kind} rank {self.ranks[self._rank]}: {error or type(error).__name__}"
-        self._messages.notify(self._id, self._others_peers, FAILED, self._seq, text)
+        self._messages.notify(self._id, self._others_peers, FAILED, self._seq, self._report())
+
+    def _report(self) -> str:
+        """How the group failed, for the others; see _told_of."""
+        error = self._failed
+        if error is None:
+            return ""
+        cause = next((c for c, cls in _NOTICES.items() if isinstance(error, cls)), "failed")
+        about = getattr(error, "ranks", ()) or (self.ranks[self._rank],)
+        where = "" if self._relayed else f"rank {self.ranks[self._rank]}: "
+        return f"{cause} {','.join(map(str, about))} {where}{str(error) or type(error).__name__}"
 
     def _on_notice(self, kind: int, source: int, number: int, text: str) -> None:
         """What another member says: it failed, waits in a collective, or has left."""
         rank = self._group_rank[source]
-        if kind == FAILED:
-            self._told = True
-            cause, _, rest = text.partition(" ")
-            error = _NOTICES.get(cause, GroupFailedError)(
-                rest, seq=number or None, group=self.group_name, ranks=(self.ranks[rank],)
-            )
-            self.fail(error)
+        if kind != HERE and text and self._failed is None:
+            self._told = self._relayed = True
+            self._failed_seq = number
+            self.fail(self._told_of(number, text))
+        if kind == LEFT:
+            self._left[rank] = (number, time.monotonic())
         elif kind == HERE:
             self._here[rank] = number
             if text and self._waiting == number:
                 self._messages.notify(self._id, [source], HERE, number, "")
-        elif kind == LEFT:
-            self._left[rank] = (number, time.monotonic())
 
-    def wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Poll until `done`, False at the deadline; raises when the group fails meanwhile."""
+    def _told_of(self, seq: int, text: str) -> DistError:
+        """The error that another member reports, as the exception that it raised there."""
+        cause, about, message = text.split(" ", 2)
+        return _NOTICES.get(cause, GroupFailedError)(
+            message,
+            seq=seq or None,
+            group=self.group_name,
+            ranks=tuple(map(int, about.split(","))),
+        )
+
+    def wait_for(
+        self, done: Callable[[], bool], deadline: float, seq: int | None = None
+    ) -> bool:
+        """Poll until `done`, False at the deadline; raises when the group fails meanwhile.
+
+        seq     of the collective that waits: one that failed after it leaves it alone, since
+                whoever has come so far has done its part of this one
+        """
 
         def over() -> bool:
             advance()
             if done():
                 return True
-            if self._failed is not None:
+            if self._failed is not None and (seq is None or self._failed_seq <= seq):
                 raise self._failed
             return False
 
@@ -218,7 +243,9 @@ class MpiMembers(ProcessGroup):
             )  # fmt: skip
         if operation.test() or not self._gone(peer, started=operation.started):
             return
-        raise self._lost(name, seq, range(self._size) if peer is None else [peer])
+        raise self._failed or self._lost(
+            name, seq, range(self._size) if peer is None else [peer]
+        )
 
     def _gone(self, peer: int | None, started: bool) -> bool:
         """Has the other side left, so that a message with it will not complete?"""
@@ -257,7 +284,7 @@ class MpiMembers(ProcessGroup):
             return not left
 
         try:
-            if not self.wait_for(done, call.deadline):
+            if not self.wait_for(done, call.deadline, call.seq):
                 raise self._late(call, sorted({self.member(each) or 0 for each in left}))
         except BaseException:
             for operation in left:

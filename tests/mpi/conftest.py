@@ -67,6 +67,14 @@ def group():
     dist.destroy_process_group(made)
 
 
+@pytest.fixture
+def spare():
+    """Another one, for where the first is meant to fail."""
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
 @pytest.fixture(params=_oracle.DTYPES.values(), ids=_oracle.DTYPES)
 def dtype(request):
     """Every dtype that can be reduced."""

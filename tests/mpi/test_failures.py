@@ -1,0 +1,183 @@
+"""What goes wrong over MPI is an error on every rank that names it: never a wrong number,
+never a hang.
+"""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import cydist as dist
+
+pytestmark = pytest.mark.skipif("dist.get_world_size() == 1", reason="one rank agrees with itself")
+
+
+def usual(group):
+    """What all ranks but the odd one call."""
+    dist.all_reduce(np.ones(4, "f4"), group=group)
+
+
+ODD = {
+    "dtype": (lambda g: dist.all_reduce(np.ones(4, "i4"), group=g), "SUM of int32, 4 elements"),
+    "count": (lambda g: dist.all_reduce(np.ones(5, "f4"), group=g), "float32, 5 elements"),
+    "operation": (lambda g: dist.all_reduce(np.ones(4, "f4"), dist.ReduceOp.MAX, g), "MAX of"),
+    "derived": (lambda g: dist.all_reduce(np.ones(4, "f2"), group=g), "SUM of float16"),
+    "collective": (lambda g: dist.broadcast(np.ones(4, "f4"), 0, g), "broadcast of float32"),
+    "barrier": (lambda g: dist.barrier(g), "barrier"),
+    "gather": (lambda g: dist.all_gather_object([None] * g.size(), 1, g), "all_gather of"),
+}
+
+
+@pytest.mark.parametrize(("odd", "text"), ODD.values(), ids=ODD)
+def test_a_different_call_is_a_mismatch_on_every_rank(group, rank, size, odd, text):
+    """The error names both calls, and the rank that is in the other."""
+    last = size - 1
+    with pytest.raises(dist.MismatchError) as caught:
+        (odd if rank == last else usual)(group)
+    message = str(caught.value)
+    assert "all_reduce SUM of float32, 4 elements" in message
+    assert text in message
+    assert (tuple(range(last)) if rank == last else (last,)) == caught.value.ranks
+
+
+def test_another_root_is_a_mismatch(group, rank):
+    """Two ranks want to be the source of a broadcast."""
+    with pytest.raises(dist.MismatchError, match=r"root \d.*root \d"):
+        dist.broadcast(np.ones(3), min(rank, 1), group)
+
+
+def test_only_the_group_of_a_mismatch_fails(group, rank, size):
+    """It takes no more calls and says why; other groups go on."""
+    with pytest.raises(dist.MismatchError):
+        dist.all_reduce(np.ones(3 + (rank == 0)), group=group)
+    with pytest.raises(dist.GroupFailedError, match="MismatchError"):
+        dist.barrier(group)
+    other = dist.new_group()
+    total = np.ones(2)
+    dist.all_reduce(total, group=other)
+    assert [size] * 2 == total.tolist()
+    dist.destroy_process_group(other)
+
+
+def test_blocks_that_do_not_fit_fail_every_rank(group, rank, size):
+    """One pair of an uneven exchange disagrees, and the others learn of it."""
+    into = [np.zeros(2) for _ in range(size)]
+    out = [np.zeros(2) for _ in range(size)]
+    if rank == 0:
+        out[1] = np.zeros(3)
+    with pytest.raises(dist.DistError) as caught:
+        dist.all_to_all(into, out, group)
+        dist.barrier(group)
+    assert "sends 3 elements of float64" in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [
+    lambda g: dist.all_reduce(np.ones(4), group=g, timeout=0.3),
+    lambda g: dist.barrier(g, timeout=0.3),
+    lambda g: dist.gather(np.ones(4), list(np.ones((g.size(), 4))), 0, g, timeout=0.3),
+], ids=["all_reduce", "barrier", "gather"])  # fmt: skip
+@pytest.mark.parametrize("fresh", [True, False], ids=["first-call", "later-call"])
+def test_a_timeout_names_who_is_missing(group, rank, size, call, fresh, spare):
+    """Rank 0 waits for all others in vain; their next call on the group says so."""
+    if not fresh:
+        dist.barrier(group)
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            call(group)
+        assert "nothing from rank" in str(caught.value)
+        assert set(caught.value.ranks) <= set(range(1, size))
+        assert caught.value.ranks
+    dist.barrier(spare)
+    with pytest.raises(dist.DistError, match="nothing from rank"):
+        dist.barrier(group)
+
+
+def test_the_ranks_that_came_are_not_missing(group, rank, size, spare):
+    """All but the last wait; each names the last one alone."""
+    dist.barrier(group)
+    if rank < size - 1:
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            dist.all_reduce(np.ones(4), group=group, timeout=1.0)
+        assert (size - 1,) == caught.value.ranks
+    dist.barrier(spare)
+
+
+def test_a_receive_that_is_late_fails_the_group(group, rank, spare):
+    """recv has a deadline; the other ranks learn of it."""
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError, match="from rank 1"):
+            dist.recv(np.zeros(3), 1, group, timeout=0.2)
+    dist.barrier(spare)
+    with pytest.raises(dist.GroupFailedError, match="timeout"):
+        dist.barrier(group)
+
+
+def test_a_wait_that_is_late_leaves_the_receive_under_way(group, rank):
+    """The timeout of `wait` is not the call's: it can be waited for again."""
+    if rank == 0:
+        into = np.zeros(3)
+        work = dist.irecv(into, 1, group)
+        with pytest.raises(dist.DistTimeoutError):
+            work.wait(0.1)
+        dist.send(np.ones(1), 1, group)
+        assert work.wait()
+        assert [1.0] * 3 == into.tolist()
+    if rank == 1:
+        dist.recv(np.zeros(1), 0, group)
+        dist.send(np.ones(3), 0, group)
+    dist.barrier(group)
+
+
+def test_a_rank_that_left_is_named(rank, size, spare):
+    """Who destroys a group that others still use does not leave them waiting."""
+    group = dist.new_group()
+    dist.barrier(group)
+    if rank == size - 1:
+        dist.destroy_process_group(group)
+    else:
+        with pytest.raises(dist.DistError, match=f"rank {size - 1} left") as caught:
+            dist.all_reduce(np.ones(4), group=group)
+        assert (size - 1,) == caught.value.ranks
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
+def test_abort_ends_the_calls_under_way(group, rank, spare):
+    """On this rank and on the others."""
+    work = dist.all_reduce(np.ones(4), group=group, async_op=True) if rank else None
+    dist.barrier(spare)
+    if rank == 0:
+        dist.abort(group)
+    else:
+        with pytest.raises(dist.GroupFailedError, match="aborted"):
+            work.wait()
+    dist.barrier(spare)
+    with pytest.raises(dist.GroupFailedError, match="aborted"):
+        dist.barrier(group)
+
+
+def test_ctrl_c_ends_a_wait(group, rank, spare):
+    """SIGINT raises KeyboardInterrupt in a collective; the others learn who was interrupted."""
+    if rank == 0:
+        main = threading.main_thread().ident
+        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(np.ones(4), group=group)
+        assert time.monotonic() - started < 10
+        timer.join()
+    dist.barrier(spare)
+    with pytest.raises(dist.GroupFailedError, match="KeyboardInterrupt"):
+        dist.all_reduce(np.ones(4), group=group)
+
+
+def test_destroyed_groups_say_so(rank, spare):
+    """A call on a destroyed group is an error of its own."""
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.GroupDestroyedError):
+        dist.barrier(group)
+    dist.barrier(spare)

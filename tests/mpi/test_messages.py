@@ -1,0 +1,170 @@
+"""Messages over MPI: matched by sender and tag, in order, checked, beside other traffic."""
+
+import numpy as np
+import pytest
+
+import cydist as dist
+
+pytestmark = pytest.mark.skipif("dist.get_world_size() == 1", reason="one rank sends to nobody")
+
+# With the header, behind it in one piece, and far above any MPI's eager limit.
+COUNTS = {"nothing": 0, "inline": 10, "following": 1000, "large": 700_000}
+
+
+@pytest.fixture(params=COUNTS.values(), ids=COUNTS)
+def count(request):
+    """How many doubles a message has."""
+    return request.param
+
+
+def test_send_and_recv(group, rank, count):
+    """What rank 0 sends rank 1 receives; recv returns the sender."""
+    data = np.arange(count, dtype="f8")
+    if rank == 0:
+        dist.send(data, 1, group)
+    if rank == 1:
+        into = np.zeros(count)
+        assert dist.recv(into, 0, group) == 0
+        assert data.tolist() == into.tolist()
+
+
+def test_irecv_then_isend_around_the_ring(group, rank, size, count):
+    """All post their receives first; nobody waits for anybody's turn."""
+    into, data = np.zeros(count), np.full(count, float(rank))
+    receiving = dist.irecv(into, (rank - 1) % size, group)
+    sending = dist.isend(data, (rank + 1) % size, group)
+    receiving.wait()
+    sending.wait()
+    assert receiving.is_success()
+    assert sending.is_success()
+    assert np.full(count, float((rank - 1) % size)).tolist() == into.tolist()
+
+
+def test_tags_tell_messages_apart(group, rank):
+    """A receive takes the message of its tag, whichever came first; tags have 31 bits."""
+    tags = (0, 7, 2**31 - 1, 2**29, 2**29 + 7)
+    if rank == 0:
+        for tag in tags:
+            dist.send(np.array([tag]), 1, group, tag)
+    if rank == 1:
+        for tag in reversed(tags):
+            into = np.zeros(1, int)
+            dist.recv(into, 0, group, tag)
+            assert [tag] == into.tolist()
+
+
+def test_messages_with_one_tag_keep_their_order(group, rank):
+    """Small ones do not overtake large ones."""
+    counts = [1, 500_000, 2, 300_000, 3]
+    if rank == 0:
+        works = [dist.isend(np.full(n, float(i)), 1, group) for i, n in enumerate(counts)]
+        for work in works:
+            work.wait()
+    if rank == 1:
+        into = [np.zeros(n) for n in counts]
+        works = [dist.irecv(array, 0, group) for array in into]
+        for work in reversed(works):
+            work.wait()
+        assert list(range(len(counts))) == [array[-1] for array in into]
+
+
+def test_receive_from_anyone(group, rank, size, count):
+    """Rank 0 hears everybody once, and who it was."""
+    if rank > 0:
+        dist.send(np.full(count, float(rank)), 0, group, tag=3)
+        return
+    heard = {}
+    for _ in range(1, size):
+        into = np.zeros(count)
+        heard[dist.recv(into, None, group, tag=3)] = into
+    assert {r: [float(r)] * count for r in range(1, size)} == {
+        r: array.tolist() for r, array in heard.items()
+    }
+
+
+def test_a_dropped_send_arrives(group, rank):
+    """The handle of a send may go away; the message does not."""
+    if rank == 0:
+        dist.isend(np.arange(600_000.0), 1, group)
+    if rank == 1:
+        into = np.zeros(600_000)
+        dist.recv(into, 0, group)
+        assert np.arange(600_000.0).tolist() == into.tolist()
+    dist.barrier(group)
+
+
+def test_messages_pass_collectives(group, rank, size):
+    """A receive posted before a collective completes after it, and during it."""
+    into = np.zeros(500_000)
+    receiving = dist.irecv(into, (rank - 1) % size, group)
+    total = np.ones(1000)
+    dist.all_reduce(total, group=group)
+    sending = dist.isend(np.full(500_000, float(rank)), (rank + 1) % size, group)
+    again = dist.all_reduce(total, group=group, async_op=True)
+    receiving.wait()
+    sending.wait()
+    again.wait()
+    assert (rank - 1) % size == into[-1]
+    assert size**2 == total[0]
+
+
+def test_strided_messages(group, rank):
+    """Every second element on one side, a column on the other."""
+    if rank == 0:
+        dist.send(np.arange(20.0)[::2], 1, group)
+    if rank == 1:
+        into = np.full((10, 3), -1.0)
+        dist.recv(into[:, 1], 0, group)
+        assert np.arange(0.0, 20.0, 2).tolist() == into[:, 1].tolist()
+        assert [-1.0] * 10 == into[:, 0].tolist()
+
+
+def test_batches(group, rank, size):
+    """Many messages both ways at once."""
+    out = [np.full(100, 10.0 * rank + peer) for peer in range(size)]
+    into = [np.zeros(100) for _ in range(size)]
+    peers = [peer for peer in range(size) if peer != rank]
+    ops = [dist.P2POp(dist.isend, out[peer], peer, group) for peer in peers]
+    ops += [dist.P2POp(dist.irecv, into[peer], peer, group) for peer in peers]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert [10.0 * peer + rank for peer in peers] == [into[peer][0] for peer in peers]
+
+
+@pytest.mark.parametrize("sent", [np.zeros(4, "f4"), np.zeros(9, "i4"), np.zeros(9_000, "f4")],
+                         ids=["count", "dtype", "large"])  # fmt: skip
+def test_a_message_of_another_kind_is_refused(group, rank, sent):
+    """The receiver gets an error that names both, and the group has failed on both sides."""
+    if rank == 0:
+        with pytest.raises(dist.DistError, match=r"disagree on a message|failed earlier"):
+            dist.send(sent, 1, group)
+            dist.recv(np.zeros(1), 1, group)
+    elif rank == 1:
+        with pytest.raises(dist.MismatchError) as caught:
+            dist.recv(np.zeros(9, "f4"), 0, group)
+        assert f"sends {sent.size} elements of {sent.dtype}" in str(caught.value)
+        assert "receives 9 of float32" in str(caught.value)
+        assert caught.value.ranks == (0,)
+    with pytest.raises(dist.DistError):
+        dist.barrier(group)
+
+
+def test_the_users_own_traffic_is_not_disturbed(group, rank, size):
+    """A receive from anyone with any tag on COMM_WORLD gets the user's message, not ours."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    into = np.zeros(3)
+    request = world.Irecv(into, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    total = np.ones(3)
+    dist.all_reduce(total, group=group)
+    dist.send(total, (rank + 1) % size, group) if rank % 2 else dist.recv(total, None, group)
+    if size % 2:
+        dist.barrier(group)
+    assert not request.Test()
+    gathered = world.allgather(rank)
+    dist.barrier(group)
+    world.Send(np.full(3, float(rank)), (rank + 1) % size, 0)
+    request.Wait()
+    assert list(range(size)) == gathered
+    assert [(rank - 1) % size] * 3 == into.tolist()
