@@ -357,17 +357,23 @@ def test_home_that_cannot_be_written_names_the_variable(monkeypatch: pytest.Monk
 
 def test_racing_processes_agree_on_one_secret() -> None:
     """20 processes that start together in a new home all find the same secret."""
-    code = "import sys; sys.stdin.read(); from cydist import auth; print(auth.secret().hex())"
-    gate_out, gate_in = os.pipe()
-    racers = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=gate_out, stdout=subprocess.PIPE)
-        for _ in range(20)
-    ]
-    os.close(gate_out)
-    os.close(gate_in)  # end of file starts them all
-    found = {racer.communicate(timeout=60)[0] for racer in racers}
-    assert len(found) == 1
-    assert len(found.pop().strip()) == 64
+    code = (
+        "import os, sys\n"
+        "from cydist import auth\n"
+        "gate_out, gate_in = os.pipe()\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(gate_in); os.read(gate_out, 1)\n"
+        "        os.write(1, auth.secret().hex().encode() + b'\\n'); os._exit(0)\n"
+        "os.close(gate_in)\n"  # end of file lets them all go
+        "assert all(os.wait()[1] == 0 for _ in range(20))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60)
+    found = run.stdout.split()
+    assert run.returncode == 0
+    assert len(found) == 20
+    assert len(set(found)) == 1
+    assert len(found[0]) == 64
     assert os.listdir(auth.user_secret_path().parent) == ["secret"]
 
 

@@ -18,11 +18,16 @@ def test_file_is_shared_by_processes(tmp_path: Path) -> None:
     """Eight processes add to one counter in one file, and no increment is lost."""
     path = str(tmp_path / "store")
     code = (
-        "import sys; from cydist.stores import FileStore; s = FileStore(sys.argv[1])\n"
-        "for _ in range(50): s.add('n', 1)"
+        "import os, sys\n"
+        "from cydist.stores import FileStore\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0:\n"
+        "        store = FileStore(sys.argv[1])\n"
+        "        [store.add('n', 1) for _ in range(50)]\n"
+        "        os._exit(0)\n"
+        "assert all(os.wait()[1] == 0 for _ in range(8))"
     )
-    adders = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(8)]
-    assert [adder.wait(60) for adder in adders] == [0] * 8
+    subprocess.run([sys.executable, "-c", code, path], check=True, timeout=60)
     assert FileStore(path).get("n") == b"400"
 
 
