@@ -7,11 +7,12 @@
 #ifndef CYDIST_FORMATS_H
 #define CYDIST_FORMATS_H
 
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __FAST_MATH__
-#error "kernels need IEEE arithmetic: build without -ffast-math"
+#if defined(__FAST_MATH__) || FLT_EVAL_METHOD == 2
+#error "kernels need IEEE arithmetic: build without -ffast-math, and with SSE2 rather than x87"
 #endif
 
 #ifdef __GNUC__

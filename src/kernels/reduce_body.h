@@ -3,8 +3,8 @@
    F16_LANES with its conversions.
 
    Loops are plain C for the compiler to vectorise. Integers are added and multiplied unsigned,
-   so that they wrap; unsigned loops serve both signs. 8- and 16-bit floats pass through a chunk
-   of float32 that stays in the first-level cache. */
+   so that they wrap; unsigned loops serve both signs. reduce_narrow.h has the 8- and 16-bit
+   floats. */
 
 #include "formats.h"
 #include "kernels.h"
@@ -42,8 +42,11 @@
         }                                                          \
     }
 
-#define IN_PLACE(name, scale) \
-    static void name(const cydist_reduction *r, void *acc, size_t count) { scale(r, acc, acc, count); }
+#define IN_PLACE(name, scale)                                            \
+    static void name(const cydist_reduction *r, void *acc, size_t count) \
+    {                                                                    \
+        scale(r, acc, acc, count);                                       \
+    }
 
 /* ---- any number of sources ---- */
 
@@ -131,7 +134,7 @@ static void combine_all_bool(ALL_ARGUMENTS)
     {                                                                                 \
         const i##w x = KEY(i##w, w, a, all), y = KEY(i##w, w, b, all);                \
         const i##w key = greater ? (x > y ? x : y) : (x < y ? x : y);                 \
-        return IS_NAN(a, all, last) | IS_NAN(b, all, last) ? (i##w)(nan)              \
+        return (IS_NAN(a, all, last) | IS_NAN(b, all, last)) ? (i##w)(nan)            \
                                                            : KEY(i##w, w, key, all);  \
     }                                                                                 \
     COMBINE(min_##format, i##w, format##_less(a, b, 0))                               \
@@ -186,206 +189,7 @@ ORDER(f64, 64, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff8000000000000)
 WIDE_FLOAT(32, float)
 WIDE_FLOAT(64, double)
 
-/* ---- floats that accumulate in float32 ---- */
-
-/* Between memory and a chunk of float32: load, add and multiply into it, store it rounded. */
-#define CONVERSIONS(format, T)                                                        \
-    static inline void format##_load(float *to, const T *from, size_t n)              \
-    {                                                                                 \
-        EACH(i, n) to[i] = format##_widen(from[i]);                                   \
-    }                                                                                 \
-    static inline void format##_add(float *to, const T *from, size_t n)               \
-    {                                                                                 \
-        EACH(i, n) to[i] += format##_widen(from[i]);                                  \
-    }                                                                                 \
-    static inline void format##_times(float *to, const T *from, size_t n)             \
-    {                                                                                 \
-        EACH(i, n) to[i] *= format##_widen(from[i]);                                  \
-    }                                                                                 \
-    static inline void format##_store(T *to, const float *from, size_t n)             \
-    {                                                                                 \
-        EACH(i, n) to[i] = (T)format##_narrow(from[i]);                               \
-    }
-
-/* bfloat16 by pairs: a 32-bit word is one number shifted and one masked, which costs no
-   shuffling. A chunk holds the first of all pairs, then the second of all pairs. */
-#define FIRST(word) float_of((word) << 16)
-#define SECOND(word) float_of((word) & 0xffff0000u)
-#define PAIR(first, second) ((bf16_rounded(first) >> 16) | (bf16_rounded(second) & 0xffff0000u))
-
-#define BF16_PAIRS(name, assign)                                       \
-    static inline void bf16_##name(float *to, const u16 *from, size_t n) \
-    {                                                                  \
-        const u32 *const words = (const u32 *)from;                    \
-        float *const seconds = to + n / 2;                             \
-        EACH(i, n / 2)                                                 \
-        {                                                              \
-            const uint32_t word = words[i];                            \
-            to[i] assign FIRST(word);                                  \
-            seconds[i] assign SECOND(word);                            \
-        }                                                              \
-        if (n % 2 != 0) to[n - 1] assign bf16_widen(from[n - 1]);      \
-    }
-
-BF16_PAIRS(load, =)
-BF16_PAIRS(add, +=)
-BF16_PAIRS(times, *=)
-
-static inline void bf16_store(u16 *to, const float *from, size_t n)
-{
-    u32 *const words = (u32 *)to;
-    const float *const seconds = from + n / 2;
-    EACH(i, n / 2) words[i] = PAIR(from[i], seconds[i]);
-    if (n % 2 != 0) to[n - 1] = (uint16_t)bf16_narrow(from[n - 1]);
-}
-
-#define BF16_COMBINE(name, scalar_op)                                             \
-    static void name##_bf16(COMBINE_ARGUMENTS)                                     \
-    {                                                                              \
-        u32 *const to = acc;                                                       \
-        const u32 *const as = low, *const bs = high;                               \
-        (void)r;                                                                   \
-        EACH(i, count / 2)                                                         \
-        {                                                                          \
-            const uint32_t a = as[i], b = bs[i];                                   \
-            to[i] = PAIR(FIRST(a) scalar_op FIRST(b), SECOND(a) scalar_op SECOND(b)); \
-        }                                                                          \
-        if (count % 2 != 0)                                                        \
-            ((u16 *)acc)[count - 1] =                                              \
-                (uint16_t)bf16_narrow(bf16_widen(((const u16 *)low)[count - 1]) scalar_op \
-                                      bf16_widen(((const u16 *)high)[count - 1]));  \
-    }
-
-BF16_COMBINE(sum, +)
-BF16_COMBINE(product, *)
-
-CONVERSIONS(e4m3, u8)
-CONVERSIONS(e5m2, u8)
-
-#ifdef F16_LANES
-/* The same bits as f16_widen and f16_narrow, by the machine's own conversions. */
-#define F16_LOOP(whole_vector, rest)                                \
-    size_t i = 0;                                                   \
-    for (; i + F16_LANES <= n; i += F16_LANES) whole_vector;        \
-    for (; i < n; i++) rest;
-
-static inline void f16_load(float *to, const u16 *from, size_t n)
-{
-    F16_LOOP(F16_PUT(to + i, F16_WIDEN(from + i)), to[i] = f16_widen(from[i]))
-}
-
-static inline void f16_add(float *to, const u16 *from, size_t n)
-{
-    F16_LOOP(F16_PUT(to + i, F16_GET(to + i) + F16_WIDEN(from + i)), to[i] += f16_widen(from[i]))
-}
-
-static inline void f16_times(float *to, const u16 *from, size_t n)
-{
-    F16_LOOP(F16_PUT(to + i, F16_GET(to + i) * F16_WIDEN(from + i)), to[i] *= f16_widen(from[i]))
-}
-
-static inline void f16_store(u16 *to, const float *from, size_t n)
-{
-    F16_LOOP(F16_NARROW(to + i, F16_GET(from + i)), to[i] = (uint16_t)f16_narrow(from[i]))
-}
-
-#define F16_COMBINE(name, op)                                                      \
-    static void name##_f16(COMBINE_ARGUMENTS)                                      \
-    {                                                                              \
-        u16 *const to = acc;                                                       \
-        const u16 *const as = low, *const bs = high;                               \
-        const size_t n = count;                                                    \
-        (void)r;                                                                   \
-        F16_LOOP(F16_NARROW(to + i, F16_WIDEN(as + i) op F16_WIDEN(bs + i)),       \
-                 to[i] = (uint16_t)f16_narrow(f16_widen(as[i]) op f16_widen(bs[i]))) \
-    }
-
-F16_COMBINE(sum, +)
-F16_COMBINE(product, *)
-#else
-CONVERSIONS(f16, u16)
-#endif
-
-enum { CHUNK = 1024 }; /* float32 elements: 4 KiB */
-
-static inline void divide_chunk(float *chunk, float by, size_t n)
-{
-    EACH(i, n) chunk[i] /= by;
-}
-
-static inline void multiply_chunk(float *chunk, float by, size_t n)
-{
-    EACH(i, n) chunk[i] *= by;
-}
-
-/* The body sees `chunk`, and `some` elements starting with number `at`. */
-#define CHUNKS(body)                                                              \
-    {                                                                             \
-        float chunk[CHUNK] __attribute__((aligned(64)));                          \
-        for (size_t at = 0; at < count; at += CHUNK) {                            \
-            const size_t some = count - at < CHUNK ? count - at : CHUNK;          \
-            body;                                                                 \
-        }                                                                         \
-    }
-
-/* Two sources where conversions are long: faster in three short loops than in one. */
-#define NARROW_COMBINE(format, T, name, step)                                     \
-    static void name##_##format(COMBINE_ARGUMENTS)                                \
-    {                                                                             \
-        (void)r;                                                                  \
-        CHUNKS(format##_load(chunk, (const T *)low + at, some);                   \
-               format##_##step(chunk, (const T *)high + at, some);                \
-               format##_store((T *)acc + at, chunk, some))                        \
-    }
-
-NARROW_COMBINE(e4m3, u8, sum, add)
-NARROW_COMBINE(e4m3, u8, product, times)
-NARROW_COMBINE(e5m2, u8, sum, add)
-NARROW_COMBINE(e5m2, u8, product, times)
-#ifndef F16_LANES
-NARROW_COMBINE(f16, u16, sum, add)
-NARROW_COMBINE(f16, u16, product, times)
-#endif
-
-#define ACCUMULATE(format, T, name, step)                                         \
-    static void name##_all_##format(ALL_ARGUMENTS)                                \
-    {                                                                             \
-        if (n == 1 && r->finish == NULL) {                                        \
-            memmove(out, sources[0], count * sizeof(T));                          \
-            return;                                                               \
-        }                                                                         \
-        if (n == 2 && r->finish == NULL) {                                        \
-            name##_##format(r, out, sources[0], sources[1], count);               \
-            return;                                                               \
-        }                                                                         \
-        CHUNKS(format##_load(chunk, (const T *)sources[0] + at, some);            \
-               for (int s = 1; s < n; s++)                                        \
-                   format##_##step(chunk, (const T *)sources[s] + at, some);      \
-               if (r->finish) divide_chunk(chunk, (float)r->ranks, some);         \
-               format##_store((T *)out + at, chunk, some))                        \
-    }
-
-#define NARROW_FLOAT(format, T)                                                   \
-    ACCUMULATE(format, T, sum, add)                                               \
-    ACCUMULATE(format, T, product, times)                                         \
-    static void multiply_##format(const cydist_reduction *r, void *out, const void *own, \
-                                  size_t count)                                   \
-    {                                                                             \
-        CHUNKS(format##_load(chunk, (const T *)own + at, some);                   \
-               multiply_chunk(chunk, (float)FACTOR(0), some);                     \
-               format##_store((T *)out + at, chunk, some))                        \
-    }                                                                             \
-    static void divide_##format(const cydist_reduction *r, void *acc, size_t count) \
-    {                                                                             \
-        CHUNKS(format##_load(chunk, (const T *)acc + at, some);                   \
-               divide_chunk(chunk, (float)r->ranks, some);                        \
-               format##_store((T *)acc + at, chunk, some))                        \
-    }
-
-NARROW_FLOAT(f16, u16)
-NARROW_FLOAT(bf16, u16)
-NARROW_FLOAT(e4m3, u8)
-NARROW_FLOAT(e5m2, u8)
+#include "reduce_narrow.h"
 
 /* ---- the table ---- */
 
