@@ -1,0 +1,128 @@
+"""Which algorithm is chosen, and by what."""
+
+import pytest
+
+from cydist import tuning
+
+COLLECTIVES = tuning.COLLECTIVES[1:]
+CALLS = {
+    f"{nbytes}B-{ranks}ranks-{'windows' if windows else 'messages'}"
+    f"-{'even' if even else 'uneven'}-{'commutative' if commutative else 'ordered'}": (
+        nbytes, ranks, windows, even, commutative,
+    )
+    for nbytes in (0, 4097, 1 << 33)
+    for ranks in (3, 8)
+    for windows in (False, True)
+    for even in (False, True)
+    for commutative in (False, True)
+}  # fmt: skip
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """environment(NAME=value): settings that tuning reads now; forgotten afterwards."""
+
+    def change(**settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        tuning.reload()
+
+    change()
+    yield change
+    monkeypatch.undo()
+    tuning.reload()
+
+
+def chosen(collective, nbytes, ranks, *, windows=False, even=True, commutative=True):
+    return tuning.choose(collective, nbytes, ranks, windows, even=even, commutative=commutative)
+
+
+@pytest.mark.parametrize("deterministic", ["0", "1"], ids=["free", "deterministic"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_call_gets_an_algorithm_that_can_run(environment, collective, call, deterministic):
+    """Whatever the call, the table has a row whose needs are met."""
+    environment(CYDIST_DETERMINISTIC=deterministic)
+    nbytes, ranks, windows, even, commutative = call
+    name = chosen(
+        collective, nbytes, ranks, windows=windows, even=even, commutative=commutative
+    )  # fmt: skip
+    needs = tuning.NEEDS[collective, name]
+    missing = [
+        need
+        for need, met in (
+            (tuning.WINDOWS, windows),
+            (tuning.EVEN_BLOCKS, even),
+            (tuning.COMMUTATIVE, commutative),
+            (tuning.POWER_OF_TWO, ranks & (ranks - 1) == 0),
+        )
+        if needs & need and not met
+    ]
+    assert missing == []
+    if deterministic == "1" and collective in tuning.REDUCING:
+        assert name in tuning.ONE_ROUNDING
+
+
+def test_every_row_names_an_algorithm_that_exists():
+    """The table of choices and the table of algorithms agree."""
+    rules = (*tuning.TABLE, *tuning.DETERMINISTIC_TABLE)
+    assert [rule for rule in rules if (rule.collective, rule.name) not in tuning.NEEDS] == []
+
+
+def test_limits_are_powers_of_two():
+    """Calls are cached by size class, so a limit between two powers of two would lie."""
+    limits = {rule.most_bytes for rule in tuning.TABLE if rule.most_bytes}
+    assert {limit for limit in limits if limit & (limit - 1)} == set()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "expected"),
+    [(8, 2, "doubling"), (16384, 3, "doubling"), (16385, 3, "ring"), (1 << 30, 8, "ring")],
+)
+def test_size_decides_on_messages(environment, nbytes, ranks, expected):
+    """Short arrays take few steps, long ones move few bytes."""
+    assert chosen("all_reduce", nbytes, ranks) == expected
+
+
+def test_the_setting_wins(environment):
+    """CYDIST_ALGORITHM names the algorithm of each collective it lists, and of no other."""
+    environment(CYDIST_ALGORITHM="all_reduce:ring, broadcast:ring")
+    names = [chosen(name, 8, 4) for name in ("all_reduce", "broadcast", "all_gather")]
+    assert names == ["ring", "ring", "bruck"]
+
+
+def test_a_setting_that_cannot_run_leaves_the_call_to_the_table(environment):
+    """Without windows "flat" cannot run; ring cannot where the reduction does not commute."""
+    environment(CYDIST_ALGORITHM="broadcast:flat,all_reduce:ring")
+    names = (chosen("broadcast", 8, 4), chosen("all_reduce", 8, 4, commutative=False))
+    assert names == ("tree", "doubling")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("all_reduce:rings", "all_reduce has doubling, flat, halving_doubling"),
+        ("allreduce:ring", "write collective:name"),
+        ("ring", "write collective:name"),
+    ],
+)
+def test_a_setting_that_names_nothing_raises(environment, setting, says):
+    """A misspelt experiment must not pass for a result."""
+    environment(CYDIST_ALGORITHM=setting)
+    with pytest.raises(ValueError, match=says):
+        chosen("all_reduce", 8, 4)
+
+
+def test_settings_that_contradict_raise(environment):
+    """A ring rounds at each step, so it is not deterministic in the sense of the setting."""
+    environment(CYDIST_ALGORITHM="all_reduce:ring", CYDIST_DETERMINISTIC="1")
+    with pytest.raises(ValueError, match="one rounding"):
+        chosen("all_reduce", 8, 4)
+
+
+@pytest.mark.parametrize("setting", ["0", "-1", "64k"])
+def test_a_segment_is_a_positive_number_of_bytes(environment, setting):
+    """Anything else raises, and says what was set."""
+    environment(CYDIST_SEGMENT_BYTES=setting)
+    with pytest.raises(ValueError, match=f"CYDIST_SEGMENT_BYTES='{setting}'"):
+        tuning.segment_bytes("all_reduce", 8)
