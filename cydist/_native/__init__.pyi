@@ -24,6 +24,7 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "use_isa",
+    "why_not",
 ]
 
 @final
@@ -166,6 +167,7 @@ class Group:
     ) -> None: ...
 
 def supports(op: int, dtype: int) -> bool: ...
+def why_not(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str: ...
 def combine_all(
     op: int,
     dtype: int,
