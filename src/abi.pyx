@@ -65,8 +65,9 @@ cdef void set_interrupted(Interrupted f) noexcept nogil:
 
 
 cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
-    if t.aborted[0] != OK:
-        return t.aborted[0]
+    cdef int aborted = load_int(t.aborted)
+    if aborted != OK:
+        return aborted
     if interrupted != NULL and interrupted() != 0:
         return INTERRUPTED
     if now_ns() >= deadline_ns:
