@@ -332,10 +332,10 @@ def test_query_gives_rank_and_size() -> None:
 def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough."""
     port = free_port()
-    for name, value in {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": HOST, "MASTER_PORT": str(port)
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(port))
     store, rank, size = rendezvous.rendezvous(timeout=timedelta(seconds=WAIT))
     assert (rank, size) == (0, 1)
     assert TCPStore(HOST, port, timeout=WAIT).check(["cydist//1/job"])
@@ -397,13 +397,10 @@ def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.Monke
     secret; a second meeting works too."""
     torch_dist = pytest.importorskip("torch.distributed")
     agent = torch_dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-    for name, value in {
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(agent.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "run",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     for _ in range(2):
         check_met(meet("env://", [0, 1, 2]))
     held = b" ".join(agent.get(key) for key in agent.list_keys() if "cydist" in key)
