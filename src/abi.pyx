@@ -14,6 +14,10 @@ cdef class Link:
     cdef void close_view(self, Transport *t) noexcept:
         pass
 
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        return ""
+
 
 cdef enum:
     TABLE_ROWS = 128
