@@ -17,7 +17,6 @@ try:
         prepare,
         supports,
         unflatten_buffers,
-        why_not,
     )
     from cydist._native.kernels import use as use_isa
     from cydist._native.tcp import TcpLink
@@ -49,5 +48,4 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "use_isa",
-    "why_not",
 ]

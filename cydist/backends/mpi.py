@@ -312,6 +312,11 @@ class MpiGroup(MpiMembers):
         with self._agreement(call, "all_to_all", outputs[0], count=count):
             super().all_to_all(call, outputs, inputs, even)
 
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        name = "scan" if inclusive else "exscan"
+        with self._agreement(call, name, array, op=op, count=array.size):
+            super().scan(call, array, op, inclusive)
+
 
 def _consecutive(MPI: Any, arrays_: Sequence[Array]) -> Any:
     """The arrays as one piece of memory, if they lie one behind the other; else None."""

@@ -15,14 +15,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Any
 
+from cydist import launchers
 from cydist.errors import DistBackendError, ForkedError, UnsupportedError
 
-YIELD_SECONDS = 0.02  # how long a wait gives its core away but does not sleep
+# How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
+YIELD_SECONDS = 1e-4
+YIELD_SECONDS_WITH_CORES = 2e-3
 DOZE_SECONDS = 1.0  # how long it sleeps in short slices; MPI makes progress only when polled
-SHORT_SLEEP = 50e-6
+SHORT_SLEEP = 20e-6
 LONG_SLEEP = 1e-3
 
 
@@ -95,7 +99,7 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
     started = now = time.monotonic()
     while now < deadline:
         waited = now - started
-        if waited < YIELD_SECONDS:
+        if waited < _patience():
             os.sched_yield()
         else:
             pause = SHORT_SLEEP if waited < DOZE_SECONDS else LONG_SLEEP
@@ -104,6 +108,14 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
             return True
         now = time.monotonic()
     return False
+
+
+@cache
+def _patience() -> float:
+    """Seconds until a wait begins to sleep."""
+    here = launchers.place().local_size or 1
+    enough = here <= (os.cpu_count() or 1)
+    return YIELD_SECONDS_WITH_CORES if enough else YIELD_SECONDS
 
 
 class ExitGuard:

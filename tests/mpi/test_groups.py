@@ -1,7 +1,6 @@
 """Groups of some ranks: made without a message, with a communicator at their first collective."""
 
 import numpy as np
-import pytest
 
 import cydist as dist
 

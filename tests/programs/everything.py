@@ -3,6 +3,7 @@
     python everything.py                    variables of a launcher say which rank this is
     python everything.py URL RANK SIZE      the command line does; RANK - : the URL counts them
     python everything.py --spawn SIZE       children of this process are the ranks
+    python everything.py --backend mpi      a launcher's variables, and another backend than tcp
 
 A rank prints "rank R of P: N results as expected" last. What differs is printed with the call,
 group and rank, and ends the rank with code 1.
@@ -219,9 +220,7 @@ def coalesced(check):
     gives = list(zip(joined, outputs, strict=True))
     check.call(dist.all_gather_into_tensor_coalesced, outputs, given[me], gives=gives)
     outputs = [np.zeros(n, "f4") for n in counts]
-    gives = [
-        (oracle.reduced("SUM", [own] * p), out) for own, out in zip(given[0], outputs, strict=True)
-    ]
+    gives = [(oracle.reduced("SUM", [own] * p), out) for own, out in zip(given[0], outputs)]
     repeated = [np.tile(own, p) for own in given[0]]
     check.call(dist.reduce_scatter_tensor_coalesced, outputs, repeated, gives=gives)
 
@@ -266,7 +265,7 @@ def blocking(check, right, left):
             dist.send(token + np.uint8(1), group=check.group, group_dst=right)
         hops = (check.rank or check.size) - 1
         gives = [(np.full(2, 40 + step + hops, "u1"), token)]
-        check.compare("send and recv", [*gives, (np.array(ranks[left]), np.array(source))])
+        check.compare("send and recv", gives + [(np.array(ranks[left]), np.array(source))])
 
 
 def objects(check):
@@ -328,9 +327,9 @@ def everything(group, asynchronous):
     return check.count
 
 
-def rank_main(url=None, rank=-1, size=-1):
+def rank_main(url=None, rank=-1, size=-1, backend="tcp"):
     """One rank, from joining to leaving."""
-    dist.init_process_group("tcp", init_method=url, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=TIMEOUT)
     me, p = dist.get_rank(), dist.get_world_size()
     compared = everything(None, asynchronous=False) + everything(None, asynchronous=True)
     # All but rank 0, last rank first; and one in which every rank is alone.
@@ -352,6 +351,8 @@ def main(arguments):
     """Find out which rank this is, and be it."""
     if arguments[:1] == ["--spawn"]:
         dist.spawn(child, nprocs=int(arguments[1]))
+    elif arguments[:1] == ["--backend"]:
+        rank_main(backend=arguments[1])
     elif arguments:
         url, rank, size = arguments
         rank_main(url, -1 if rank == "-" else int(rank), int(size))
