@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LEFT_OUT = (".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "demo-output")
 # Build requirements are there already; fetching them again would need a network.
@@ -36,7 +36,7 @@ def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
     """Run a command to its end, with `path` in front of sys.path; what it printed."""
     environment = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
     result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     return result.stdout
@@ -52,22 +52,27 @@ def check_works(package: Path, scratch: Path) -> None:
     assert [line.endswith(expected) for line in printed] == [True, True], printed
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of the sources without anything built."""
-    copy = tmp_path / "tree"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    return copy
+def copy_of_sources(scratch: Path) -> Path:
+    """A copy of the tree without anything built."""
+    tree = scratch / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree built in place."""
+    tree = copy_of_sources(tmp_path_factory.mktemp("in-place"))
+    run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tree)
+    return tree
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution."""
     scratch = tmp_path_factory.mktemp("sdist")
-    copy = scratch / "tree"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
     hook = f"from setuptools import build_meta; build_meta.build_sdist({str(scratch)!r})"
-    run(sys.executable, "-c", hook, cwd=copy)
+    run(sys.executable, "-c", hook, cwd=copy_of_sources(scratch))
     (archive,) = scratch.glob("*.tar.gz")
     return archive
 
@@ -119,8 +124,9 @@ def test_wheel_from_tree(tree: Path, tmp_path: Path) -> None:
     check_wheel(wheel, tmp_path)
 
 
-def test_editable(tree: Path, tmp_path: Path) -> None:
+def test_editable(tmp_path: Path) -> None:
     """`pip install --editable` builds into the tree, which works from there."""
+    tree = copy_of_sources(tmp_path)
     site = tmp_path / "site"
     run(*PIP, "install", *OFFLINE, "--target", site, "--editable", tree, cwd=tmp_path)
     assert list(site.glob("*cydist*"))
@@ -129,7 +135,6 @@ def test_editable(tree: Path, tmp_path: Path) -> None:
 
 def test_in_place(tree: Path, tmp_path: Path) -> None:
     """`setup.py build_ext --inplace` builds into the tree, and leaves no C there."""
-    run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tree)
     generated = {p.name for p in (tree / "src").glob("**/*.c")}
     assert generated == {p.name for p in (ROOT / "src/kernels").glob("*.c")}
     check_works(tree, tmp_path)

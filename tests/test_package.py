@@ -27,10 +27,10 @@ LAYERS = {
     0: "_native",
     1: "work types errors config",
     2: "codec group executor registry tuning rendezvous launchers multicast stores auth secret",
-    3: "backends recorder consistency",
+    3: "backends",
     4: "world",
-    5: "arguments calling monitored scans collectives coalesced p2p objects mesh interop deprecated",
-    6: "launch bench testing",
+    5: "arguments calling collectives coalesced monitored scans p2p objects",
+    6: "launch testing",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 API = 5  # `import cydist` inside the package; what __init__ itself imports is free
