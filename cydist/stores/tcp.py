@@ -259,6 +259,8 @@ def _adopt(fd: int, port: int) -> socket.socket:
     if bound != port:
         listener.detach()
         raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
+    # It came through an exec; programs that this rank starts must not hold the port open.
+    listener.set_inheritable(False)
     return listener
 
 
