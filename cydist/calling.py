@@ -77,10 +77,15 @@ def root_rank(
 
 
 def check_op(name: str, op: Op, array: Array) -> None:
-    """Raise TypeError if the reduction makes no sense for the dtype."""
-    kind, _ = op_and_factor(op)
+    """Raise TypeError if the reduction makes no sense for the dtype, ValueError if its factor
+    does not."""
+    kind, factor = op_and_factor(op)
     if not _native.supports(int(kind), array.dtype):
         raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
+    if factor is None:
+        return
+    if refusal := _native.why_not(int(kind), array.dtype, factor):
+        raise ValueError(f"{name}: {refusal}")
 
 
 def run(

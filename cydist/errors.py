@@ -134,11 +134,13 @@ def from_failure(
     ranks: Sequence[int],
     seq: int | None = None,
     waited: float | None = None,
+    lost: str = "",
 ) -> DistError:
     """The exception for what the engine reported.
 
     ranks       global rank of each group rank, to name the peer by both
     waited      seconds that the call was given, for a timeout
+    lost        why the peer is lost, where the link knows
     """
     peer = failure.peer
     who = "any rank" if peer < 0 else f"rank {ranks[peer]}"
@@ -150,7 +152,7 @@ def from_failure(
         "timeout": f"timeout: nothing from {who}"
         + (f" within {waited:g} s" if waited is not None else "")
         + step,
-        "peer_lost": f"the connection to {who} was lost{step}: it died, left, or was cut off",
+        "peer_lost": f"{who} was lost{step}: {lost or 'it died, left, or was cut off'}",
         "no_memory": "no memory for the temporaries of this call",
         "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
         f"{who[0].upper() + who[1:]}: {failure.theirs}",

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,12 +174,6 @@ def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
 def has_mpi4py() -> bool:
     """Is mpi4py installed? It is not imported."""
     return importlib.util.find_spec("mpi4py") is not None
-
-
-def mpi_is_running() -> bool:
-    """Has this process started MPI through mpi4py?"""
-    MPI: Any = sys.modules.get("mpi4py.MPI")
-    return MPI is not None and bool(MPI.Is_initialized()) and not MPI.Is_finalized()
 
 
 def check_mpi_agrees(rank: int, size: int) -> None:

@@ -32,7 +32,9 @@ __all__ = ["check_mpi_agrees", "default_backend", "launcher", "meet", "rendezvou
 # that somebody is missing.
 _COMPLETE, _FAILED = b"+", b"-"
 
-_ADDRESS = struct.Struct("<32sBH256s")
+# What rank 0 tells the others over MPI: a secret, whether it is one, port, host.
+_ADDRESS = struct.Struct("<32s?H256s")
+_MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
 
 
 @dataclass(frozen=True)
@@ -290,18 +292,16 @@ def _own_address(host: str, port: int) -> str:
 
 
 def _without_address(call: _Call) -> Store:
-    """A launcher that gives ranks but no address: a place on this host, or MPI's broadcast.
+    """A launcher that gives ranks but no address: a place on this host, or MPI's messages.
 
     MPI is not started where the host will do: under another MPI's launcher that may end the
     process, and nobody could catch it.
     """
     _, size = call.placed("env://")
-    local = launchers.place().single_host and launchers.job_id() != ""
-    if launchers.under_mpi() and (not local or launchers.mpi_is_running()):
-        MPI = launchers.import_mpi()
+    if not (launchers.place().single_host and launchers.job_id()):
+        MPI = launchers.import_mpi() if launchers.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
-            return _by_broadcast(call, MPI)
-    if not local:
+            return _by_mpi(call, MPI)
         raise ValueError(
             "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this "
             f"launcher ({launcher() or 'none'}) does not. Set them, use cydistrun, or install "
@@ -314,28 +314,48 @@ def _without_address(call: _Call) -> Store:
         board.close()
 
 
-def _by_broadcast(call: _Call, MPI: Any) -> Store:
-    """Rank 0's address by MPI, with a secret for ranks that have none."""
+def _by_mpi(call: _Call, MPI: Any) -> Store:
+    """Rank 0's address by MPI, with a secret for ranks that have none.
+
+    Synchronous sends, and no collective of MPI's: those may leave a rank waiting for another's
+    next call of MPI, which would come only after this meeting.
+    """
     rank, _ = call.placed("env://")
-    ordered = MPI.COMM_WORLD.Split(0, rank)
-    message = bytearray(_ADDRESS.size)
-    store = None
-    if rank == 0:
-        fresh = not auth.configured()
-        secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
-        if fresh:
+    if rank > 0:
+        message = bytearray(_ADDRESS.size)
+        request = MPI.COMM_WORLD.Irecv([message, MPI.BYTE], MPI.ANY_SOURCE, _MPI_TAG)
+        if _unfinished([request], call.deadline):
+            request.Cancel()
+            raise RendezvousError("rendezvous: timeout: nothing from rank 0 over MPI", ranks=(0,))
+        secret, fresh, port, name = _ADDRESS.unpack(message)
+        if fresh and not auth.configured():
             auth.set_secret(secret)
-        host = "127.0.0.1" if launchers.place().single_host else _public_address()
-        store = _tcp(call, host, 0)
-        message[:] = _ADDRESS.pack(secret, fresh, store.port, host.encode())
-    ordered.Bcast([message, MPI.BYTE], 0)
-    ordered.Free()
-    if store is not None:
-        return store
-    secret, fresh, port, name = _ADDRESS.unpack(message)
-    if fresh and not auth.configured():
+        return _tcp(call, name.rstrip(b"\0").decode(), port)
+    fresh = not auth.configured()
+    secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
+    if fresh:
         auth.set_secret(secret)
-    return _tcp(call, name.rstrip(b"\0").decode(), port)
+    host = _public_address()
+    store = _tcp(call, host, 0)
+    content = _ADDRESS.pack(secret, fresh, store.port, host.encode())
+    me = MPI.COMM_WORLD.Get_rank()
+    others = [other for other in range(MPI.COMM_WORLD.Get_size()) if other != me]
+    sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], other, _MPI_TAG) for other in others]
+    late = tuple(others[i] for i in _unfinished(sent, call.deadline))
+    if late:
+        store.close()
+        raise RendezvousError(f"rendezvous: timeout: MPI's ranks {late} have not come", ranks=late)
+    return store
+
+
+def _unfinished(requests: list[Any], deadline: float) -> list[int]:
+    """Wait for requests of MPI, but not for ever; those that are not complete."""
+    waiting = list(range(len(requests)))
+    while True:
+        waiting = [i for i in waiting if not requests[i].Test()]
+        if not waiting or time.monotonic() >= deadline:
+            return waiting
+        time.sleep(0.001)
 
 
 def _public_address() -> str:

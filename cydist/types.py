@@ -47,9 +47,12 @@ class ReduceOp:
     BAND BOR BXOR               integers and bool
     AVG                         SUM divided by the number of ranks, in the accumulator type;
                                 integers truncate toward zero
-    PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM
+    PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM; the factor is
+                                real for real dtypes and whole for integers
+    (AVG and PREMUL_SUM: not bool)
 
-    Integers wrap. MIN and MAX propagate NaN and hold -0 < +0. bool: SUM is or, PRODUCT is and.
+    Integers wrap. MIN and MAX propagate NaN and hold -0 < +0; a result that is NaN is the dtype's
+    positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
     """
 
     RedOpType: ClassVar = RedOpType

@@ -14,6 +14,10 @@ cdef class Link:
     cdef void close_view(self, Transport *t) noexcept:
         pass
 
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        return ""
+
 
 cdef enum:
     TABLE_ROWS = 128
@@ -65,8 +69,9 @@ cdef void set_interrupted(Interrupted f) noexcept nogil:
 
 
 cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
-    if t.aborted[0] != OK:
-        return t.aborted[0]
+    cdef int aborted = load_int(t.aborted)
+    if aborted != OK:
+        return aborted
     if interrupted != NULL and interrupted() != 0:
         return INTERRUPTED
     if now_ns() >= deadline_ns:

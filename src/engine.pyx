@@ -19,6 +19,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.array cimport Array
 from cydist._native.kernels cimport reduction
+from cydist._native.waiting cimport load_int, store_int
 
 from cydist._native import kernels
 
@@ -170,7 +171,7 @@ cdef class Group:
 
     def abort(self) -> None:
         """End every wait of this group with the status "aborted", now and later."""
-        self.aborted = ABORTED
+        store_int(&self.aborted, ABORTED)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
@@ -254,7 +255,7 @@ cdef class Message:
     cdef Fingerprint fingerprint
 
     def __dealloc__(self):
-        if self.request.status == PENDING and self.group is not None:
+        if load_int(&self.request.status) == PENDING and self.group is not None:
             self.group.view.cancel(&self.group.view, &self.request)
 
     @property
@@ -264,31 +265,31 @@ cdef class Message:
 
     def test(self) -> bool:
         """Is it over? Moves things on; never blocks."""
-        if self.request.status != PENDING:
+        if load_int(&self.request.status) != PENDING:
             return True
         with nogil:
             self.group.view.test(&self.group.view, &self.request)
-        return self.request.status != PENDING
+        return load_int(&self.request.status) != PENDING
 
     def wait(self, int64_t deadline_ns) -> bool:
         """Block until it is over (True) or the deadline has passed (False).
 
         Raises what a signal handler raised. `check` says how it ended.
         """
-        cdef int status = self.request.status
+        cdef int status = load_int(&self.request.status)
         if status == PENDING:
             with nogil:
                 status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
-        if status == INTERRUPTED and self.request.status == PENDING:
+        if status == INTERRUPTED and load_int(&self.request.status) == PENDING:
             raise failure(status, self.request.peer, -1)
-        if status == ABORTED and self.request.status == PENDING:
+        if status == ABORTED and load_int(&self.request.status) == PENDING:
             self.cancel()
             self.request.status = ABORTED
-        return self.request.status != PENDING
+        return load_int(&self.request.status) != PENDING
 
     def check(self) -> None:
         """Raise the Failure it ended with, if it did."""
-        if self.request.status < 0:
+        if load_int(&self.request.status) < 0:
             raise failure(
                 self.request.status, self.request.peer, -1,
                 described(&self.fingerprint, self.request.nbytes),
@@ -296,10 +297,10 @@ cdef class Message:
 
     def cancel(self) -> None:
         """Withdraw it; the memory is free again on return."""
-        if self.request.status == PENDING:
+        if load_int(&self.request.status) == PENDING:
             with nogil:
                 self.group.view.cancel(&self.group.view, &self.request)
-            if self.request.status == PENDING:
+            if load_int(&self.request.status) == PENDING:
                 self.request.status = ABORTED
 
 

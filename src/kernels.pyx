@@ -280,31 +280,37 @@ cdef class Memories:
 
 
 cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
-    cdef void *given = NULL
+    cdef str refusal = why_not(op, dtype, factor, ranks)
+    if refusal:
+        raise ValueError(refusal)
     if factor is not None:
-        if complex(factor).imag != 0 and dtype not in (DT_C64, DT_C128):
-            raise ValueError(explain(op, dtype, factor, ranks))
         parts[0] = complex(factor).real
         parts[1] = complex(factor).imag
-        given = parts
-    if reduction(r, dtype, op, given, ranks) != 0:
-        raise ValueError(explain(op, dtype, factor, ranks))
+    reduction(r, dtype, op, parts, ranks)
     return 0
 
 
-def explain(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
-    """Why there is no such reduction, in a sentence."""
+def why_not(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
+    """Why there is no such reduction, in a sentence; an empty string if there is one."""
+    cdef Reduction r
+    cdef double parts[2]
     name = dict(zip(OPS.values(), OPS.keys())).get(op, f"op {op}")
     of = dict(zip(DTYPES.values(), DTYPES.keys())).get(dtype, f"dtype code {dtype}")
     if not supports(op, dtype):
-        return f"{name} is not defined for {of}"
-    if name == "AVG":
+        return f"{name} of {of} is not defined"
+    if op == OP_AVG and ranks < 1:
         return f"AVG divides by the number of ranks, which cannot be {ranks}"
+    if op != OP_PREMUL_SUM:
+        return ""
     if factor is None:
         return f"{name} of {of} needs a factor"
-    if complex(factor).imag != 0:
+    parts[0] = complex(factor).real
+    parts[1] = complex(factor).imag
+    if parts[1] != 0 and dtype not in (DT_C64, DT_C128):
         return f"{name} of {of} needs a real factor, not {factor!r}"
-    return f"{name} of {of} needs a whole factor that fits 64 bits, not {factor!r}"
+    if reduction(&r, dtype, op, parts, ranks) != 0:
+        return f"{name} of {of} needs a whole factor that fits 64 bits, not {factor!r}"
+    return ""
 
 
 def supports(op: int, dtype: int) -> bool:

@@ -133,7 +133,7 @@ def test_who_waits_finds_a_dead_peer_without_a_message(tcp: Callable[[int], Rank
     receive = groups[0].irecv(np.zeros(1), 1, 0)
     receive.wait(soon())
     assert status_of(receive) == "peer_lost"
-    assert "no connection to rank 1" in world.links[0].reasons[1]
+    assert "no connection to rank 1" in world.links[0].lost(1)
 
 
 # Lanes
@@ -312,7 +312,7 @@ def test_other_secret_is_a_lost_peer_with_a_reason() -> None:
         send = Group(_native.Group(ours.link, [0, 1], 0, 1)).isend(np.ones(1), 1, 0)
         send.wait(soon())
         assert status_of(send) == "peer_lost"
-        assert "secret" in ours.link.reasons[1]
+        assert "secret" in ours.link.lost(1)
 
 
 # Framing, with the peer in the test's hands
@@ -516,7 +516,7 @@ def test_refused_peer_is_lost_for_good() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert not link.adopt(1, 0, ours.fileno())
-    assert link.reasons == {1: "no way"}
+    assert link.lost(1) == "no way"
     link.close()
 
 
@@ -562,6 +562,7 @@ def test_killed_process_is_lost() -> None:
             os.kill(peer.pid, signal.SIGKILL)
             receive.wait(soon())
             assert status_of(receive) == "peer_lost"
+            assert "without a goodbye" in ours.link.lost(1)
 
 
 def test_forked_child_lets_go(tcp: Callable[[int], Ranks]) -> None:

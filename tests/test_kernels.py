@@ -7,7 +7,9 @@ import cydist as dist
 from cydist._native import kernels
 
 SUM, AVG, PREMUL_SUM = (kernels.OPS[name] for name in ("SUM", "AVG", "PREMUL_SUM"))
-FLOAT32, INT32, BOOL = (kernels.DTYPES[name] for name in ("float32", "int32", "bool"))
+FLOAT32, INT32, BOOL, COMPLEX64 = (
+    kernels.DTYPES[name] for name in ("float32", "int32", "bool", "complex64")
+)
 
 
 def test_baseline_is_always_there():
@@ -55,20 +57,37 @@ def test_the_environment_names_an_unknown_variant(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "factor", "why"),
+    [
+        ("int32", 0.5, "all_reduce: PREMUL_SUM of int32 needs a whole factor"),
+        ("float32", 1j, "all_reduce: PREMUL_SUM of float32 needs a real factor, not 1j"),
+    ],
+)
+def test_a_factor_that_would_be_cut_is_refused(dtype, factor, why):
+    """A call with a factor that the dtype cannot hold fails before any traffic."""
+    dist.init_process_group("tcp", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises(ValueError, match=why):
+            dist.all_reduce(np.ones(3, dtype), dist.ReduceOp.PREMUL_SUM(factor))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
     ("op", "dtype", "factor", "ranks", "why"),
     [
-        (kernels.OPS["BAND"], FLOAT32, None, 1, "BAND is not defined for float32"),
-        (kernels.OPS["MAX"], kernels.DTYPES["complex64"], None, 1, "MAX is not defined for compl"),
-        (AVG, BOOL, None, 1, "AVG is not defined for bool"),
+        (kernels.OPS["BAND"], FLOAT32, None, 1, "BAND of float32 is not defined"),
+        (kernels.OPS["MAX"], COMPLEX64, None, 1, "MAX of complex64 is not defined"),
+        (AVG, BOOL, None, 1, "AVG of bool is not defined"),
         (AVG, FLOAT32, None, 0, "number of ranks, which cannot be 0"),
         (PREMUL_SUM, FLOAT32, None, 1, "PREMUL_SUM of float32 needs a factor"),
         (PREMUL_SUM, INT32, 0.5, 1, "needs a whole factor that fits 64 bits, not 0.5"),
         (PREMUL_SUM, INT32, 2.0**64, 1, "needs a whole factor that fits 64 bits"),
         (PREMUL_SUM, INT32, float("nan"), 1, "needs a whole factor that fits 64 bits, not nan"),
         (PREMUL_SUM, FLOAT32, 1j, 1, "PREMUL_SUM of float32 needs a real factor, not 1j"),
-        (SUM, 0, None, 1, "SUM is not defined for dtype code 0"),
-        (SUM, 99, None, 1, "SUM is not defined for dtype code 99"),
-        (0, FLOAT32, None, 1, "op 0 is not defined for float32"),
+        (SUM, 0, None, 1, "SUM of dtype code 0 is not defined"),
+        (SUM, 99, None, 1, "SUM of dtype code 99 is not defined"),
+        (0, FLOAT32, None, 1, "op 0 of float32 is not defined"),
     ],
 )
 def test_refusals_say_why(op, dtype, factor, ranks, why):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +167,15 @@ def test_nothing_is_imported_to_find_out() -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=60
     )
     assert process.stdout == b"[]\n"
+
+
+def test_others_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A directory that others may enter is not trusted."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / f"cydist-{os.geteuid()}").mkdir(mode=0o755)
+    with pytest.raises(RendezvousError, match="0700"):
+        launchers.job_directory()
+    (tmp_path / f"cydist-{os.geteuid()}").rmdir()
+    (tmp_path / f"cydist-{os.geteuid()}").symlink_to("/tmp")
+    with pytest.raises(RendezvousError, match="0700"):
+        launchers.job_directory()

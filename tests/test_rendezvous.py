@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -331,10 +332,10 @@ def test_query_gives_rank_and_size() -> None:
 def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough."""
     port = free_port()
-    for name, value in {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": HOST, "MASTER_PORT": str(port)
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(port))
     store, rank, size = rendezvous.rendezvous(timeout=timedelta(seconds=WAIT))
     assert (rank, size) == (0, 1)
     assert TCPStore(HOST, port, timeout=WAIT).check(["cydist//1/job"])
@@ -396,13 +397,10 @@ def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.Monke
     secret; a second meeting works too."""
     torch_dist = pytest.importorskip("torch.distributed")
     agent = torch_dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-    for name, value in {
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(agent.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "run",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     for _ in range(2):
         check_met(meet("env://", [0, 1, 2]))
     held = b" ".join(agent.get(key) for key in agent.list_keys() if "cydist" in key)
@@ -435,47 +433,47 @@ def test_several_hosts_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         rendezvous.rendezvous(timeout=0)
 
 
-def test_others_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A directory that others may enter is not trusted."""
-    (tmp_path / f"cydist-{os.geteuid()}").mkdir(mode=0o755)
-    with pytest.raises(RendezvousError, match="0700"):
-        launchers.job_directory()
-    (tmp_path / f"cydist-{os.geteuid()}").rmdir()
-    (tmp_path / f"cydist-{os.geteuid()}").symlink_to("/tmp")
-    with pytest.raises(RendezvousError, match="0700"):
-        launchers.job_directory()
-
-
 class FakeMPI:
-    """MPI's broadcast among threads: what `_by_broadcast` needs of mpi4py."""
+    """MPI's messages among threads: what the meeting needs of mpi4py. Rank 0 sends."""
 
-    BYTE = object()
+    BYTE = ANY_SOURCE = object()
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.message = b""
+        self.size = size
+        self.sent: queue.Queue[bytes] = queue.Queue()
         self.COMM_WORLD = self
-        self.local = threading.local()
 
     def Get_size(self) -> int:
-        return self.barrier.parties
+        return self.size
 
-    def Split(self, color: int, key: int) -> FakeMPI:
-        self.local.rank = key
-        return self
+    def Get_rank(self) -> int:
+        return 0
 
-    def Bcast(self, buffer: list[Any], root: int) -> None:
-        if self.local.rank == root:
-            self.message = bytes(buffer[0])
-        self.barrier.wait(WAIT)
-        buffer[0][:] = self.message
+    def Issend(self, content: list[Any], to: int, tag: int) -> FakeRequest:
+        self.sent.put(bytes(content[0]))
+        return FakeRequest(self.sent.empty)
 
-    def Free(self) -> None:
+    def Irecv(self, into: list[Any], source: object, tag: int) -> FakeRequest:
+        def arrived() -> bool:
+            try:
+                into[0][:] = self.sent.get_nowait()
+            except queue.Empty:
+                return False
+            return True
+
+        return FakeRequest(arrived)
+
+
+class FakeRequest:
+    def __init__(self, test: Callable[[], bool]) -> None:
+        self.Test = test
+
+    def Cancel(self) -> None:
         pass
 
 
-def test_mpi_broadcasts_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With MPI rank 0's address comes by broadcast, and no file of the user is made."""
+def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With MPI rank 0's address comes by its messages, and no file of the user is made."""
     auth.forget_secret()
     fake = FakeMPI(3)
     monkeypatch.setenv("PMI_RANK", "0")
@@ -484,3 +482,17 @@ def test_mpi_broadcasts_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(launchers, "import_mpi", lambda: fake)
     monkeypatch.setattr(rendezvous, "_public_address", lambda: HOST)
     check_met(meet("env://", [0, 1, 2]))
+
+
+@pytest.mark.parametrize(("rank", "late"), [(0, (1, 2)), (1, (0,))], ids=["rank 0", "rank 1"])
+def test_ranks_missing_from_mpi_are_named(
+    monkeypatch: pytest.MonkeyPatch, rank: int, late: tuple[int, ...]
+) -> None:
+    """Over MPI, too, nobody waits longer than the timeout, and the error says for whom."""
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setattr(launchers, "import_mpi", lambda: FakeMPI(3))
+    monkeypatch.setattr(rendezvous, "_public_address", lambda: HOST)
+    with pytest.raises(RendezvousError, match="timeout") as caught:
+        rendezvous.rendezvous(timeout=0.05)
+    assert caught.value.ranks == late

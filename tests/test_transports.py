@@ -256,9 +256,11 @@ def test_leaving_ends_receives_of_others(ranks: Callable[..., Ranks]) -> None:
     groups = world.group()
     run(lambda: done(groups[0].isend(np.ones(1), 1, 0)),
         lambda: done(groups[1].irecv(np.ones(1), 0, 0)))  # fmt: skip
+    assert world.links[1].lost(0) == ""
     receive = groups[1].irecv(np.zeros(1), 0, 5)
     run(lambda: receive.wait(soon()), lambda: world.leave(0))
     assert status_of(receive) == "peer_lost"
+    assert world.links[1].lost(0).endswith("left")
     later = groups[1].irecv(np.zeros(1), 0, 6)
     later.wait(soon())
     assert status_of(later) == "peer_lost"

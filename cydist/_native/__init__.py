@@ -17,6 +17,7 @@ try:
         prepare,
         supports,
         unflatten_buffers,
+        why_not,
     )
     from cydist._native.kernels import use as use_isa
     from cydist._native.tcp import TcpLink
@@ -48,4 +49,5 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "use_isa",
+    "why_not",
 ]

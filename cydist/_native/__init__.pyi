@@ -24,6 +24,7 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "use_isa",
+    "why_not",
 ]
 
 @final
@@ -83,6 +84,7 @@ class Link:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    def lost(self, peer: int) -> str: ...
 
 @disjoint_base
 class Hub:
@@ -105,8 +107,6 @@ class InprocLink(Link):
 
 @disjoint_base
 class TcpLink(Link):
-    @property
-    def reasons(self) -> dict[int, str]: ...
     @property
     def wanted_fd(self) -> int: ...
     def __new__(cls, rank: int, size: int, lanes: int = 1, held_limit: int = ...) -> Self: ...
@@ -166,6 +166,7 @@ class Group:
     ) -> None: ...
 
 def supports(op: int, dtype: int) -> bool: ...
+def why_not(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str: ...
 def combine_all(
     op: int,
     dtype: int,

@@ -44,7 +44,7 @@ cdef extern from "kernels/kernels.h" nogil:
 # PREMUL_SUM factor (one float64 for real dtypes, two for complex) and must outlive `r`; NULL
 # otherwise. `ranks` is AVG's divisor. Returns 0, or -1 when there is no such reduction: BAND on
 # floats, MAX on complex, AVG and PREMUL_SUM on bool, a fraction times integers, AVG of 0 ranks;
-# kernels.explain() puts that into words.
+# kernels.why_not() puts that into words.
 #
 # 8- and 16-bit floats compute in float32: combine rounds its two-source result to the dtype,
 # combine_all and AVG's division round once. A NaN result is always the dtype's positive quiet

@@ -169,9 +169,11 @@ class HostGroup(ProcessGroup):
         try:
             yield
         except _native.Failure as failure:
+            lost = self._endpoint.link.lost(self._peers[failure.peer]) if failure.peer >= 0 else ""
+            waited = max(0.0, deadline - started)
             error = from_failure(
-                failure, name, self.group_name, self.ranks, seq, max(0.0, deadline - started)
-            )
+                failure, name, self.group_name, self.ranks, seq, waited, lost
+            )  # fmt: skip
             raise error from self._failed
 
 

@@ -17,9 +17,9 @@ from types import FrameType
 
 from cydist.launch.processes import (
     become_subreaper,
-    descendants,
     exit_code,
     kill_descendants,
+    own_children,
     pretty_exit,
 )
 
@@ -44,7 +44,7 @@ def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN
     }
     # A shell that became this program by exec may have left children of its own here.
-    strangers = {process.pid for process in descendants()}
+    strangers = own_children()
     become_subreaper()
     lifeline, forward = os.pipe()
     wake_read, wake_write = os.pipe()

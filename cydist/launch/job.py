@@ -87,7 +87,7 @@ class Job:
             if not self.abandoned:
                 if left:
                     self._say(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
-                for console in self._consoles.values():
+                for console in set(self._consoles.values()):
                     # All workers are gone, so a pager may take its time, as with any program.
                     told = self.stopped_by is not None
                     console.drain(lifeline, self.options.grace if told else None)

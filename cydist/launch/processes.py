@@ -94,6 +94,15 @@ def descendants(besides: Collection[int] = ()) -> list[Process]:
     return found
 
 
+def own_children() -> set[int]:
+    """The pids of this process's children; cheaper than `descendants`."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return set(map(int, file.read().split()))
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return {process.pid for process in descendants()}
+
+
 def signal_descendants(number: int, *, besides: Collection[int] = ()) -> bool:
     """Signal all descendants but those in and below `besides`; was there a living one at all?"""
     living = [process for process in descendants(besides) if not process.zombie]

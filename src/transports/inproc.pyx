@@ -301,6 +301,12 @@ cdef class InprocLink(Link):
         if self.hub is not None and not self.closed:
             leave(&self.end)
 
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        if not 0 <= peer < self.size:
+            raise ValueError(f"hub {self.hub.key!r} has no rank {peer}")
+        return "it left" if load_int(&self.end.boxes[peer].closed) != OK else ""
+
     def pending(self):
         """(receives posted, messages nobody has asked for) of this rank."""
         cdef Box *box = &self.end.boxes[self.rank]

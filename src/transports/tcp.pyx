@@ -30,7 +30,7 @@ from cydist._native.linux cimport (
 from cydist._native.matching cimport Item, count_arrived, count_posted, free_queues, init_queues
 from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
 from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
-from cydist._native.stream cimport Connection, DIED, LIVE, Net, Out, STAGING_BYTES, WANTED
+from cydist._native.stream cimport Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED
 from cydist._native.waiting cimport SPINS, cores, load_int, slice_until, spins_after
 
 
@@ -296,7 +296,7 @@ cdef class TcpLink(Link):
     """
 
     cdef Net *net
-    cdef readonly dict reasons              # peer -> why it was refused
+    cdef dict refused                       # peer -> why
 
     def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
         cdef epoll_event event
@@ -305,7 +305,7 @@ cdef class TcpLink(Link):
             raise ValueError(f"no link for rank {rank} of {size} with {lanes} lanes")
         self.rank = rank
         self.size = size
-        self.reasons = {}
+        self.refused = {}
         self.net = <Net *>calloc(1, sizeof(Net))
         if self.net == NULL:
             raise MemoryError("no memory for a link")
@@ -418,11 +418,24 @@ cdef class TcpLink(Link):
     def refuse(self, int peer, str reason not None):
         """The peer cannot be reached: whoever waits for it, now or later, learns so."""
         self.check(peer, 0)
-        self.reasons.setdefault(peer, reason)
+        self.refused.setdefault(peer, reason)
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             lose(self.net, peer, DIED)
             pthread_mutex_unlock(&self.net.lock)
+
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        if peer == self.rank:
+            return ""
+        self.check(peer, 0)
+        if peer in self.refused:
+            return self.refused[peer]
+        if self.net.lost[peer] == LEFT:
+            return "it closed its connections and left"
+        if self.net.lost[peer] == DIED:
+            return "its connection ended without a goodbye: it died, or was cut off"
+        return ""
 
     cdef int check(self, int peer, int lane) except -1:
         if not 0 <= peer < self.size or peer == self.rank or not 0 <= lane < self.net.lanes:

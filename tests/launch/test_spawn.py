@@ -53,7 +53,7 @@ def run(directory: Path, functions: str, main: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "fork"])
 def test_ranks_find_each_other(tmp_path: Path, method: str) -> None:
     """Each process has its rank, one secret for all, and rank 0 the socket of the port."""
     functions = """

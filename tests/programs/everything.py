@@ -220,7 +220,9 @@ def coalesced(check):
     gives = list(zip(joined, outputs, strict=True))
     check.call(dist.all_gather_into_tensor_coalesced, outputs, given[me], gives=gives)
     outputs = [np.zeros(n, "f4") for n in counts]
-    gives = [(oracle.reduced("SUM", [own] * p), out) for own, out in zip(given[0], outputs)]
+    gives = [
+        (oracle.reduced("SUM", [own] * p), out) for own, out in zip(given[0], outputs, strict=True)
+    ]
     repeated = [np.tile(own, p) for own in given[0]]
     check.call(dist.reduce_scatter_tensor_coalesced, outputs, repeated, gives=gives)
 
@@ -265,7 +267,7 @@ def blocking(check, right, left):
             dist.send(token + np.uint8(1), group=check.group, group_dst=right)
         hops = (check.rank or check.size) - 1
         gives = [(np.full(2, 40 + step + hops, "u1"), token)]
-        check.compare("send and recv", gives + [(np.array(ranks[left]), np.array(source))])
+        check.compare("send and recv", [*gives, (np.array(ranks[left]), np.array(source))])
 
 
 def objects(check):

@@ -1,0 +1,289 @@
+"""The promises about bits, with inputs whose sum depends on order and rounding.
+
+Every algorithm that reduces is forced in turn, through the public calls.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist import tuning
+from cydist.testing import run_threads
+
+# tests/ is no package, so its modules are loaded by path.
+_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+COUNT = 1003
+FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")
+ALGORITHMS = [
+    (backend, collective, name)
+    for backend in ("inproc", "tcp")
+    for (collective, name), needs in sorted(tuning.NEEDS.items())
+    if collective in tuning.REDUCING and (backend == "inproc" or not needs & tuning.WINDOWS)
+]
+
+
+@pytest.fixture
+def setting(monkeypatch):
+    """setting(NAME, value): an environment variable, and that ranks read it again."""
+
+    def put(name, value):
+        monkeypatch.setenv(name, value)
+        tuning.reload()
+
+    yield put
+    monkeypatch.undo()
+    tuning.reload()
+
+
+@pytest.fixture(params=ALGORITHMS, ids="-".join)
+def forced(request, setting):
+    """(backend, collective) for which one algorithm, in many short segments, is in force."""
+    backend, collective, name = request.param
+    setting("CYDIST_ALGORITHM", f"{collective}:{name}")
+    setting("CYDIST_SEGMENT_BYTES", "448")
+    windows = backend == "inproc"
+    taken = tuning.choose(collective, COUNT, 3, windows, even=True, commutative=True)
+    assert name == taken
+    return backend, collective
+
+
+@pytest.fixture(params=[2, 3, 4, 5, 8], ids=lambda size: f"{size}ranks")
+def ranks(request):
+    """World sizes: powers of two and others."""
+    return request.param
+
+
+@pytest.fixture(params=[*FLOATS, "complex64"])
+def dtype(request):
+    """Dtypes whose sums round."""
+    return oracle.DTYPES[request.param]
+
+
+def inexact(size, count, dtype):
+    """Contributions of all ranks, of very different magnitudes."""
+    rng = np.random.default_rng([size, count, dtype.num])
+    parts = rng.normal(size=(2, size, count)) * 3.0 ** -np.arange(size)[:, None]
+    values = parts[0] + 1j * parts[1] if dtype.kind == "c" else parts[0]
+    return list(values.astype(dtype))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_inputs_depend_on_order_and_rounding(name):
+    """What is called inexact here gives other bits in another order, and rounded on the way."""
+    given = inexact(3, COUNT, oracle.DTYPES[name])
+    total = oracle.reduced("SUM", given)
+    if name in oracle.SMALL_FLOATS:
+        stepwise = oracle.reduced("SUM", [oracle.reduced("SUM", given[:2]), given[2]])
+        assert not oracle.same_bits(total, stepwise)
+    else:
+        assert not oracle.same_bits(total, oracle.reduced("SUM", given[::-1]))
+
+
+def special(size, dtype):
+    """Contributions in which NaN of any payload, infinities and zeros meet."""
+    bits = np.random.default_rng(size).integers(0, 256, (size, 4096 * dtype.itemsize), np.uint8)
+    return list(bits.view(dtype))
+
+
+def once(collective, rank, size, given, op=dist.ReduceOp.SUM):
+    """What this rank gets from one call."""
+    mine = given[rank].copy()
+    if collective == "reduce":
+        dist.reduce(mine, size - 1, op)
+        return mine if rank == size - 1 else mine[:0]
+    if collective == "reduce_scatter":
+        output = np.zeros_like(np.array_split(mine, size)[rank])
+        dist.reduce_scatter(output, np.array_split(mine, size), op)
+        return output
+    getattr(dist, collective)(mine, op)
+    return mine
+
+
+def expected_of(collective, rank, size, given, reduced):
+    """The same from the oracle; `reduced` is the reduction of a list of arrays."""
+    if collective == "scan":
+        return reduced(given[: rank + 1])
+    if collective == "exscan":
+        return reduced(given[:rank]) if rank else given[0]
+    total = reduced(given)
+    if collective == "reduce":
+        return total if rank == size - 1 else total[:0]
+    return np.array_split(total, size)[rank] if collective == "reduce_scatter" else total
+
+
+def same(expected, actual):
+    """Assert bit equality, and show where it does not hold."""
+    if not oracle.same_bits(expected, actual):
+        assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
+        width = f"u{expected.itemsize}" if expected.itemsize <= 8 else "u8"
+        at = np.flatnonzero(expected.view(width) != actual.view(width))
+        pytest.fail(f"{at.size} differ: [{at[0]}] {expected.flat[at[0]]} {actual.flat[at[0]]}")
+
+
+@pytest.mark.parametrize("values", [inexact, special], ids=["inexact", "any-bits"])
+def test_same_bits_on_all_ranks_and_in_every_run(jobs, forced, ranks, dtype, values):
+    """all_reduce gives all ranks the same bits; every call, what it gave before."""
+    backend, collective = forced
+    given = values(ranks, COUNT, dtype) if values is inexact else values(ranks, dtype)
+
+    def body(rank):
+        return [once(collective, rank, ranks, given) for _ in range(2)]
+
+    results = jobs.get(backend, ranks).run(body)
+    for first, second in results:
+        same(first, second)
+        if collective == "all_reduce":
+            same(results[0][0], first)
+
+
+def test_same_bits_in_another_job(jobs, forced, dtype):
+    """New ranks on new connections give the bits of those before them."""
+    backend, collective = forced
+    given = inexact(3, COUNT, dtype)
+
+    def body(rank):
+        return once(collective, rank, 3, given)
+
+    for before, again in zip(
+        jobs.get(backend, 3).run(body), run_threads(body, 3, backend), strict=True
+    ):
+        same(before, again)
+
+
+def test_same_bits_for_every_layout(jobs, forced, dtype):
+    """An array of every third element, at an odd place, gives the bits of a contiguous one."""
+    backend, collective = forced
+    given = inexact(4, COUNT, dtype)
+
+    def strided(rank):
+        spread = [np.zeros(3 * COUNT + 1, dtype)[1::3] for _ in given]
+        for array, values in zip(spread, given, strict=True):
+            array[...] = values
+        return once(collective, rank, 4, spread)
+
+    job = jobs.get(backend, 4)
+    plain = job.run(lambda rank: once(collective, rank, 4, given))
+    for expected, actual in zip(plain, job.run(strided), strict=True):
+        same(expected, actual)
+
+
+def zeros_and_nans(size, dtype):
+    """Columns: each choice of signs of zero among the ranks, then one NaN on each rank in turn."""
+    signs = (np.arange(2**size) >> np.arange(size)[:, None]) & 1
+    zeros = np.where(signs, -0.0, 0.0)
+    nans = np.where(np.eye(size, dtype=bool), np.nan, np.arange(size)[:, None] - 1.0)
+    return list(np.hstack([zeros, nans, np.copysign(nans, -1.0)]).astype(dtype))
+
+
+def extreme(op, arrays):
+    """MIN or MAX, in which NaN wins, always the same one, and -0 < +0."""
+    stack = np.stack(arrays).astype("f8")
+    total = stack.min(0) if op == "MIN" else stack.max(0)
+    negative = np.signbit(stack) & (stack == 0)
+    positive = ~np.signbit(stack) & (stack == 0)
+    zero = -0.0 if op == "MIN" else 0.0
+    total = np.where((negative if op == "MIN" else positive).any(0) & (total == 0), zero, total)
+    return np.where(np.isnan(stack).any(0), np.nan, total).astype(arrays[0].dtype)
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_min_and_max_of_nan_and_signed_zero(jobs, forced, name, op):
+    """A NaN on any rank makes the one NaN of the dtype, and -0 < +0, whoever gives what."""
+    backend, collective = forced
+    dtype, size = oracle.DTYPES[name], 4
+    given = zeros_and_nans(size, dtype)
+
+    def body(rank):
+        return once(collective, rank, size, given, getattr(dist.ReduceOp, op))
+
+    for rank, actual in enumerate(jobs.get(backend, size).run(body)):
+        if collective in ("scan", "exscan") and rank <= (collective == "exscan"):
+            continue  # one contribution, nothing to combine
+        same(expected_of(collective, rank, size, given, lambda a: extreme(op, a)), actual)
+
+
+@pytest.mark.parametrize("name", oracle.INTEGERS)
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+def test_integers_wrap(jobs, forced, name, op):
+    """Integers of any bits add and multiply modulo 2**bits, in every algorithm."""
+    backend, collective = forced
+    given = special(3, oracle.DTYPES[name])
+
+    def body(rank):
+        return once(collective, rank, 3, given, getattr(dist.ReduceOp, op))
+
+    for rank, actual in enumerate(jobs.get(backend, 3).run(body)):
+        same(expected_of(collective, rank, 3, given, lambda a: oracle.reduced(op, a)), actual)
+
+
+@pytest.fixture
+def deterministic(setting):
+    """CYDIST_DETERMINISTIC=1, and short segments."""
+    setting("CYDIST_DETERMINISTIC", "1")
+    setting("CYDIST_SEGMENT_BYTES", "448")
+
+
+# numpy's complex product and quotient round otherwise than by definition.
+SUMS = [("SUM", name) for name in (*FLOATS, "complex64")]
+OTHERS = [(op, name) for op in ("PRODUCT", "AVG") for name in ("float16", "bfloat16", "float32")]
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("count", [7, 9001], ids=lambda count: f"{count}elements")
+@pytest.mark.parametrize(("op", "name"), [*SUMS, *OTHERS])
+@pytest.mark.parametrize("collective", sorted(tuning.REDUCING))
+def test_deterministic_is_rank_order_and_one_rounding(
+    jobs, backend, collective, ranks, op, name, count
+):
+    """The bits of the oracle, so equal on windows, on sockets, and where all is derived."""
+    given = inexact(ranks, count, oracle.DTYPES[name])
+
+    def body(rank):
+        return once(collective, rank, ranks, given, getattr(dist.ReduceOp, op))
+
+    for rank, actual in enumerate(jobs.get(backend, ranks).run(body)):
+        same(expected_of(collective, rank, ranks, given, scanned(op, ranks)), actual)
+
+
+def scanned(op, ranks):
+    """The oracle's reduction; AVG of a scan divides by the number of ranks."""
+
+    def reduced(arrays):
+        if op != "AVG":
+            return oracle.reduced(op, arrays)
+        dtype = arrays[0].dtype
+        wide = np.dtype(np.float32) if dtype.name in oracle.SMALL_FLOATS else dtype
+        total = oracle.reduced("SUM", [array.astype(wide) for array in arrays])
+        return (total / wide.type(ranks)).astype(dtype)
+
+    return reduced
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_premul_sum(jobs, backend, ranks, dtype):
+    """Each contribution times its rank's factor, rounded, then the sum in rank order."""
+    given = inexact(ranks, COUNT, dtype)
+    scaled = [(array * dtype.type(0.5**rank)).astype(dtype) for rank, array in enumerate(given)]
+
+    def body(rank):
+        mine = given[rank].copy()
+        dist.all_reduce(mine, dist.ReduceOp.PREMUL_SUM(0.5**rank))
+        return mine
+
+    for actual in jobs.get(backend, ranks).run(body):
+        same(oracle.reduced("SUM", scaled), actual)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_refuses_another_algorithm(setting):
+    """CYDIST_ALGORITHM cannot take the promise back."""
+    setting("CYDIST_ALGORITHM", "all_reduce:ring")
+    with pytest.raises(ValueError, match="does not reduce in rank order with one rounding"):
+        tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True)
