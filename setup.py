@@ -37,6 +37,7 @@ setup(
         native("exporters", "src/exporters.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
         native("engine", "src/engine.pyx"),
+        native("rehearsal", "src/rehearsal.pyx"),
         *(
             native(name, f"src/{room}/{name}.pyx")
             for room in ("algorithms", "transports")

@@ -42,6 +42,7 @@ CIMPORTS: dict[str, set[str]] = {
     "kernels": {"abi"},
     "array": {"abi", "kernels"},
     "engine": {"abi", "kernels", "array"},
+    "rehearsal": {"abi"},
     "algorithms": {"abi"},
     "transports": {"abi"},
 }

@@ -1,0 +1,257 @@
+"""Rehearsals: algorithms run with a reduction that knows who took part, and on paper.
+
+`Rehearsal` calls an algorithm on any link with elements that name the ranks they are made of, so
+that a test can see who was combined with whom, in which order, and how often it was prepared and
+finished. `Recording` is a link without peers: what is posted and waited for is written down and
+taken for done. An algorithm's messages do not depend on its data, so the logs of all ranks, taken
+one after another in one thread, are the messages of a whole group of any size.
+"""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+
+from cydist._native.abi cimport (
+    COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint,
+    Link, Reduction, Request, Transport, find, index_of,
+)
+
+
+# A reduction that knows who took part
+
+ctypedef struct Part:           # one element
+    int32_t first               # of the ranks in it, or -1 after a mistake; their sum where
+    int32_t end                 # the reduction commutes, and here their number
+    int32_t prepared            # how often its contributions were, together
+    int32_t finished
+
+
+cdef void unite(const Reduction *r, Part *out, const Part *low, const Part *high) noexcept nogil:
+    cdef Part both
+    both.prepared = low.prepared + high.prepared
+    both.finished = low.finished + high.finished
+    if r.commutative:
+        both.first = low.first + high.first
+        both.end = low.end + high.end
+    else:
+        both.first = low.first if low.first >= 0 and low.end == high.first else -1
+        both.end = high.end
+    out[0] = both
+
+
+cdef void combine(const Reduction *r, void *acc, const void *low, const void *high,
+                  size_t count) noexcept nogil:
+    cdef size_t i
+    for i in range(count):
+        unite(r, <Part *>acc + i, <const Part *>low + i, <const Part *>high + i)
+
+
+cdef void combine_all(const Reduction *r, void *out, const void *const *sources,
+                      int sources_count, size_t count) noexcept nogil:
+    cdef Part sum
+    cdef size_t i
+    cdef int s
+    for i in range(count):
+        sum = (<const Part *>sources[0])[i]
+        for s in range(1, sources_count):
+            unite(r, &sum, &sum, <const Part *>sources[s] + i)
+        sum.finished += 1
+        (<Part *>out)[i] = sum
+
+
+cdef void prepare(const Reduction *r, void *out, const void *own, size_t count) noexcept nogil:
+    cdef Part part
+    cdef size_t i
+    for i in range(count):
+        part = (<const Part *>own)[i]
+        part.prepared += 1
+        (<Part *>out)[i] = part
+
+
+cdef void finish(const Reduction *r, void *acc, size_t count) noexcept nogil:
+    cdef size_t i
+    for i in range(count):
+        (<Part *>acc)[i].finished += 1
+
+
+# A link that writes down
+
+cdef enum:
+    SEND = 0
+    RECV = 1
+    WAIT = 2
+
+
+ctypedef struct Line:           # of a log
+    int what
+    int peer
+    int step
+    size_t nbytes
+    size_t request              # number of the line that posted it
+
+
+ctypedef struct Log:
+    Line *lines
+    size_t count, room
+
+
+cdef int write(Transport *t, Request *r, int what) noexcept nogil:
+    cdef Log *log = <Log *>t.link
+    cdef Line *line
+    if log.count == log.room:
+        line = <Line *>realloc(log.lines, 2 * (log.room + 32) * sizeof(Line))
+        if line == NULL:
+            return NO_MEMORY
+        log.lines = line
+        log.room = 2 * (log.room + 32)
+    if what != WAIT:
+        r.link = <void *>log.count
+    line = &log.lines[log.count]
+    line.what = what
+    line.peer = r.peer
+    line.step = <int>(r.tag & ((1ULL << SEQUENCE_SHIFT) - 1))
+    line.nbytes = r.nbytes
+    line.request = <size_t>r.link
+    log.count += 1
+    return OK
+
+
+cdef int send(Transport *t, Request *r) noexcept nogil:
+    return write(t, r, SEND)
+
+
+cdef int recv(Transport *t, Request *r) noexcept nogil:
+    return write(t, r, RECV)
+
+
+cdef int test(Transport *t, Request *r) noexcept nogil:
+    return r.status
+
+
+cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+    r.status = write(t, r, WAIT)
+    return r.status
+
+
+cdef void cancel(Transport *t, Request *r) noexcept nogil:
+    r.status = NO_MEMORY        # only a log that cannot grow fails
+
+
+cdef class Recording(Link):
+    """One rank's end of a link to nobody."""
+
+    cdef Log log
+
+    def __init__(self, int rank, int size):
+        self.rank = rank
+        self.size = size
+
+    def __dealloc__(self):
+        free(self.log.lines)
+
+    cdef int open_view(self, Transport *t) except -1:
+        t.link = &self.log
+        t.send = send
+        t.recv = recv
+        t.test = test
+        t.wait = wait
+        t.cancel = cancel
+        return 0
+
+    cdef void close_view(self, Transport *t) noexcept:
+        pass
+
+    def lines(self):
+        """The log: (what, peer, step, bytes, request), in the order in which things were done.
+
+        what        "send" or "recv", posted; or "wait"
+        request     the index of the line that posted it
+        """
+        cdef size_t i
+        cdef Line *line
+        names = ("send", "recv", "wait")
+        found = []
+        for i in range(self.log.count):
+            line = &self.log.lines[i]
+            found.append((names[line.what], line.peer, line.step, line.nbytes, line.request))
+        return found
+
+
+cdef class Rehearsal:
+    """A group on a link, whose reductions are made of Parts."""
+
+    cdef Link link
+    cdef Transport view
+    cdef int *peers
+    cdef int aborted
+
+    def __cinit__(self, Link link not None):
+        cdef int i
+        self.peers = <int *>malloc(link.size * sizeof(int))
+        if self.peers == NULL:
+            raise MemoryError
+        for i in range(link.size):
+            self.peers[i] = i
+        memset(&self.view, 0, sizeof(Transport))
+        self.view.rank = link.rank
+        self.view.size = link.size
+        self.view.peers = self.peers
+        self.view.context = 1
+        self.view.aborted = &self.aborted
+        link.open_view(&self.view)
+        self.link = link
+
+    def __dealloc__(self):
+        if self.link is not None:
+            self.link.close_view(&self.view)
+        free(self.peers)
+
+    def run(self, int collective, bytes name not None, list inputs, list outputs, *, int root,
+            bint commutative, bint even, size_t segment_bytes, uint64_t seq,
+            int64_t deadline_ns):
+        """Run an algorithm; returns its Status.
+
+        inputs, outputs     contiguous writable buffers; four int32 for each element: first, end
+                            (where the reduction commutes: sum and number of the ranks in it), how
+                            often prepared, how often finished
+        """
+        cdef const Entry *entry = find(name, collective)
+        cdef Reduction reducing
+        cdef Call call
+        cdef Block *blocks
+        cdef int status
+        if entry == NULL:
+            raise ValueError(f"no algorithm {name!r} for collective {collective}")
+        memset(&call, 0, sizeof(Call))
+        reducing = Reduction(sizeof(Part), commutative, NULL, self.view.size, combine,
+                             combine_all, prepare, finish)
+        blocks = <Block *>calloc(len(inputs) + len(outputs) + 1, sizeof(Block))
+        if blocks == NULL:
+            raise MemoryError
+        fill(blocks, inputs + outputs)
+        call.inputs = blocks
+        call.outputs = blocks + len(inputs)
+        call.op = &reducing
+        call.root = root
+        call.tag = COLLECTIVE_TAG | (seq << SEQUENCE_SHIFT)
+        call.segment_bytes = segment_bytes
+        call.deadline_ns = deadline_ns
+        call.fingerprint = Fingerprint(
+            seq, 0, collective, 0, 0, EVEN if even else 0, root, 0, index_of(entry), 0)
+        with nogil:
+            status = entry.run(&self.view, &call)
+        free(blocks)
+        return status
+
+
+cdef int fill(Block *blocks, list buffers) except -1:
+    cdef unsigned char[::1] view
+    cdef size_t i
+    for i, buffer in enumerate(buffers):
+        if i > 0 and buffer is buffers[i - 1]:
+            blocks[i] = blocks[i - 1]   # a recording has one buffer for thousands of blocks
+            continue
+        view = buffer
+        blocks[i] = Block(NULL, view.shape[0])
+        if view.shape[0] > 0:
+            blocks[i].ptr = <char *>&view[0]
+    return 0
