@@ -175,7 +175,8 @@ CARDS = {
         lambda p: int(math.log2(p)) + fold(p), lambda p, b: int(math.log2(p)) * p * b
         + (p * b if fold(p) else 0)),
     ("all_reduce", "halving_doubling"): (
-        lambda p: 2 * int(math.log2(p)) + fold(p), lambda p, b: 2 * p * b + (p * b if fold(p) else 0)),
+        lambda p: 2 * int(math.log2(p)) + fold(p),
+        lambda p, b: 2 * p * b + (p * b if fold(p) else 0)),
     ("all_reduce", "ordered"): (lambda p: 1, lambda p, b: (p - 1) * p * b),
     ("all_reduce", "ordered_scatter"): (None, lambda p, b: 2 * (p - 1) * b),
     ("all_reduce", "ring"): (lambda p: 2 * (p - 1), lambda p, b: 2 * (p - 1) * b),
