@@ -150,7 +150,7 @@ def from_failure(
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
         "timeout": f"timeout: nothing from {who}"
-        + (f" within {waited:g} s" if waited is not None else "")
+        + (f" within {waited:.3g} s" if waited is not None else "")
         + step,
         "peer_lost": f"{who} was lost{step}: {lost or 'it died, left, or was cut off'}",
         "no_memory": "no memory for the temporaries of this call",

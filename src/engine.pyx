@@ -21,7 +21,7 @@ from cydist._native.array cimport Array
 from cydist._native.kernels cimport reduction
 from cydist._native.waiting cimport load_int, store_int
 
-from cydist._native import kernels
+from cydist._native import abi, kernels
 
 # The algorithms enter themselves into the table when they are imported. The order decides
 # their numbers, which travel in fingerprints.
@@ -30,6 +30,7 @@ for algorithm in (
     "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
+ALGORITHM_NAMES = dict(enumerate(name for name, _, _ in abi.algorithms()))
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -102,15 +103,16 @@ cdef str described(const Fingerprint *f, size_t nbytes):
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
     if f.collective == POINT_TO_POINT:
         return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
-    parts = [f"{name} #{f.seq}"]
+    words = f"{name} #{f.seq}"
     if f.dtype or f.detail:
         count = f"{f.count} " if f.count else ""
-        parts.append(f"of {count}{DTYPE_NAMES.get(f.dtype, f'dtype {f.detail:#x}')}")
+        words += f" of {count}{DTYPE_NAMES.get(f.dtype, f'dtype {f.detail:#x}')}"
+    parts = [words]
     if f.op:
-        parts.append(f"op {OP_NAMES[f.op]}")
+        parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
     if f.root >= 0:
         parts.append(f"root {f.root}")
-    parts.append(f"{nbytes} bytes in this message, algorithm {f.algorithm}")
+    parts.append(f"{nbytes} bytes in this message, algorithm {ALGORITHM_NAMES.get(f.algorithm, f.algorithm)}")
     return ", ".join(parts)
 
 

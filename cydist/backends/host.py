@@ -203,7 +203,7 @@ class MessageWork(Work):
         if self._error is None and not self._message.wait(int(deadline * 1e9)):
             late = DistTimeoutError(
                 f"{self._name} on group {self._group.group_name!r}: timeout: not complete after "
-                f"{timeout or self._group.timeout:g} s",
+                f"{timeout or self._group.timeout:.3g} s",
                 op=self._name,
                 group=self._group.group_name,
             )
