@@ -86,7 +86,8 @@ def rendezvous(
     group_name    keeps jobs apart that share an address, a file or a store
 
     Ranks are given out where the URL is a multicast address or a file and none is asked for.
-    In the returned store the key "job" names this meeting by a random text, the same on
+    The returned store's own timeout is `timeout`, but that of an explicit store stays. In it the
+    key "job" names this meeting by a random text, the same on
     every rank and never the same again.
 
     Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
@@ -107,6 +108,7 @@ def rendezvous(
             f"not {init_method!r}"
         )
     store, here, size = way(_with_query(call))
+    store.set_timeout(timedelta(seconds=seconds(timeout)))
     return meet(store, here, size, deadline=deadline, group_name=group_name)
 
 

@@ -105,6 +105,13 @@ def check_met(outcomes: list[Outcome], ranks: list[int] | None = None) -> None:
         ]
 
 
+def refusals(outcomes: list[Outcome]) -> list[RendezvousError]:
+    """Nobody met: everybody's error."""
+    refused = [outcome for outcome in outcomes if isinstance(outcome, RendezvousError)]
+    assert refused == outcomes
+    return refused
+
+
 # A way to meet, as a URL that is new for each test
 
 
@@ -155,6 +162,14 @@ def test_given_ranks_meet(way: Way, size: int, tmp_path: Path) -> None:
     check_met(meet(way(tmp_path), ranks), ranks)
 
 
+@pytest.mark.parametrize("way", FIXED)
+def test_store_waits_as_long_as_told(way: Way, tmp_path: Path) -> None:
+    """The store's timeout is the call's, however long the meeting took."""
+    for outcome in meet(way(tmp_path), [0, 1]):
+        assert isinstance(outcome, tuple), outcome
+        assert outcome[0].timeout == timedelta(seconds=WAIT)
+
+
 @pytest.mark.parametrize("way", AUTOMATIC)
 def test_ranks_are_given_out(way: Way, tmp_path: Path) -> None:
     """Without ranks every process gets a different one."""
@@ -184,8 +199,7 @@ def test_group_names_keep_jobs_apart(way: Way, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", AUTOMATIC)
 def test_a_rank_asked_for_twice_is_an_error(way: Way, tmp_path: Path) -> None:
     """Two processes that want one rank both learn of it."""
-    for outcome in meet(way(tmp_path), [1, 1, -1]):
-        assert isinstance(outcome, RendezvousError)
+    for outcome in refusals(meet(way(tmp_path), [1, 1, -1])):
         assert "rank 1 was asked for by two" in str(outcome)
         assert outcome.ranks == (1,)
 
@@ -193,8 +207,7 @@ def test_a_rank_asked_for_twice_is_an_error(way: Way, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [file, multicast4])
 def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
     """Where ranks are given out, the error says how many processes came."""
-    for outcome in meet(way(tmp_path), [-1, -1], size=3, timeout=0.5):
-        assert isinstance(outcome, RendezvousError)
+    for outcome in refusals(meet(way(tmp_path), [-1, -1], size=3, timeout=0.5)):
         assert "2 of 3 processes" in str(outcome)
 
 
@@ -231,23 +244,20 @@ def test_explicit_store_serves_twice(tcp_store: TCPStore) -> None:
 def test_missing_ranks_are_listed(here: list[int]) -> None:
     """Every rank that came learns which did not, by number."""
     missing = tuple(rank for rank in range(4) if rank not in here)
-    for outcome in meet(None, here, size=4, store=HashStore(), timeout=0.2):
-        assert isinstance(outcome, RendezvousError)
+    for outcome in refusals(meet(None, here, size=4, store=HashStore(), timeout=0.2)):
         assert outcome.ranks == missing
         assert f"missing: rank {', '.join(map(str, missing))}" in str(outcome)
 
 
 def test_missing_ranks_are_listed_over_tcp() -> None:
     """The ranks that wait at rank 0's store hear its list before the store closes."""
-    for outcome in meet(f"tcp://{HOST}:{free_port()}", [0, 2], size=4, timeout=0.5):
-        assert isinstance(outcome, RendezvousError)
+    for outcome in refusals(meet(f"tcp://{HOST}:{free_port()}", [0, 2], size=4, timeout=0.5)):
         assert outcome.ranks == (1, 3)
 
 
 def test_missing_rank_zero_is_named() -> None:
     """Where rank 0 holds the store and is absent, the others say so."""
-    for outcome in meet(f"tcp://{HOST}:{free_port()}", [1, 2], size=3, timeout=0.2):
-        assert isinstance(outcome, RendezvousError)
+    for outcome in refusals(meet(f"tcp://{HOST}:{free_port()}", [1, 2], size=3, timeout=0.2)):
         assert outcome.ranks == (0,)
 
 

@@ -274,6 +274,23 @@ def test_one_of_many_wins_compare_set(store: Store) -> None:
     assert len({winner() for winner in winners}) == 1
 
 
+def test_compare_set_loses_no_step(store: Store) -> None:
+    """Threads that count by comparing and setting, each value signed, miss none of 40 steps."""
+    store.set("n", "0 start")
+
+    def count(name: int) -> None:
+        for _ in range(10):
+            while True:
+                seen = store.get("n")
+                mine = f"{int(seen.split()[0]) + 1} {name}".encode()
+                if store.compare_set("n", seen, mine) == mine:
+                    break
+
+    for result in [in_thread(lambda i=i: count(i)) for i in range(4)]:
+        assert result() is None
+    assert store.get("n").split()[0] == b"40"
+
+
 def test_append_grows_a_value(store: Store) -> None:
     """append creates a key, then adds to its end."""
     store.append("key", "ab")

@@ -475,6 +475,8 @@ _pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.RLock()
     for pool in list(_pools):
         pool.abandon()
 
