@@ -20,7 +20,7 @@ from cydist._native.mailbox cimport (
 from cydist._native.matching cimport count_arrived, count_posted
 from cydist._native.waiting cimport (
     SPINS, YIELDS, add_u32, cores, fence, futex_wait, futex_wake, load_int, load_u32, load_u64,
-    low_half, pause, sched_yield, slice_until, spins_after, store_u64,
+    low_half, pause, sched_yield, slice_until, spins_after, store_int, store_u64,
 )
 
 cdef enum:
@@ -46,17 +46,17 @@ cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
     cdef int i, status
     cdef uint64_t seen
     cdef int64_t now, until
-    cdef int spins = end.spins
+    cdef int spins = load_int(&end.spins)
     for i in range(spins + YIELDS):
         if load_u64(flag) >= value:
             if i > 0 and spins > 0:
-                end.spins = spins_after(spins, end.most_spins, i < spins)
+                store_int(&end.spins, spins_after(spins, end.most_spins, i < spins))
             return OK
         if i < spins:
             pause()
         else:
             sched_yield()
-    end.spins = spins_after(spins, end.most_spins, False)
+    store_int(&end.spins, spins_after(spins, end.most_spins, False))
     now = now_ns()
     until = slice_until(now, deadline_ns)
     while True:

@@ -168,18 +168,18 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef int i, status
     cdef uint32_t seen
     cdef int64_t now, until
-    cdef int spins = end.spins
+    cdef int spins = load_int(&end.spins)
     for i in range(spins + YIELDS):
         status = load_int(&r.status)
         if status != PENDING:
             if i > 0 and spins > 0:
-                end.spins = spins_after(spins, end.most_spins, i < spins)
+                store_int(&end.spins, spins_after(spins, end.most_spins, i < spins))
             return status
         if i < spins:
             pause()
         else:
             sched_yield()
-    end.spins = spins_after(spins, end.most_spins, False)
+    store_int(&end.spins, spins_after(spins, end.most_spins, False))
     now = now_ns()
     until = slice_until(now, deadline_ns)
     while True:
