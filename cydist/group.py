@@ -11,6 +11,7 @@ thread they run.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import GroupDestroyedError, GroupFailedError, UnsupportedError
+from cydist.errors import ForkedError, GroupDestroyedError, GroupFailedError, UnsupportedError
 from cydist.executor import Serial
 from cydist.types import Op, op_and_factor
 from cydist.work import Work, seconds
@@ -94,6 +95,7 @@ class ProcessGroup:
         self._seq = 0
         self._failed: BaseException | None = None
         self._destroyed = False
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return (
@@ -176,7 +178,15 @@ class ProcessGroup:
             self._failed = error
 
     def check_usable(self, name: str) -> None:
-        """Raise if the group was destroyed or has failed."""
+        """Raise if the group was destroyed or has failed, or belongs to another process."""
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{name}: group {self.group_name!r} belongs to process {self._pid}, which forked "
+                "this one: its connections stay there. Start workers by spawn, or let them "
+                "compute and the parent communicate",
+                op=name,
+                group=self.group_name,
+            )
         if self._destroyed:
             raise GroupDestroyedError(
                 f"{name}: group {self.group_name!r} was destroyed", op=name, group=self.group_name
@@ -192,10 +202,11 @@ class ProcessGroup:
             ) from self._failed
 
     def destroy(self) -> None:
-        """End the group. Idempotent."""
+        """End the group. Idempotent. In a forked child the parent's group goes on."""
         if not self._destroyed:
             self._destroyed = True
-            self.close()
+            if os.getpid() == self._pid:
+                self.close()
 
     # Collectives, derived. `_swap` is the one step that they are all made of.
 

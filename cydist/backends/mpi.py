@@ -164,9 +164,7 @@ class MpiGroup(MpiMembers):
             self._owns_comm = True
         return self._comm
 
-    def _finish(
-        self, call: Call, requests: Any, memory: object, *, certain: bool = False
-    ) -> None:
+    def _finish(self, call: Call, requests: Any, memory: object, *, certain: bool = False) -> None:
         """Wait for MPI. What is not complete at an error stays alive until it is.
 
         certain     every rank is known to come, so a failure of the group does not matter

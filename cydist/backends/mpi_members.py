@@ -181,9 +181,7 @@ class MpiMembers(ProcessGroup):
             ranks=tuple(map(int, about.split(","))),
         )
 
-    def wait_for(
-        self, done: Callable[[], bool], deadline: float, seq: int | None = None
-    ) -> bool:
+    def wait_for(self, done: Callable[[], bool], deadline: float, seq: int | None = None) -> bool:
         """Poll until `done`, False at the deadline; raises when the group fails meanwhile.
 
         seq     of the collective that waits: one that failed after it leaves it alone, since
@@ -243,9 +241,7 @@ class MpiMembers(ProcessGroup):
             )  # fmt: skip
         if operation.test() or not self._gone(peer, started=operation.started):
             return
-        raise self._failed or self._lost(
-            name, seq, range(self._size) if peer is None else [peer]
-        )
+        raise self._failed or self._lost(name, seq, range(self._size) if peer is None else [peer])
 
     def _gone(self, peer: int | None, started: bool) -> bool:
         """Has the other side left, so that a message with it will not complete?"""

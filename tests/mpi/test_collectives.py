@@ -32,9 +32,7 @@ def everyone(size, count, dtype):
 
 def uneven(size, dtype, salt=0):
     """Arrays of different lengths, one per rank; some are empty."""
-    return [
-        oracle.contribution(rank + salt, (3 * rank + salt) % 5, dtype) for rank in range(size)
-    ]
+    return [oracle.contribution(rank + salt, (3 * rank + salt) % 5, dtype) for rank in range(size)]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -212,9 +210,7 @@ def test_scatter_of_uneven_blocks(group, rank, size, dtype):
 def test_reduce_scatter_of_uneven_blocks(group, rank, size, dtype):
     """Rank r has the reduction of everybody's block r."""
     lists = [uneven(size, dtype, salt) for salt in range(size)]
-    lists = [
-        [np.resize(block, (2 * r) % 5) for r, block in enumerate(blocks)] for blocks in lists
-    ]
+    lists = [[np.resize(block, (2 * r) % 5) for r, block in enumerate(blocks)] for blocks in lists]
     into = np.zeros_like(lists[0][rank])
     op = "SUM" if dtype.kind == "c" else "MAX"
     dist.reduce_scatter(into, lists[rank], getattr(dist.ReduceOp, op), group)
