@@ -187,6 +187,8 @@ class Case:
         elif self.in_place and self.collective in ("all_gather", "gather") and outputs:
             outputs[rank][:] = inputs[0]
             inputs[0] = outputs[rank]
+        elif self.in_place and self.collective == "reduce_scatter":
+            outputs[0] = inputs[rank]
         elif self.in_place and self.collective == "scatter" and inputs:
             outputs[0] = inputs[rank]
         elif self.in_place and outputs and self.collective != "scatter":
@@ -287,7 +289,7 @@ def test_over_sockets(ranks, row, size):
 
 @pytest.mark.parametrize("size", [1, 3, 4], ids=lambda size: f"{size}ranks")
 @pytest.mark.parametrize("row", [r for r in ROWS if r[0] not in
-                                 ("barrier", "broadcast", "all_to_all", "reduce_scatter")],
+                                 ("barrier", "broadcast", "all_to_all")],
                          ids=row_id)  # fmt: skip
 def test_in_place(ranks, row, size):
     """An input may be the output, or the output's block that belongs to this rank."""
