@@ -112,7 +112,8 @@ cdef str described(const Fingerprint *f, size_t nbytes):
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
     if f.root >= 0:
         parts.append(f"root {f.root}")
-    parts.append(f"{nbytes} bytes in this message, algorithm {ALGORITHM_NAMES.get(f.algorithm, f.algorithm)}")
+    algorithm = ALGORITHM_NAMES.get(f.algorithm, f.algorithm)
+    parts.append(f"{nbytes} bytes in this message, algorithm {algorithm}")
     return ", ".join(parts)
 
 
