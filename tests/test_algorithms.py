@@ -187,9 +187,7 @@ class Case:
         elif self.in_place and self.collective in ("all_gather", "gather") and outputs:
             outputs[rank][:] = inputs[0]
             inputs[0] = outputs[rank]
-        elif self.in_place and self.collective == "reduce_scatter":
-            outputs[0] = inputs[rank]
-        elif self.in_place and self.collective == "scatter" and inputs:
+        elif self.in_place and self.collective in ("scatter", "reduce_scatter") and inputs:
             outputs[0] = inputs[rank]
         elif self.in_place and outputs and self.collective != "scatter":
             outputs = inputs[:1]
