@@ -189,8 +189,9 @@ def test_server_survives_without_descriptors() -> None:
         LENGTH.pack(4) + b"\xff\xff\xff\xff",
         LENGTH.pack(0),
         encode_request(Request(Op.NUM_KEYS)) * 2,
+        encode_request(Request(Op.QUEUE_POP, (), (), True, 1.0)),
     ],
-    ids=["too-long", "longest", "malformed", "empty", "two-at-once"],
+    ids=["too-long", "longest", "malformed", "empty", "two-at-once", "no-queue"],
 )
 def test_bad_frames_close_that_connection_alone(master: TCPStore, data: bytes) -> None:
     """A member's nonsense closes its connection; the store serves everybody else."""

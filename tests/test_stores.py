@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty store of each kind."""
     prefix, _, kind = request.param.rpartition("-")
     if kind == "tcp6" and not has_ipv6():
-        pytest.skip("this host has no IPv6")
+        pytest.skip("no IPv6")
     makers: dict[str, Callable[[], Store]] = {
         "hash": HashStore,
         "file": lambda: FileStore(str(tmp_path / "store")),

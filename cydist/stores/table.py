@@ -37,7 +37,11 @@ class Table:
         self._queues: dict[bytes, deque[bytes]] = {}
 
     def awaits(self, request: Request) -> Place | None:
-        """The first key or queue that a blocking request has to wait for; None: it can run."""
+        """The first key or queue that a blocking request has to wait for; None: it can run.
+
+        Raises DistStoreError for a request with keys and values that its operation does not take.
+        """
+        _check_arity(request)
         if not request.block:
             return None
         if request.op is Op.QUEUE_POP:
@@ -68,12 +72,8 @@ class Table:
         Raises DistStoreError, and changes nothing, if it cannot be done: a malformed request,
         a value that is no number, a full table; QueueEmptyError for an empty queue.
         """
+        _check_arity(request)
         keys, values = request.keys, request.values
-        wanted = _ARITY[request.op]
-        if (wanted[0] not in (-1, len(keys))) or (wanted[1] not in (-1, len(values))):
-            raise DistStoreError(
-                f"{request.op.name} does not take {len(keys)} keys and {len(values)} values"
-            )
         match request.op:
             case Op.SET:
                 self._put(keys[0], values[0])
@@ -199,6 +199,15 @@ _ARITY = {
     Op.QUEUE_LEN: (1, 0),
     Op.LIST_KEYS: (0, 0),
 }
+
+
+def _check_arity(request: Request) -> None:
+    keys, values = _ARITY[request.op]
+    if keys not in (-1, len(request.keys)) or values not in (-1, len(request.values)):
+        raise DistStoreError(
+            f"{request.op.name} does not take {len(request.keys)} keys and "
+            f"{len(request.values)} values"
+        )
 
 
 def _number(key: bytes, value: bytes) -> int:
