@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import math
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +30,7 @@ YIELD_SECONDS_WITH_CORES = 2e-3
 DOZE_SECONDS = 1.0  # how long it sleeps in short slices; MPI makes progress only when polled
 SHORT_SLEEP = 20e-6
 LONG_SLEEP = 1e-3
+FORWARDING_SECONDS = 0.2  # an mpirun that is told to abort drops what it has not yet printed
 
 
 def load() -> Any:
@@ -36,7 +39,7 @@ def load() -> Any:
     Raises UnsupportedError when mpi4py or the library behind it is not there.
     """
     try:
-        MPI: Any = importlib.import_module("mpi4py.MPI")
+        MPI = _import()
     except (ImportError, RuntimeError) as error:
         raise UnsupportedError(
             f"backend 'mpi' needs mpi4py and an MPI library ({error}): `pip install mpi4py "
@@ -46,9 +49,50 @@ def load() -> Any:
     if MPI.Is_finalized():
         raise DistBackendError("MPI was finalized in this process; it cannot be started again")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _start(MPI)
         atexit.register(_finalize, MPI, os.getpid())
     return MPI
+
+
+def _import() -> Any:
+    """mpi4py.MPI, which must not start MPI by being imported: see _start."""
+    rc: Any = importlib.import_module("mpi4py").rc
+    wanted = rc.initialize
+    rc.initialize = False
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    finally:
+        rc.initialize = wanted
+
+
+def _start(MPI: Any) -> None:
+    """Initialise MPI, without the GIL.
+
+    It waits for the other ranks, and they may wait for the job's store, which a thread of
+    this process may serve; mpi4py would hold the GIL meanwhile.
+    """
+    rc: Any = importlib.import_module("mpi4py").rc
+    level = getattr(MPI, f"THREAD_{(rc.thread_level if rc.threads else 'single').upper()}")
+    library = _library()
+    if library is None:
+        MPI.Init_thread(level)
+        return
+    code = library.MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
+    if code != MPI.SUCCESS:
+        raise DistBackendError(f"MPI did not start: {MPI.Get_error_string(code)}")
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes exceptions of errors then
+
+
+def _library() -> ctypes.CDLL | None:
+    """The MPI library that mpi4py has loaded."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    for path in sorted(mapped):
+        if Path(path).name.startswith("libmpi"):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "MPI_Init_thread"):
+                return library
+    return None
 
 
 def _finalize(MPI: Any, pid: int) -> None:
@@ -158,5 +202,6 @@ class ExitGuard:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        time.sleep(FORWARDING_SECONDS)
         ExitGuard._aborting = True  # MPICH's abort runs what is registered for a normal end
         self._MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)

@@ -1,0 +1,145 @@
+"""A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_ends.py WAY`.
+
+Calls have ten minutes here, so whoever waits for a rank that is gone shows its stack and ends
+before they do.
+"""
+
+import faulthandler
+import os
+import sys
+
+import numpy as np
+
+import cydist as dist
+
+WAYS = {}
+
+
+def way(function):
+    """Make a function one of the ways."""
+    WAYS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def join(backend=None):
+    """Rank and size; nothing but the launcher says them."""
+    dist.init_process_group(backend, timeout=600)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def total(value):
+    """The sum of everybody's value."""
+    array = np.array([value])
+    dist.all_reduce(array)
+    return int(array[0])
+
+
+@way
+def well():
+    """Say which backend it was, and leave without a word to cydist."""
+    rank, size = join()
+    print(f"rank {rank} of {size} on {dist.get_backend()}: {total(rank)}", flush=True)
+
+
+@way
+def tcp():
+    """As `well`, over tcp."""
+    rank, size = join("tcp")
+    print(f"rank {rank} of {size} on {dist.get_backend()}: {total(rank)}", flush=True)
+    dist.destroy_process_group()
+
+
+@way
+def raising():
+    """One rank raises; the other waits for it."""
+    rank, _ = join()
+    total(1)
+    if rank == 1:
+        raise LookupError("nothing here")
+    total(1)
+
+
+@way
+def raising_after_the_end():
+    """As `raising`, when the job has been left: MPI ends as it would without us."""
+    join()
+    dist.destroy_process_group()
+    raise LookupError("nothing here")
+
+
+@way
+def leaving_early():
+    """One rank ends well, and the other waits for it."""
+    rank, _ = join()
+    total(1)
+    if rank == 0:
+        total(1)
+
+
+@way
+def exit_code():
+    """Both ranks exit with 3."""
+    join()
+    total(1)
+    sys.exit(3)
+
+
+@way
+def without_threads():
+    """MPI was started by the user, for one thread."""
+    import mpi4py
+
+    mpi4py.rc.threads = False
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() < MPI.THREAD_MULTIPLE
+    rank, _ = join()
+    arrays = [np.full(3, n) for n in range(4)]
+    works = [dist.all_reduce(array, async_op=True) for array in arrays]
+    futures = [work.get_future() for work in works]
+    into = np.zeros(2)
+    receiving = dist.irecv(into, 1 - rank)
+    dist.isend(np.full(2, float(rank)), 1 - rank).wait()
+    receiving.wait()
+    sums = [int(future.result()[0][0]) for future in futures]
+    print(f"rank {rank}: {sums} {into[0]}", flush=True)
+
+
+@way
+def before_anybody():
+    """mpi4py was told not to start MPI."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    assert not MPI.Is_initialized()
+    well()
+
+
+@way
+def forked():
+    """A forked child's call is refused, and its end ends nothing."""
+    rank, _ = join()
+    total(1)
+    child = os.fork()
+    if child == 0:
+        try:
+            total(1)
+        except dist.ForkedError:
+            os._exit(7)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"rank {rank}: child {code}, sum {total(1)}", flush=True)
+
+
+@way
+def over_mpi():
+    """Asks for MPI, whoever started it."""
+    rank, size = join("mpi")
+    print(f"rank {rank} of {size}", flush=True)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(25, exit=True)
+    WAYS[sys.argv[1]]()

