@@ -134,3 +134,11 @@ def run(*bodies: Callable[[], object]) -> None:
     for error in errors:
         if error is not None:
             raise error
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    limit = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < limit
+        threading.Event().wait(0.002)

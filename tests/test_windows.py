@@ -1,0 +1,101 @@
+"""Windows: memory of the other ranks, on inproc, and the hub that holds it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cydist import _native
+from transports import Ranks, run, soon
+
+
+@pytest.mark.parametrize("algorithm", [b"flat"])
+class TestWindows:
+    """inproc's windows, through an algorithm that uses nothing else."""
+
+    def barrier(self, group: _native.Group, algorithm: bytes, seq: int, limit: float = 20) -> None:
+        group.run("barrier", [], [], algorithm=algorithm, deadline_ns=soon(limit), seq=seq)
+
+    @pytest.fixture
+    def world(self) -> Iterator[Ranks]:
+        world = Ranks("inproc", 3)
+        yield world
+        world.close()
+
+    def test_flags_publish_what_was_written(self, world: Ranks, algorithm: bytes) -> None:
+        """Who sees the flag sees the data: no sum is ever wrong."""
+        groups = world.group()
+        wrong = []
+
+        def sum_up(rank: int) -> None:
+            for seq in range(1, 300):
+                x = np.full(500, rank + seq, np.int64)
+                array = _native.asarray(x)
+                groups[rank].run(
+                    "all_reduce", [array], [array], algorithm=algorithm, op=1, count=500,
+                    deadline_ns=soon(), seq=seq,
+                )  # fmt: skip
+                if not (x == 3 * seq + 3).all():
+                    wrong.append((rank, seq))
+
+        run(*[lambda rank=rank: sum_up(rank) for rank in range(3)])
+        assert wrong == []
+
+    def test_late_rank_wakes_the_sleepers(self, world: Ranks, algorithm: bytes) -> None:
+        """A barrier that has gone to sleep ends soon after the last rank comes."""
+        groups = world.group()
+        slept = threading.Event()
+
+        def late() -> None:
+            slept.wait(0.2)
+            self.barrier(groups[2], algorithm, 1)
+
+        run(
+            lambda: self.barrier(groups[0], algorithm, 1),
+            lambda: self.barrier(groups[1], algorithm, 1),
+            late,
+        )
+
+    def test_deadline(self, world: Ranks, algorithm: bytes) -> None:
+        """A barrier that one rank never enters ends at its deadline."""
+        groups = world.group()
+        with pytest.raises(_native.Failure, match="timeout"):
+            self.barrier(groups[0], algorithm, 1, limit=0.1)
+
+    def test_leaver(self, world: Ranks, algorithm: bytes) -> None:
+        """A barrier ends with "peer_lost" when a rank leaves instead of coming."""
+        groups = world.group()
+        world.leave(2)
+
+        def enter(rank: int) -> None:
+            with pytest.raises(_native.Failure, match="peer_lost"):
+                self.barrier(groups[rank], algorithm, 1)
+
+        run(lambda: enter(0), lambda: enter(1))
+
+    def test_windows_of_groups_are_apart(self, world: Ranks, algorithm: bytes) -> None:
+        """A barrier in one group does not let another group's barrier pass."""
+        one, other = world.group(context=1), world.group(context=2)
+        run(*[lambda r=r: self.barrier(one[r], algorithm, 1) for r in range(3)])
+        with pytest.raises(_native.Failure, match="timeout"):
+            self.barrier(other[0], algorithm, 1, limit=0.05)
+
+
+def test_hub_of_another_shape() -> None:
+    """Ranks that disagree on a hub's shape are told at once."""
+    hub = _native.hub("shape", 2)
+    assert _native.hub("shape", 2) is hub
+    with pytest.raises(ValueError, match="2 ranks"):
+        _native.hub("shape", 3)
+
+
+def test_rank_of_a_hub_is_taken_once() -> None:
+    """Two links for one rank of a hub are refused."""
+    hub = _native.hub("taken", 2)
+    link = _native.InprocLink(hub, 0)
+    with pytest.raises(ValueError, match="has a link already"):
+        _native.InprocLink(hub, 0)
+    link.close()
