@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 from cydist import _native, arguments
 from cydist.group import Call, ProcessGroup
@@ -64,16 +65,23 @@ def root_rank(
         rank = default
     if rank is not None:
         try:
-            return group.get_group_rank(rank)
+            return group.get_group_rank(_integer(name, what, rank))
         except ValueError as error:
             raise ValueError(f"{name}: {what}={rank}: {error}") from None
-    assert group_rank is not None
-    if not 0 <= group_rank < group.size():
+    chosen = _integer(name, f"group_{what}", group_rank)
+    if not 0 <= chosen < group.size():
         raise ValueError(
             f"{name}: group_{what}={group_rank} is not a rank of group {group.group_name!r}, "
             f"which has {group.size()}"
         )
-    return group_rank
+    return chosen
+
+
+def _integer(name: str, what: str, rank: Any) -> int:
+    try:
+        return index(rank)
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be a rank, an integer, not {rank!r}") from None
 
 
 def check_op(name: str, op: Op, array: Array) -> None:

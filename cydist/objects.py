@@ -100,6 +100,7 @@ def broadcast_object_list(
     name = "broadcast_object_list"
     if (chosen := usable_group(group, name)) is None:
         return
+    _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     here = chosen.rank() == root
     mine = _Encoded(object_list if here else [])
@@ -201,8 +202,10 @@ def send_object_list(
     timeout: Timeout = None,
 ) -> None:
     """Send a list of objects to rank `dst` (global; or `group_dst`)."""
-    if usable_group(group, "send_object_list") is None:
+    name = "send_object_list"
+    if usable_group(group, name) is None:
         return
+    _check_list(name, object_list)
     mine = _Encoded(object_list)
     head = np.array([len(object_list)], np.int64)
     send(head, dst, group, group_dst=group_dst, timeout=timeout)
@@ -229,6 +232,7 @@ def recv_object_list(
     name = "recv_object_list"
     if usable_group(group, name) is None:
         return -1
+    _check_list(name, object_list)
     head = np.empty(1, np.int64)
     source = recv(head, src, group, group_src=group_src, timeout=timeout)
     sizes = np.empty(int(head[0]), np.int64)
@@ -242,6 +246,11 @@ def recv_object_list(
         )
     object_list[:] = _decode(data, sizes)
     return source
+
+
+def _check_list(name: str, values: object) -> None:
+    if not isinstance(values, list):
+        raise TypeError(f"{name}: object_list must be a list of objects, not {values!r:.80}")
 
 
 def _check_length(name: str, what: str, values: list[Any] | None, p: int) -> None:

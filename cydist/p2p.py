@@ -8,13 +8,14 @@ receiver must name the same number of elements and the same dtype. Ranks are glo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist.calling import Timeout, root_rank
 from cydist.errors import DistTimeoutError
 from cydist.group import ProcessGroup
-from cydist.work import FinishedWork, Work
+from cydist.work import FinishedWork, Work, seconds
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def _peer(
 
 
 def _check_tag(name: str, tag: int) -> None:
+    if not isinstance(tag, Integral):
+        raise TypeError(f"{name}: tag must be an integer, not {tag!r}")
     if not 0 <= tag <= LARGEST_TAG:
         raise ValueError(f"{name}: tag must be between 0 and {LARGEST_TAG}, not {tag}")
 
@@ -91,7 +94,7 @@ def _unpack(array: Array, packed: Array) -> Callable[[], None]:
     return lambda: array.take(packed)
 
 
-def _wait(group: AnyGroup, work: Work, timeout: Timeout) -> None:
+def _wait(group: AnyGroup, work: Work, timeout: float | None) -> None:
     """Wait for a blocking message; one that is late fails its group, as a collective would."""
     try:
         work.wait(timeout)
@@ -112,9 +115,10 @@ def send(
     timeout: Timeout = None,
 ) -> None:
     """Send an array to rank `dst`; return when it may be changed again."""
+    limit = seconds(timeout)
     work = isend(tensor, dst, group, tag, group_dst)
     if work is not None:
-        _wait(group, work, timeout)
+        _wait(group, work, limit)
 
 
 def recv(
@@ -130,10 +134,11 @@ def recv(
 
     Returns -1 on a group that this rank is not in.
     """
+    limit = seconds(timeout)
     work = irecv(tensor, src, group, tag, group_src)
     if work is None:
         return -1
-    _wait(group, work, timeout)
+    _wait(group, work, limit)
     return work.source_rank()
 
 

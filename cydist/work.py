@@ -6,12 +6,25 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from datetime import timedelta
+from numbers import Real
 from typing import Any
+
+LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds it still fits into 64 bits
 
 
 def seconds(timeout: float | timedelta | None) -> float | None:
-    """A timeout as the caller gave it, in seconds."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    """A timeout as the caller gave it, in seconds.
+
+    Raises TypeError for what is no duration, ValueError for one that is negative or NaN.
+    """
+    if timeout is None:
+        return None
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(limit, Real):
+        raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}")
+    if not limit >= 0:
+        raise ValueError(f"timeout must be 0 seconds or more, not {timeout!r}")
+    return min(float(limit), LONGEST_TIMEOUT)
 
 
 class Work:
