@@ -37,7 +37,6 @@ class Variable:
         return self.get().strip().lower() not in ("", "0", "false", "off", "no")
 
 
-TRANSPORT = Variable(("CYDIST_TRANSPORT",), "auto", "auto, shm, tcp or mpi")
 INTERFACES = Variable(
     ("CYDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
     "",

@@ -175,6 +175,15 @@ def test_settings_are_declared_once() -> None:
     assert mentioned == declared
 
 
+def test_settings_are_used() -> None:
+    """Every setting that config.py declares changes something somewhere."""
+    from cydist import config
+
+    text = "".join(path.read_text() for path in PYTHON if path.name != "config.py")
+    declared = [name for name, value in vars(config).items() if isinstance(value, config.Variable)]
+    assert [name for name in declared if not re.search(rf"\bconfig\.{name}\b", text)] == []
+
+
 @pytest.mark.parametrize("path", PYTHON, ids=relative)
 def test_settings_are_read_in_one_place(path: Path) -> None:
     """Outside config.py nobody looks a CYDIST_* variable up in the environment."""
