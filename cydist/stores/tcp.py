@@ -450,9 +450,12 @@ class _Pool:
             # While nobody listens on a port of the ephemeral range, TCP can meet itself.
             raise ConnectionRefusedError("connected to itself")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        limit = min(deadline + _GRACE, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
         auth.authenticate_client(
-            connection, channel=CHANNEL, job=self._job, secret=self._secret, deadline=limit
+            connection,
+            channel=CHANNEL,
+            job=self._job,
+            secret=self._secret,
+            deadline=deadline + _GRACE,
         )
 
 

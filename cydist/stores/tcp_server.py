@@ -171,8 +171,8 @@ class StoreServer:
                 self._flush(connection)
             if events & selectors.EVENT_READ and connection in self._connections:
                 self._read(connection)
-        except (OSError, DistStoreError):
-            # A member that breaks the protocol loses its connection, and nothing else happens.
+        except Exception:
+            # Whatever goes wrong with one connection costs that connection, not the job's store.
             self._close(connection)
 
     # Alarms
