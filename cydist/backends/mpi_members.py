@@ -109,6 +109,11 @@ class MpiMembers(ProcessGroup):
     # How calls run.
 
     @property
+    def failure(self) -> BaseException | None:
+        """What failed the group, if anything did."""
+        return self._failed
+
+    @property
     def concurrent(self) -> bool:
         """May any thread wait for a call?"""
         return self._endpoint.threads.concurrent
@@ -365,7 +370,10 @@ class MessageWork(Work):
 
     def _poll(self) -> bool:
         advance()
-        return self._done()
+        if not self._done() and (error := self._group.failure) is not None:
+            self._operation.cancel()
+            self._error = error
+        return self._error is not None or self._done()
 
     def _on_thread(self, task: Callable[[], None]) -> None:
         if self._poll() or not self._group.concurrent:

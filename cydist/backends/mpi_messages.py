@@ -127,6 +127,8 @@ class Messages:
         self._MPI = MPI
         self._lock = threading.Lock()
         self._listeners: dict[int, Listener] = {}
+        self._early: dict[int, list[Arrival]] = {}  # notices of groups to come
+        self._ended: set[int] = set()
         self._posted: dict[tuple[int, int], deque[Receive]] = {}
         self._arrived: dict[tuple[int, int], deque[Arrival]] = {}
         self._incoming: list[tuple[Any, bytearray, int]] = []  # headers, in the order they came
@@ -136,13 +138,19 @@ class Messages:
         _live.append(self)
 
     def listen(self, group: int, listener: Listener) -> None:
-        """Give the notices of a group to `listener`, on whichever thread polls."""
-        self._listeners[group] = listener
+        """Give the notices of a group to `listener`, on whichever thread polls; first those
+        that came before this rank had made the group."""
+        with self._lock:
+            self._listeners[group] = listener
+            early = self._early.pop(group, ())
+        for notice in early:
+            _tell(listener, notice)
 
     def forget(self, group: int) -> None:
         """The group has ended: drop what is posted, and what has arrived, for it."""
-        self._listeners.pop(group, None)
         with self._lock:
+            self._listeners.pop(group, None)
+            self._ended.add(group)
             for waiting in (self._posted, self._arrived):
                 for key in [key for key in waiting if key[0] == group]:
                     del waiting[key]
@@ -228,11 +236,19 @@ class Messages:
                 self._take(notices)
         finally:
             self._lock.release()
-        for header, data, source in notices:
-            listener = self._listeners.get(header.group)
+        for notice in notices:
+            listener = self._listener(notice)
             if listener is not None:
-                text = bytes(data[HEADER.size :]).decode("utf-8", "replace")
-                listener(header.kind, source, header.tag, text)
+                _tell(listener, notice)
+
+    def _listener(self, notice: Arrival) -> Listener | None:
+        """Who takes the notice now; those of a group that is not made yet are kept."""
+        group = notice[0].group
+        with self._lock:
+            listener = self._listeners.get(group)
+            if listener is None and group not in self._ended:
+                self._early.setdefault(group, []).append(notice)
+            return listener
 
     def _probe(self) -> bool:
         """Start receiving one header, if one has come."""
@@ -319,6 +335,12 @@ class Messages:
     def _reap(self) -> None:
         for operation in tuple(self._active):
             operation.test()
+
+
+def _tell(listener: Listener, notice: Arrival) -> None:
+    header, data, source = notice
+    text = bytes(data[HEADER.size :]).decode("utf-8", "replace")
+    listener(header.kind, source, header.tag, text)
 
 
 def pieces(memory: memoryview) -> list[memoryview]:

@@ -142,6 +142,19 @@ def test_a_rank_that_left_is_named(rank, size, spare):
     dist.barrier(spare)
 
 
+def test_news_of_a_group_that_is_yet_to_be_made(rank, size, spare):
+    """Who makes a group late learns that another rank has left it already."""
+    if rank == 0:
+        dist.destroy_process_group(dist.new_group())
+    dist.barrier(spare)
+    if rank > 0:
+        group = dist.new_group()
+        with pytest.raises(dist.DistError, match="rank 0 left"):
+            dist.barrier(group)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
 def test_abort_ends_the_calls_under_way(group, rank, spare):
     """On this rank and on the others."""
     work = dist.all_reduce(np.ones(4), group=group, async_op=True) if rank else None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.backends import mpi_messages
 
 # With the header, behind it in one piece, and far above any MPI's eager limit.
 COUNTS = {"nothing": 0, "inline": 10, "following": 1000, "large": 700_000}
@@ -145,6 +146,29 @@ def test_a_message_of_another_kind_is_refused(group, rank, sent):
         assert caught.value.ranks == (0,)
     with pytest.raises(dist.DistError):
         dist.barrier(group)
+
+
+def test_what_one_call_of_mpi_cannot_move_goes_in_pieces(group, rank, size, monkeypatch):
+    """Messages, broadcasts and reductions, with pieces of 64 KiB in place of 1 GiB."""
+    monkeypatch.setattr(mpi_messages, "PIECE_BYTES", 1 << 16)
+    data = np.arange(50_001.0)
+    into = np.zeros_like(data)
+    receiving = dist.irecv(into, (rank - 1) % size, group)
+    dist.isend(data + rank, (rank + 1) % size, group).wait()
+    receiving.wait()
+    assert np.array_equal(data + (rank - 1) % size, into)
+    dist.broadcast(into, 0, group)
+    assert np.array_equal(data + size - 1, into)
+    dist.all_reduce(into, group=group)
+    assert np.array_equal((data + size - 1) * size, into)
+
+
+def test_a_receive_of_a_failed_group_is_over(group, rank):
+    """is_completed sees the failure, as wait does."""
+    work = dist.irecv(np.zeros(3), 1 - min(rank, 1), group)
+    dist.abort(group)
+    assert work.is_completed()
+    assert isinstance(work.exception(), dist.GroupFailedError)
 
 
 def test_the_users_own_traffic_is_not_disturbed(group, rank, size):
