@@ -15,7 +15,7 @@ from typing import Any
 
 from cydist import config, registry, rendezvous
 from cydist._native import use_isa
-from cydist.errors import GroupDestroyedError, UnsupportedError
+from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
 from cydist.stores import PrefixStore, Store
@@ -305,11 +305,6 @@ def new_group(
     spec = (world.spec if backend is None else backend).lower()
     registry.parse(spec)
     if use_local_synchronization:
-        if "mpi" in registry.parse(spec).values():
-            raise UnsupportedError(
-                "new_group: use_local_synchronization is not possible with backend 'mpi', where "
-                "making a group takes every rank"
-            )
         if world.rank not in members:
             return GroupMember.NON_GROUP_MEMBER
         count = world.made_locally[members] = world.made_locally.get(members, 0) + 1

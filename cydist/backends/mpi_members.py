@@ -6,6 +6,7 @@ The collectives on top are in cydist/backends/mpi.py.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,8 @@ class MpiMembers(ProcessGroup):
         )
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: its parent's MPI is not to be touched
         self.leave()
         self._messages.forget(self._id)
         # Both Open MPI and MPICH free a communicator without waiting for its other members.
@@ -119,6 +122,7 @@ class MpiMembers(ProcessGroup):
         return self._endpoint.threads.concurrent
 
     def check_usable(self, name: str) -> None:
+        super().check_usable(name)  # before any call of MPI: this may be a forked child
         self._endpoint.threads.check(name)
         advance()
         super().check_usable(name)

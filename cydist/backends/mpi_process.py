@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from cydist import launchers
-from cydist.errors import DistBackendError, ForkedError, UnsupportedError
+from cydist.errors import DistBackendError, UnsupportedError
 
 # How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
 YIELD_SECONDS = 1e-4
@@ -112,17 +112,9 @@ class Threads:
         self.concurrent: bool = level == MPI.THREAD_MULTIPLE
         self._main_only: bool = level < MPI.THREAD_SERIALIZED
         self._is_main: Callable[[], bool] = MPI.Is_thread_main
-        self._pid = os.getpid()
 
     def check(self, name: str) -> None:
-        """Raise if MPI must not be called here: in a forked child, or on this thread."""
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"{name}: this process was forked from rank's process {self._pid}, and MPI does "
-                "not survive a fork: start workers with the method 'spawn', or call cydist in "
-                "the parent only",
-                op=name,
-            )
+        """Raise if MPI must not be called on this thread."""
         if self._main_only and not self._is_main():
             raise UnsupportedError(
                 f"{name}: MPI was initialised without support for threads, so only the thread "

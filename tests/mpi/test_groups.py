@@ -64,6 +64,17 @@ def test_messages_in_a_group_are_its_own(rank, size):
         dist.destroy_process_group(group)
 
 
+def test_groups_that_only_members_make(rank, size):
+    """use_local_synchronization: whoever is not in the group does not call."""
+    members = range(size // 2, size)
+    if rank in members:
+        group = dist.new_group(members, use_local_synchronization=True)
+        mine = np.array([rank])
+        dist.all_reduce(mine, group=group)
+        assert [sum(members)] == mine.tolist()
+        dist.destroy_process_group(group)
+
+
 def test_many_groups(rank, size):
     """A hundred groups at once, half of them used, in opposite order."""
     groups = [dist.new_group() for _ in range(100)]

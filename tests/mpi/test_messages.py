@@ -163,9 +163,10 @@ def test_what_one_call_of_mpi_cannot_move_goes_in_pieces(group, rank, size, monk
     assert np.array_equal((data + size - 1) * size, into)
 
 
-def test_a_receive_of_a_failed_group_is_over(group, rank):
+def test_a_receive_of_a_failed_group_is_over(group, rank, spare):
     """is_completed sees the failure, as wait does."""
     work = dist.irecv(np.zeros(3), 1 - min(rank, 1), group)
+    dist.barrier(spare)
     dist.abort(group)
     assert work.is_completed()
     assert isinstance(work.exception(), dist.GroupFailedError)
