@@ -3,7 +3,7 @@
 It knows everything below and nothing above: what fails leaves here as a `Failure`, which
 the backend turns into an exception of cydist/errors.py.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
@@ -13,9 +13,9 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, COLLECTIVE_TAG, COLLECTIVES, INTERRUPTED, OK, PENDING, POINT_TO_POINT,
-    SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint, Link, Reduction, Request,
-    Transport, find, index_of, set_interrupted,
+    ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
+    PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry,
+    Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.kernels cimport reduction
@@ -98,15 +98,15 @@ class Failure(Exception):
         self.theirs = theirs
 
 
-cdef str described(const Fingerprint *f, size_t nbytes):
+cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail=False):
     """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
     if f.collective == POINT_TO_POINT:
         return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
     words = f"{name} #{f.seq}"
-    if f.dtype or f.detail:
+    if f.collective != BARRIER:
         count = f"{f.count} " if f.count else ""
-        words += f" of {count}{DTYPE_NAMES.get(f.dtype, f'dtype {f.detail:#x}')}"
+        words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
     parts = [words]
     if f.op:
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
@@ -114,6 +114,10 @@ cdef str described(const Fingerprint *f, size_t nbytes):
         parts.append(f"root {f.root}")
     algorithm = ALGORITHM_NAMES.get(f.algorithm, f.algorithm)
     parts.append(f"{nbytes} bytes in this message, algorithm {algorithm}")
+    if with_detail:
+        parts.append(
+            "a structured dtype's fields, sizes of blocks, and of segments (CYDIST_SEGMENT_BYTES) "
+            f"hash to {f.detail:#x}")
     return ", ".join(parts)
 
 
@@ -137,7 +141,8 @@ cdef class Group:
     cdef readonly Link link
     cdef Transport view
     cdef int *peers
-    cdef int aborted
+    cdef int aborted                # 0, or the Status that ends every wait
+    cdef int running                # collectives under way; changed with the GIL held
     cdef bint open
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
@@ -162,9 +167,18 @@ cdef class Group:
         free(self.peers)
 
     cpdef close(self):
-        """End the view: its windows go, and what arrived for it is dropped. Idempotent."""
+        """End the view: its windows go, and what arrived for it is dropped. Idempotent.
+
+        Collectives under way on other threads (or below a signal handler that called this)
+        end with the status "closed"; the last of them lets the windows go.
+        """
         if self.open:
             self.open = False
+            store_int(&self.aborted, CLOSED)
+            self.leave_view()
+
+    cdef void leave_view(self) noexcept:
+        if not self.open and self.running == 0:
             self.link.close_view(&self.view)
 
     @property
@@ -174,7 +188,8 @@ cdef class Group:
 
     def abort(self) -> None:
         """End every wait of this group with the status "aborted", now and later."""
-        store_int(&self.aborted, ABORTED)
+        if self.open:
+            store_int(&self.aborted, ABORTED)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
@@ -221,16 +236,21 @@ cdef class Group:
         fill_blocks(blocks + len(inputs), outputs)
         call.inputs = blocks if inputs else NULL
         call.outputs = blocks + len(inputs) if outputs else NULL
+        agree_on_sizes(&call, len(inputs), len(outputs))
+        self.running += 1
         with nogil:
-            status = self.aborted
+            status = load_int(&self.aborted)
             if status == OK:
                 status = entry.run(&self.view, &call)
+        self.running -= 1
+        self.leave_view()
         free(blocks)
+        cdef bint sizes = call.theirs.detail != call.fingerprint.detail
         if status != OK:
             raise failure(
                 status, call.failed_peer, call.failed_step,
-                described(&call.fingerprint, call.our_bytes),
-                described(&call.theirs, call.theirs_bytes))
+                described(&call.fingerprint, call.our_bytes, sizes),
+                described(&call.theirs, call.theirs_bytes, sizes))
 
     def isend(self, Array array, int peer, uint64_t tag) -> Message:
         """Post a send of contiguous memory to group rank `peer`; returns its Message."""
@@ -239,6 +259,24 @@ cdef class Group:
     def irecv(self, Array array, int peer, uint64_t tag) -> Message:
         """Post a receive into contiguous memory; peer -1 takes from anyone."""
         return posted(self, array, peer, tag, False)
+
+
+cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs):
+    """Put into the fingerprint's detail how the ranks cut their data: the sizes of blocks,
+    where every rank knows all of them, and of segments. Sums can be equal where sizes are not.
+    """
+    cdef uint64_t mixed = c.fingerprint.detail
+    cdef const Block *blocks = NULL
+    cdef size_t i, count = 0
+    if c.fingerprint.flags & EVEN == 0:
+        if c.fingerprint.collective == ALL_GATHER:
+            blocks, count = c.outputs, outputs
+        elif c.fingerprint.collective == REDUCE_SCATTER:
+            blocks, count = c.inputs, inputs
+    for i in range(count):
+        mixed = (mixed ^ blocks[i].nbytes) * 0x9E3779B97F4A7C15ULL
+    mixed = (mixed ^ c.segment_bytes) * 0x9E3779B97F4A7C15ULL
+    c.fingerprint.detail = <uint32_t>(mixed >> 32)
 
 
 cdef void fill_blocks(Block *blocks, list arrays):
@@ -272,7 +310,20 @@ cdef class Message:
             return True
         with nogil:
             self.group.view.test(&self.group.view, &self.request)
+        self.end_with_group()
         return load_int(&self.request.status) != PENDING
+
+    cdef void end_with_group(self):
+        """A message of a group that was aborted or closed is over, though nobody waits."""
+        cdef int status = load_int(&self.group.aborted)
+        if status != OK and load_int(&self.request.status) == PENDING:
+            self.withdraw(status)
+
+    cdef void withdraw(self, int status):
+        with nogil:
+            self.group.view.cancel(&self.group.view, &self.request)
+        if load_int(&self.request.status) == PENDING:
+            store_int(&self.request.status, status)
 
     def wait(self, int64_t deadline_ns) -> bool:
         """Block until it is over (True) or the deadline has passed (False).
@@ -285,9 +336,7 @@ cdef class Message:
                 status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
         if status == INTERRUPTED and load_int(&self.request.status) == PENDING:
             raise failure(status, self.request.peer, -1)
-        if status == ABORTED and load_int(&self.request.status) == PENDING:
-            self.cancel()
-            self.request.status = ABORTED
+        self.end_with_group()
         return load_int(&self.request.status) != PENDING
 
     def check(self) -> None:
@@ -301,10 +350,7 @@ cdef class Message:
     def cancel(self) -> None:
         """Withdraw it; the memory is free again on return."""
         if load_int(&self.request.status) == PENDING:
-            with nogil:
-                self.group.view.cancel(&self.group.view, &self.request)
-            if load_int(&self.request.status) == PENDING:
-                self.request.status = ABORTED
+            self.withdraw(ABORTED)
 
 
 cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sending):
@@ -322,7 +368,7 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sendi
     m.request.status = PENDING
     m.request.source = peer
     with nogil:
-        status = group.aborted
+        status = load_int(&group.aborted)
         if status == OK:
             if sending:
                 status = group.view.send(&group.view, &m.request)

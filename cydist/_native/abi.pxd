@@ -62,7 +62,7 @@ ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a
     uint8_t op                  # a reduction of kernels.h; 0 for none
     uint8_t flags               # EVEN
     int32_t root                # group rank, or -1
-    uint32_t detail             # hash of what has no field: a structured dtype, a factor
+    uint32_t detail             # hash of what has no field: a structured dtype, sizes of blocks
     uint32_t algorithm          # index in the table, so that two tuning tables are noticed
     uint64_t note               # zero, but in a window: what the step says beside its data
 

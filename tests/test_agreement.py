@@ -1,0 +1,46 @@
+"""What ranks of one call must agree on, and what they are told when they do not."""
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist import tuning
+from cydist.testing import run_threads
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_all_gather_with_sizes_in_another_order_is_a_mismatch(transport):
+    """The sums of the sizes are equal, the lists are not: no rank gets a wrong number."""
+
+    def body(rank):
+        sizes = [2, 4] if rank == 0 else [4, 2]
+        outputs = [np.zeros(size) for size in sizes]
+        with pytest.raises(dist.MismatchError, match="sizes of blocks"):
+            dist.all_gather(outputs, np.full(2, rank + 1.0), timeout=30)
+
+    run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_reduce_scatter_with_sizes_in_another_order_is_a_mismatch(transport):
+    """The sums of the sizes are equal, the lists are not: no rank gets a wrong number."""
+
+    def body(rank):
+        sizes = [2, 4] if rank == 0 else [4, 2]
+        with pytest.raises(dist.MismatchError, match="sizes of blocks"):
+            dist.reduce_scatter(np.zeros(2), [np.ones(size) for size in sizes], timeout=30)
+
+    run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
+    """Ranks whose environment cuts the data otherwise would read each other's bytes askew."""
+
+    monkeypatch.setattr(tuning, "segment_bytes", lambda collective, nbytes: 256 << dist.get_rank())
+
+    def body(rank):
+        with pytest.raises(dist.MismatchError, match="CYDIST_SEGMENT_BYTES"):
+            dist.all_reduce(np.full(512, rank + 1.0), timeout=30)
+
+    run_threads(body, 2, transport)
