@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from cydist.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from cydist.stores import TCPStore, tcp
+from cydist.stores import TCPStore, listening, tcp
 
 HOST = "127.0.0.1"
 SECRET = bytes(range(32))
@@ -193,6 +194,25 @@ def test_tenants_share_a_server(master: TCPStore) -> None:
         TCPStore(HOST, second.port, timeout=0.1)
 
 
+@pytest.mark.parametrize("multi_tenant", [False, True])
+def test_store_closes_while_another_is_made(
+    monkeypatch: pytest.MonkeyPatch, multi_tenant: bool
+) -> None:
+    """Closing, which garbage collection does on any thread, waits for no store in the making."""
+    old = TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant)
+    serve = tcp.StoreServer
+
+    def server(*arguments: Any) -> tcp.StoreServer:
+        closer = threading.Thread(target=old.close)
+        closer.start()
+        closer.join(WAIT)
+        assert not closer.is_alive()
+        return serve(*arguments)
+
+    monkeypatch.setattr(tcp, "StoreServer", server)
+    TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant).close()
+
+
 def test_closed_store_says_so(master: TCPStore) -> None:
     """A call after close is a typed error."""
     client = TCPStore(HOST, master.port)
@@ -334,7 +354,7 @@ def test_own_name_is_reachable_from_outside() -> None:
     name = socket.gethostname()
     with contextlib.closing(TCPStore(name, 0, None, True)) as store:
         bound = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-        outer = tcp._outer_address(name, str(bound)) or name
+        outer = listening.outer_address(name, str(bound)) or name
         client = TCPStore(outer, store.port, timeout=WAIT)
         assert client.add("n", 1) == 1
         client.close()

@@ -8,8 +8,6 @@ the monotonic clock; a server that died or stopped is an error at the timeout, n
 from __future__ import annotations
 
 import atexit
-import errno
-import ipaddress
 import os
 import socket
 import threading
@@ -29,6 +27,7 @@ from cydist.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
+from cydist.stores.listening import adopt, bind, resolve
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
@@ -188,9 +187,8 @@ class TCPStore(Store):
         """Another object for the same server, with a timeout and connections of its own."""
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self.timeout)
-        if self._lease is not None:
-            with _shared_lock:
-                self._lease.users += 1
+        if self._lease is not None and not self._lease.join():
+            raise DistStoreError(f"this TCPStore on {self._pool.name} is closed")
         twin._hold(self._pool.twin(), self._lease)
         return twin
 
@@ -206,21 +204,35 @@ class TCPStore(Store):
 
 
 class _Lease:
-    """A server and the number of its users in this process."""
+    """A server and the number of its users in this process; without users it stops."""
 
     def __init__(self, server: StoreServer) -> None:
         self.server = server
-        self.users = 0
+        self._users = 1
+        # Taken by finalizers, which run wherever garbage is collected: held for no longer than
+        # counting takes, and reentrant.
+        self._lock = threading.RLock()
+
+    def join(self) -> bool:
+        """Be one user more; False if the last one has gone."""
+        with self._lock:
+            if self._users:
+                self._users += 1
+            return self._users > 0
+
+    def leave(self, linger: float) -> None:
+        """Be one user less."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.server.stop(linger)
 
 
 def _let_go(pool: _Pool, lease: _Lease | None, linger: float) -> None:
     pool.close()
     if lease is not None:
-        with _shared_lock:
-            lease.users -= 1
-            last = lease.users == 0
-        if last:
-            lease.server.stop(linger)
+        lease.leave(linger)
 
 
 @atexit.register
@@ -233,104 +245,26 @@ def _at_exit() -> None:
         server.wait(_LINGER + 1)
 
 
-_shared: weakref.WeakValueDictionary[tuple[str, int], _Lease] = weakref.WeakValueDictionary()
-# Reentrant: a garbage collection under it may let another store go.
-_shared_lock = threading.RLock()
+_tenants: weakref.WeakValueDictionary[tuple[str, int], _Lease] = weakref.WeakValueDictionary()
+_tenants_lock = threading.Lock()
 
 
 def _serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
 ) -> _Lease:
-    with _shared_lock:
-        lease = _shared.get((host, port)) if multi_tenant and port else None
-        if lease is None or not lease.users:
-            listeners = _bind(host, port) if fd is None else [_adopt(fd, port)]
-            lease = _Lease(StoreServer(listeners, secret, job))
-            if multi_tenant:
-                _shared[host, lease.server.port] = lease
-        lease.users += 1
+    if not multi_tenant:
+        return _Lease(_new_server(host, port, secret, job, fd))
+    with _tenants_lock:
+        lease = _tenants.get((host, port))
+        if lease is not None and lease.join():
+            return lease
+        lease = _Lease(_new_server(host, port, secret, job, fd))
+        _tenants[host, lease.server.port] = lease
         return lease
 
 
-def _adopt(fd: int, port: int) -> socket.socket:
-    """The socket behind `fd`, which must be bound to `port`; ours from now on."""
-    listener = socket.socket(fileno=fd)
-    bound = listener.getsockname()[1]
-    if bound != port:
-        listener.detach()
-        raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
-    # It came through an exec; programs that this rank starts must not hold the port open.
-    listener.set_inheritable(False)
-    return listener
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to exactly the address asked for.
-
-    They are two where `host` is a name of this host that it resolves to a loopback address
-    itself (127.0.1.1 in many a /etc/hosts), but others do not.
-    """
-    listener = _bind_one(host, port)
-    address = listener.getsockname()
-    outer = _outer_address(host, address[0])
-    if outer is None:
-        return [listener]
-    try:
-        return [listener, _bind_one(outer, address[1])]
-    except DistNetworkError:
-        return [listener]
-
-
-def _outer_address(host: str, bound: str) -> str | None:
-    """How other hosts reach us, if `host` is our name and means loopback only here."""
-    ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
-    if not ours or not ipaddress.ip_address(bound).is_loopback:
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address of documentation; sends nothing
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
-def _bind_one(host: str, port: int) -> socket.socket:
-    failure: OSError | None = None
-    try:
-        candidates = _resolve(host, port)
-    except OSError as error:
-        raise DistNetworkError(f"cannot listen on {host}, port {port}: {error}") from None
-    for family, kind, protocol, _, address in candidates:
-        listener = socket.socket(family, kind, protocol)
-        try:
-            # Else a port whose last connections are in TIME_WAIT could not be served again.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                only = 0 if address[0] == "::" else 1
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            listener.bind(address)
-            # With SO_REUSEADDR some taken ports are found only now.
-            listener.listen()
-            return listener
-        except OSError as error:
-            listener.close()
-            failure = error
-            if error.errno == errno.EADDRINUSE:
-                raise DistNetworkError(
-                    f"port {port} of {host} is in use by another process: free it, or give "
-                    "another one (MASTER_PORT); 0 takes any"
-                ) from None
-    if failure is not None and failure.errno == errno.EADDRNOTAVAIL:
-        raise DistNetworkError(
-            f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "
-            "run where MASTER_ADDR points"
-        )
-    raise DistNetworkError(f"cannot listen on {host}, port {port}: {failure}")
-
-
-def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    bare = host.strip("[]")
-    return socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+def _new_server(host: str, port: int, secret: bytes, job: str, fd: int | None) -> StoreServer:
+    return StoreServer(bind(host, port) if fd is None else [adopt(fd, port)], secret, job)
 
 
 class _Pool:
@@ -430,7 +364,7 @@ class _Pool:
     def _connect_once(self, deadline: float) -> socket.socket:
         """One try at every address that the host has."""
         failure: OSError = ConnectionError("the name has no address")
-        for family, kind, protocol, _, address in _resolve(self.host, self.port):
+        for family, kind, protocol, _, address in resolve(self.host, self.port):
             connection = socket.socket(family, kind, protocol)
             try:
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -478,8 +412,6 @@ _pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.RLock()
     for pool in list(_pools):
         pool.abandon()
 

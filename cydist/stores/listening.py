@@ -1,0 +1,90 @@
+"""Sockets to listen on: bound to the address asked for, and to nothing else."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from cydist.errors import DistNetworkError
+
+
+def adopt(fd: int, port: int) -> socket.socket:
+    """The socket behind `fd`, which must be bound to `port`; ours from now on."""
+    listener = socket.socket(fileno=fd)
+    bound = listener.getsockname()[1]
+    if bound != port:
+        listener.detach()
+        raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
+    # It came through an exec; programs that this rank starts must not hold the port open.
+    listener.set_inheritable(False)
+    return listener
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to exactly the address asked for.
+
+    They are two where `host` is a name of this host that it resolves to a loopback address
+    itself (127.0.1.1 in many a /etc/hosts), but others do not.
+    """
+    listener = _bind_one(host, port)
+    address = listener.getsockname()
+    outer = outer_address(host, address[0])
+    if outer is None:
+        return [listener]
+    try:
+        return [listener, _bind_one(outer, address[1])]
+    except DistNetworkError:
+        return [listener]
+
+
+def outer_address(host: str, bound: str) -> str | None:
+    """How other hosts reach us, if `host` is our name and means loopback only here."""
+    ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
+    if not ours or not ipaddress.ip_address(bound).is_loopback:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of documentation; sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _bind_one(host: str, port: int) -> socket.socket:
+    failure: OSError | None = None
+    try:
+        candidates = resolve(host, port)
+    except OSError as error:
+        raise DistNetworkError(f"cannot listen on {host}, port {port}: {error}") from None
+    for family, kind, protocol, _, address in candidates:
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # Else a port whose last connections are in TIME_WAIT could not be served again.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                only = 0 if address[0] == "::" else 1
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            listener.bind(address)
+            # With SO_REUSEADDR some taken ports are found only now.
+            listener.listen()
+            return listener
+        except OSError as error:
+            listener.close()
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                raise DistNetworkError(
+                    f"port {port} of {host} is in use by another process: free it, or give "
+                    "another one (MASTER_PORT); 0 takes any"
+                ) from None
+    if failure is not None and failure.errno == errno.EADDRNOTAVAIL:
+        raise DistNetworkError(
+            f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "
+            "run where MASTER_ADDR points"
+        )
+    raise DistNetworkError(f"cannot listen on {host}, port {port}: {failure}")
+
+
+def resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    bare = host.strip("[]")
+    return socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
