@@ -105,8 +105,8 @@ def run(
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
-    """Run `body` on the group that serves the array's device."""
-    backend = group if array is None else group.for_device(array.device)
+    """Run `body` on the group that serves the array's device; without an array, on any."""
+    backend = group.for_device(group.devices[0] if array is None else array.device)
     return backend.execute(
         name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result
     )

@@ -427,7 +427,6 @@ def barrier(
     group: AnyGroup = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    *,
     timeout: Timeout = None,
 ) -> Work | None:
     """Return when every rank of the group has called. `device_ids` is for backends with devices."""

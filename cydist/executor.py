@@ -6,6 +6,7 @@ A group with asynchronous work outstanding borrows one thread; an idle group own
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -97,6 +98,10 @@ class TaskWork(Work):
     def _poll(self) -> bool:
         return self._done.is_set()
 
+    def done_by(self, deadline: float) -> bool:
+        """Wait until time.monotonic() is `deadline`, at most: has it run?"""
+        return self._done.wait(max(0.0, deadline - time.monotonic()))
+
     def _on_thread(self, task: Callable[[], None]) -> None:
         with self._lock:
             if not self._done.is_set():
@@ -117,19 +122,41 @@ class Serial:
         self._busy = False
         self._queue: deque[TaskWork] = deque()
 
-    def run(self, name: str, body: Callable[[], None]) -> None:
-        """Run `body` in its turn; return when it has run, raise what it raised."""
-        with self._lock:
-            inline = not self._busy
+    def run(self, name: str, body: Callable[[], None], deadline: float) -> bool:
+        """Run `body` in its turn; True when it has run. Raises what it raised.
+
+        False: its turn had not come at the deadline (on time.monotonic()), and never will.
+        """
+        inline = False
+        try:  # around the lock too: a signal handler may raise between any two steps
+            with self._lock:
+                if not self._busy:
+                    self._busy = inline = True
             if inline:
-                self._busy = True
-        if not inline:
-            self.start(name, body, None).wait()
-            return
-        try:
-            body()
+                body()
         finally:
-            self._next()
+            if inline:
+                self._next()
+        return inline or self._run_queued(name, body, deadline)
+
+    def _run_queued(self, name: str, body: Callable[[], None], deadline: float) -> bool:
+        work = self.start(name, body, None)
+        try:
+            if not work.done_by(deadline) and self._withdraw(work):
+                return False
+            work.wait()  # once begun it keeps its deadline itself
+        except BaseException:
+            self._withdraw(work)
+            raise
+        return True
+
+    def _withdraw(self, work: TaskWork) -> bool:
+        """Take a call out of the queue; False: it has begun."""
+        with self._lock:
+            if work not in self._queue:
+                return False
+            self._queue.remove(work)
+            return True
 
     def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
         """Queue `body` to run in its turn on a borrowed thread."""

@@ -19,7 +19,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import ForkedError, GroupDestroyedError, GroupFailedError, UnsupportedError
+from cydist.errors import (
+    DistTimeoutError,
+    ForkedError,
+    GroupDestroyedError,
+    GroupFailedError,
+    UnsupportedError,
+)
 from cydist.executor import Serial
 from cydist.types import Op, op_and_factor
 from cydist.work import Work, seconds
@@ -149,8 +155,11 @@ class ProcessGroup:
         """
         self.check_usable(name)
         deadline = self.deadline(timeout)
+        begun = False
 
         def run() -> None:
+            nonlocal begun
+            begun = True
             self.check_usable(name)
             self._seq += 1  # calls run one at a time, in the order they were issued
             call = Call(name, self._seq, deadline)
@@ -164,8 +173,20 @@ class ProcessGroup:
 
         if async_op:
             return self._serial.start(name, run, result)
-        self._serial.run(name, run)
-        return None
+        try:
+            if self._serial.run(name, run, deadline):
+                return None
+            raise DistTimeoutError(
+                f"{name} on group {self.group_name!r}: timeout: calls that were issued before it "
+                "are still under way",
+                op=name,
+                group=self.group_name,
+            )
+        except BaseException as error:
+            # It ended before its turn, which other ranks count, or goes on behind an interrupt.
+            if not begun or not isinstance(error, Exception):
+                self.fail(error)
+            raise
 
     def deadline(self, timeout: float | timedelta | None) -> float:
         """When a call that starts now must be over, on time.monotonic()."""

@@ -43,13 +43,15 @@ class World:
         self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
     ) -> ProcessGroup:
         """A group of these global ranks, which include this one."""
-        by_device = {
-            device: self._make_one(ranks, f"{name}/{backend}", name, backend, timeout, pg_options)
-            for backend in dict.fromkeys(registry.parse(spec).values())
-            for device in [d for d, b in registry.parse(spec).items() if b == backend]
+        devices = registry.parse(spec)
+        parts = {
+            backend: self._make_one(ranks, f"{name}/{backend}", name, backend, timeout, pg_options)
+            for backend in dict.fromkeys(devices.values())
         }
-        parts = dict.fromkeys(by_device.values())
-        group = next(iter(parts)) if len(parts) == 1 else RoutedGroup(by_device, name)
+        group = next(iter(parts.values()))
+        if len(parts) > 1:
+            by_device = {device: parts[backend] for device, backend in devices.items()}
+            group = RoutedGroup(by_device, name)
         self.groups[name] = group
         return group
 
@@ -94,6 +96,11 @@ class RoutedGroup(ProcessGroup):
         super().for_device(device)
         return self.by_device[device]
 
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        for group in self.by_device.values():
+            group.fail(error)
+
     def abort(self) -> None:
         for group in self.by_device.values():
             group.abort()
@@ -132,19 +139,18 @@ class NonMember:
             warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=4)
 
 
-class GroupMember:
-    """torch.distributed's names for "the default group" and "not in the group"."""
-
-    WORLD: ProcessGroup | None = None
-    NON_GROUP_MEMBER = NonMember()
-
-
 class _GroupMeta(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
         """The default group; None before init_process_group."""
         world = _find()
         return None if world is None else world.groups[DEFAULT_GROUP]
+
+
+class GroupMember(metaclass=_GroupMeta):
+    """torch.distributed's names for "the default group" and "not in the group"."""
+
+    NON_GROUP_MEMBER = NonMember()
 
 
 class group(metaclass=_GroupMeta):
@@ -255,7 +261,8 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     world = current()
     if group is not None and group is not world.groups.get(DEFAULT_GROUP):
         group.destroy()
-        world.groups.pop(group.group_name, None)
+        if world.groups.get(group.group_name) is group:  # it may be of a world before
+            del world.groups[group.group_name]
         return
     for each in reversed(list(world.groups.values())):
         each.destroy()

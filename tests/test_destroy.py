@@ -56,3 +56,36 @@ def test_abort_ends_a_receive_that_nobody_waits_for(transport):
         assert isinstance(work.exception(), dist.GroupFailedError)
 
     run_threads(body, 2, transport)
+
+
+def test_a_blocking_call_keeps_its_timeout_behind_an_asynchronous_one():
+    """Its turn never comes: DistTimeoutError at its own timeout, and the group has failed."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            pending = dist.all_reduce(np.ones(3), group=group, async_op=True)
+            with pytest.raises(dist.DistTimeoutError, match="issued before it"):
+                dist.all_reduce(np.ones(3), group=group, timeout=0.1)
+            with pytest.raises(dist.GroupFailedError):
+                dist.barrier(group)
+            dist.abort(group)
+            with pytest.raises(dist.GroupFailedError):
+                pending.wait(30)
+
+    run_threads(body, 2)
+
+
+def test_a_group_outlives_one_of_an_older_world_with_its_name():
+    """Destroying a group of a world that has ended leaves the new world's alone."""
+
+    def body(rank):
+        old = dist.new_group([0])
+        dist.destroy_process_group()
+        dist.init_process_group("inproc", rank=0, world_size=1, store=dist.HashStore())
+        new = dist.new_group([0])
+        assert old.group_name == new.group_name
+        dist.destroy_process_group(old)
+        return dist.get_pg_count()
+
+    assert [2] == run_threads(body, 1)

@@ -215,3 +215,17 @@ def test_a_collective_that_times_out_fails_its_group(transport):
                 dist.barrier()
 
     run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_a_late_message_names_the_rank(transport):
+    """Like a collective that is late."""
+    from cydist.testing import run_threads
+
+    def body(rank):
+        if rank == 0:
+            with pytest.raises(dist.DistTimeoutError, match=r"recv.*rank 1 within") as caught:
+                dist.recv(np.zeros(1), 1, timeout=0.05)
+            assert (1,) == caught.value.ranks
+
+    run_threads(body, 2, transport)

@@ -217,3 +217,12 @@ def test_the_process_has_one_world():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert "2.0 0\nFalse\n" == done.stdout
+
+
+def test_the_default_group_goes_by_both_names():
+    """torch has it as group.WORLD and as GroupMember.WORLD."""
+
+    def body(rank):
+        return dist.GroupMember.WORLD is dist.group.WORLD is not None
+
+    assert [True] == run_threads(body, 1)

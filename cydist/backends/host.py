@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cydist import _native, tuning
-from cydist.errors import DistTimeoutError, from_failure
+from cydist.errors import from_failure
 from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.types import Op, op_and_factor
@@ -74,11 +74,11 @@ class HostGroup(ProcessGroup):
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        return MessageWork(self, "send", self._native.isend(array, peer, wire_tag(tag)))
+        return MessageWork(self, "send", peer, self._native.isend(array, peer, wire_tag(tag)))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         source = ANY_SOURCE if peer is None else peer
-        return MessageWork(self, "recv", self._native.irecv(array, source, wire_tag(tag)))
+        return MessageWork(self, "recv", source, self._native.irecv(array, source, wire_tag(tag)))
 
     # Collectives: name the blocks, and what all ranks must agree on.
 
@@ -190,10 +190,11 @@ def same_sizes(blocks: Sequence[Array]) -> bool:
 class MessageWork(Work):
     """A send or receive that was posted."""
 
-    def __init__(self, group: HostGroup, name: str, message: Message) -> None:
+    def __init__(self, group: HostGroup, name: str, peer: int, message: Message) -> None:
         super().__init__()
         self._group = group
         self._name = name
+        self._peer = peer
         self._message = message
         self._deadline = group.deadline(None)
 
@@ -201,11 +202,12 @@ class MessageWork(Work):
         own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
         deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
         if self._error is None and not self._message.wait(int(deadline * 1e9)):
-            late = DistTimeoutError(
-                f"{self._name} on group {self._group.group_name!r}: timeout: not complete after "
-                f"{timeout or self._group.timeout:.3g} s",
-                op=self._name,
-                group=self._group.group_name,
+            late = from_failure(
+                _native.Failure("timeout", self._peer),
+                self._name,
+                self._group.group_name,
+                self._group.ranks,
+                waited=self._group.timeout if timeout is None else timeout,
             )
             if not own_limit:
                 raise late
