@@ -181,9 +181,9 @@ def test_the_users_own_traffic_is_not_disturbed(group, rank, size):
     request = world.Irecv(into, MPI.ANY_SOURCE, MPI.ANY_TAG)
     total = np.ones(3)
     dist.all_reduce(total, group=group)
-    dist.send(total, (rank + 1) % size, group) if rank % 2 else dist.recv(total, None, group)
-    if size % 2:
-        dist.barrier(group)
+    receiving = dist.irecv(np.zeros(3), None, group)
+    dist.send(total, (rank + 1) % size, group)
+    assert (rank - 1) % size == receiving.source_rank()
     assert not request.Test()
     gathered = world.allgather(rank)
     dist.barrier(group)
