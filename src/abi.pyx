@@ -92,6 +92,7 @@ cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept 
                 c.failed_peer = requests[i].peer
                 c.failed_step = <int>(requests[i].tag - c.tag)
                 if ended == MISMATCH:
+                    c.failed_peer = requests[i].source
                     c.theirs = requests[i].theirs
                     c.theirs_bytes = requests[i].theirs_bytes
                     c.our_bytes = requests[i].nbytes

@@ -44,3 +44,17 @@ def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
             dist.all_reduce(np.full(512, rank + 1.0), timeout=30)
 
     run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_another_algorithm_is_a_mismatch(transport, monkeypatch):
+    """As when CYDIST_ALGORITHM is set on one rank only: no receive names the other's steps."""
+    monkeypatch.setattr(tuning, "choose", lambda *_, **__: ("ring", "doubling")[dist.get_rank()])
+
+    def body(rank):
+        with pytest.raises(dist.MismatchError, match="algorithm ring") as caught:
+            dist.all_reduce(np.full(512, rank + 1.0), timeout=30)
+        assert "algorithm doubling" in str(caught.value)
+        assert (1 - rank,) == caught.value.ranks
+
+    run_threads(body, 2, transport)

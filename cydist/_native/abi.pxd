@@ -75,7 +75,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     const Fingerprint *expected     # sent with a send; compared by a receive
     # Set by the transport:
     int status                  # PENDING, then OK or an error
-    int source                  # of a completed receive: the sender's group rank
+    int source                  # whose message completed a receive, or caused a MISMATCH
     Fingerprint theirs          # of a receive that ended in MISMATCH
     size_t theirs_bytes
     # The transport's own until status leaves PENDING:

@@ -57,6 +57,10 @@ cdef size_t count_arrived(const Queues *q) noexcept nogil
 # Does a message of `nbytes` and `theirs` fit this receive? Fills r.theirs if not.
 # Returns OK or MISMATCH; sets nothing else.
 cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil
+# For a collective's request that waits for long: has a message arrived whose sender takes the
+# call of this number for another? Fills r.theirs and r.source if so. Such a message may have
+# a step or a sender that no receive of ours will name.
+cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
 
 # The group rank of link peer `peer`, or -1.
 cdef int group_rank(const Transport *t, int peer) noexcept nogil

@@ -10,15 +10,15 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, Fingerprint, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
-    now_ns, slice_end,
+    ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, Request,
+    Transport, now_ns, slice_end,
 )
 from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, add_arrived, add_posted, any_arrived, any_posted, compare, find_arrived,
-    find_posted, free_item, free_queues, group_rank, init_queues, new_item, remove,
+    Chosen, Item, add_arrived, add_posted, any_arrived, any_posted, compare, contradicted,
+    find_arrived, find_posted, free_item, free_queues, group_rank, init_queues, new_item, remove,
 )
 from cydist._native.waiting cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -195,6 +195,10 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
         now = now_ns()
         if now >= until:
             status = slice_end(t, deadline_ns)
+            pthread_mutex_lock(&own.lock)
+            if status == OK and contradicted(&own.queues, t, r):
+                status = MISMATCH
+            pthread_mutex_unlock(&own.lock)
             if status != OK:
                 return status
             now = now_ns()

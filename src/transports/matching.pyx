@@ -2,7 +2,9 @@
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
-from cydist._native.abi cimport ANY_SOURCE, MISMATCH, NO_MEMORY, OK
+from cydist._native.abi cimport (
+    ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, NO_MEMORY, OK, SEQUENCE_SHIFT,
+)
 
 cdef enum:
     BUCKETS = 512           # a power of two
@@ -172,6 +174,32 @@ cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept 
     r.theirs = theirs[0]
     r.theirs_bytes = nbytes
     return MISMATCH
+
+
+ctypedef struct Doubt:
+    uint64_t context
+    const Request *request
+
+
+cdef bint takes_it_for_another(const Item *item, const void *context) noexcept nogil:
+    cdef const Doubt *doubt = <const Doubt *>context
+    return (item.context == doubt.context
+            and item.tag >> SEQUENCE_SHIFT == doubt.request.tag >> SEQUENCE_SHIFT
+            and memcmp(&item.fingerprint, doubt.request.expected, sizeof(Fingerprint)) != 0)
+
+
+cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil:
+    cdef Doubt doubt = Doubt(t.context, r)
+    cdef Item *item
+    if not r.tag & COLLECTIVE_TAG or r.expected == NULL:
+        return False
+    item = any_arrived(q, takes_it_for_another, &doubt)
+    if item == NULL:
+        return False
+    r.theirs = item.fingerprint
+    r.theirs_bytes = item.nbytes
+    r.source = group_rank(t, item.peer)
+    return True
 
 
 cdef int group_rank(const Transport *t, int peer) noexcept nogil:

@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, Link, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
+    ANY_SOURCE, Link, MISMATCH, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
 from cydist._native.incoming cimport post_recv, readable, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
@@ -27,7 +27,9 @@ from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock, pthread_sigmask, sigfillset, sigset_t, usleep,
 )
-from cydist._native.matching cimport Item, count_arrived, count_posted, free_queues, init_queues
+from cydist._native.matching cimport (
+    Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
+)
 from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
 from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
 from cydist._native.stream cimport Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED
@@ -205,6 +207,8 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
             pthread_mutex_unlock(&net.lock)
             status = slice_end(t, deadline_ns)
             pthread_mutex_lock(&net.lock)
+            if status == OK and r.status == PENDING and contradicted(&net.queues, t, r):
+                status = MISMATCH
             # Whoever waits for a rank must learn of its death, so it takes a connection.
             if r.status == PENDING and r.peer != ANY_SOURCE:
                 want(net, t.peers[r.peer], r.tag)
