@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist.calling import Timeout, root_rank
-from cydist.errors import DistTimeoutError
+from cydist.errors import DistError, DistTimeoutError
 from cydist.group import ProcessGroup
 from cydist.work import FinishedWork, Work, seconds
 from cydist.world import AnyGroup, usable_group
@@ -95,12 +95,14 @@ def _unpack(array: Array, packed: Array) -> Callable[[], None]:
 
 
 def _wait(group: AnyGroup, work: Work, timeout: float | None) -> None:
-    """Wait for a blocking message; one that is late fails its group, as a collective would."""
+    """Wait for a blocking message; one that is late, or given up because a signal handler
+    raised, fails its group, as a collective would."""
     try:
         work.wait(timeout)
-    except DistTimeoutError as error:
+    except BaseException as error:
+        given_up = isinstance(error, DistTimeoutError) or not isinstance(error, DistError)
         chosen = usable_group(group, "wait")
-        if chosen is not None:
+        if given_up and chosen is not None:
             chosen.fail(error)
         raise
 

@@ -1,5 +1,7 @@
 """Messages between two ranks, on every backend whose ranks can be threads."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -229,3 +231,22 @@ def test_a_late_message_names_the_rank(transport):
             assert (1,) == caught.value.ranks
 
     run_threads(body, 2, transport)
+
+
+def test_an_interrupted_receive_fails_its_group():
+    """Its message may still come, so a later receive would get the wrong one."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    dist.init_process_group("inproc", rank=0, world_size=1, store=dist.HashStore())
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            dist.recv(np.zeros(1))
+        with pytest.raises(dist.GroupFailedError, match="KeyboardInterrupt"):
+            dist.recv(np.zeros(1))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        dist.destroy_process_group()
