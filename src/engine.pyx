@@ -15,7 +15,8 @@ import threading
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
     PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry,
-    Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
+    Fingerprint, Link, MISMATCH, Reduction, Request, Transport, find, index_of, now_ns,
+    set_interrupted, withdraw,
 )
 from cydist._native.array cimport Array
 from cydist._native.kernels cimport reduction
@@ -37,6 +38,10 @@ cdef extern from "Python.h":
 
 cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()
+
+cdef enum:
+    TELLING_NS = 500000000      # the longest that telling others of a mismatch may take
+    LAST_STEP = (1 << SEQUENCE_SHIFT) - 1   # of a call: no algorithm gets so far
 
 # In the order of abi.pxd's Collective.
 COLLECTIVE_NAMES = (
@@ -242,6 +247,9 @@ cdef class Group:
             status = load_int(&self.aborted)
             if status == OK:
                 status = entry.run(&self.view, &call)
+            if status == MISMATCH and self.view.windows == NULL:
+                if tell_all(&self.view, &call) == INTERRUPTED:
+                    status = INTERRUPTED
         self.running -= 1
         self.leave_view()
         free(blocks)
@@ -259,6 +267,32 @@ cdef class Group:
     def irecv(self, Array array, int peer, uint64_t tag) -> Message:
         """Post a receive into contiguous memory; peer -1 takes from anyone."""
         return posted(self, array, peer, tag, False)
+
+
+cdef int tell_all(Transport *t, Call *c) noexcept nogil:
+    """Send both fingerprints of a mismatch to all ranks: each differs from one of them, and
+    would else wait for messages that never come. Windows show theirs to everybody anyway."""
+    cdef int64_t deadline_ns = now_ns() + TELLING_NS
+    cdef Request *sends = <Request *>calloc(2 * t.size, sizeof(Request))
+    cdef int i, ended, status = OK
+    if sends == NULL:
+        return OK
+    for i in range(2 * t.size):
+        if i // 2 != t.rank:
+            sends[i].peer = i // 2
+            sends[i].tag = c.tag + LAST_STEP
+            sends[i].expected = &c.theirs if i % 2 == 0 else &c.fingerprint
+            ended = t.send(t, &sends[i])
+            if ended != OK:
+                sends[i].status = ended
+    for i in range(2 * t.size):
+        if status == OK and load_int(&sends[i].status) == PENDING:
+            ended = t.wait(t, &sends[i], deadline_ns)
+            if ended == INTERRUPTED:
+                status = INTERRUPTED
+    withdraw(t, sends, 2 * t.size)
+    free(sends)
+    return status
 
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs):

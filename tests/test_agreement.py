@@ -58,3 +58,16 @@ def test_another_algorithm_is_a_mismatch(transport, monkeypatch):
         assert (1 - rank,) == caught.value.ranks
 
     run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_every_rank_learns_of_a_mismatch(transport):
+    """Also those that are in the same call as the rank that found it."""
+
+    def body(rank):
+        call = dist.broadcast if rank else dist.all_reduce
+        arguments = {"src": 0} if rank else {}
+        with pytest.raises(dist.MismatchError, match=r"all_reduce.*broadcast|broadcast.*all_red"):
+            call(np.ones(1000), timeout=30, **arguments)
+
+    run_threads(body, 3, transport)
