@@ -52,6 +52,8 @@ def isend(
 ) -> Work | None:
     """Start sending an array to rank `dst`. It must not change before the Work's wait.
 
+    The message goes on, and the array stays alive, when the Work is dropped.
+
     tag     tells messages apart that go the same way; 0 to 2**31 - 1
     """
     if (chosen := usable_group(group, "isend")) is None:

@@ -338,6 +338,11 @@ cdef class Message:
         """Group rank that a completed receive came from."""
         return self.request.source
 
+    @property
+    def over(self) -> bool:
+        """Has it ended? Moves nothing."""
+        return load_int(&self.request.status) != PENDING
+
     def test(self) -> bool:
         """Is it over? Moves things on; never blocks."""
         if load_int(&self.request.status) != PENDING:

@@ -182,6 +182,27 @@ def test_wrong_arguments_raise_before_traffic_and_the_group_stays_usable(pair):
     assert [2.0, 2.0] == pair.run(body)
 
 
+def test_a_message_goes_on_when_its_work_is_dropped(pair):
+    """Nobody keeps the Works of a large send and its receive; both arrive."""
+
+    def body(rank):
+        into = np.zeros(200_000)
+        for _ in range(20):
+            if rank == 0:
+                dist.isend(np.full(200_000, 3.0), 1)
+            else:
+                dist.irecv(into, 0)
+        last = np.zeros(1)
+        if rank == 0:
+            dist.send(last, 1)
+        else:
+            dist.recv(last, 0)
+        dist.barrier()
+        return into[-1]
+
+    assert [0.0, 3.0] == pair.run(body)
+
+
 @pytest.mark.parametrize("transport", ["inproc", "tcp"])
 def test_a_timeout_given_to_wait_leaves_the_receive_under_way(transport):
     """wait(timeout) raises DistTimeoutError; the message can be waited for again."""

@@ -51,6 +51,8 @@ class HostGroup(ProcessGroup):
         self._native = _native.Group(
             endpoint.link, self._peers, rank, int.from_bytes(digest[:8], "little")
         )
+        self._messages: set[Message] = set()  # under way, or over since the last sweep
+        self._sweep_at = 4
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
         return HostGroup(
@@ -65,6 +67,7 @@ class HostGroup(ProcessGroup):
 
     def close(self) -> None:
         self._native.close()
+        self._messages.clear()
         self._endpoint.release()
 
     def abort(self) -> None:
@@ -74,11 +77,25 @@ class HostGroup(ProcessGroup):
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        return MessageWork(self, "send", peer, self._native.isend(array, peer, wire_tag(tag)))
+        message = self._native.isend(array, peer, wire_tag(tag))
+        return MessageWork(self, "send", peer, self._kept(message))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         source = ANY_SOURCE if peer is None else peer
-        return MessageWork(self, "recv", source, self._native.irecv(array, source, wire_tag(tag)))
+        message = self._native.irecv(array, source, wire_tag(tag))
+        return MessageWork(self, "recv", source, self._kept(message))
+
+    def _kept(self, message: Message) -> Message:
+        """Hold on to a message until it is over: one whose Work was dropped goes on."""
+        if len(self._messages) >= self._sweep_at:
+            self._messages.difference_update([m for m in list(self._messages) if m.over])
+            self._sweep_at = 2 * len(self._messages) + 4
+        self._messages.add(message)
+        return message
+
+    def let_go(self, message: Message) -> None:
+        """The message is over."""
+        self._messages.discard(message)
 
     # Collectives: name the blocks, and what all ranks must agree on.
 
@@ -226,6 +243,7 @@ class MessageWork(Work):
 
     def _settle(self) -> None:
         """The message is over: keep how it ended."""
+        self._group.let_go(self._message)
         if self._error is None:
             try:
                 with self._group.failures(self._name, None, self._deadline):
