@@ -130,6 +130,13 @@ def test_mpi_that_nobody_started(mpi: Path) -> None:
     assert len(re.findall(r"rank \d of 2 on mpi: 1", done.stdout)) == 2
 
 
+def test_joining_and_leaving_many_times(mpi: Path) -> None:
+    """What nobody received of one job does not turn up in the next."""
+    done = start(mpi, "again")
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d: content", done.stdout)) == 2
+
+
 def test_forked_children_are_refused(mpi: Path) -> None:
     """Their calls raise ForkedError, and the job goes on without them."""
     done = start(mpi, "forked")

@@ -17,6 +17,7 @@ import array as arrays
 import hashlib
 import struct
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -344,7 +345,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     the job's.
     """
     MPI = load()
-    places = _places(MPI, options)
+    places, job = _places(MPI, options)
     world = MPI.COMM_WORLD
     members = world.Get_group().Incl(places)
     digest = hashlib.sha256(options.group_id.encode()).digest()
@@ -352,7 +353,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     comm = world.Create_group(members, tag)
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return MpiGroup(
-        Endpoint(MPI, comm),
+        Endpoint(MPI, comm, job),
         options.group_rank,
         range(options.group_size),
         timeout=options.timeout,
@@ -362,19 +363,22 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     )
 
 
-def _places(MPI: Any, options: BackendOptions) -> list[int]:
-    """Rank in COMM_WORLD of every rank of the group; they all have come when this returns."""
+def _places(MPI: Any, options: BackendOptions) -> tuple[list[int], str]:
+    """Rank in COMM_WORLD of every rank of the group, and a name that no other group has.
+
+    They all have come when this returns.
+    """
     world, store = MPI.COMM_WORLD, options.store
     rank, size = options.group_rank, options.group_size
     if size == 1:
-        return [world.Get_rank()]
+        return [world.Get_rank()], uuid.uuid4().hex
     if world.Get_size() == 1 and launchers.under_mpi():
         launchers.check_mpi_agrees(0, 1)
-    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()}")
+    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {uuid.uuid4().hex}")
     keys = [f"mpi/{peer}" for peer in range(size)]
     store.wait(keys, options.timeout)
-    pairs = [text.decode().split() for text in store.multi_get(keys)]
-    places, sizes = [int(place) for place, _ in pairs], [int(count) for _, count in pairs]
+    said = [text.decode().split() for text in store.multi_get(keys)]
+    places, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
     if all(count == 1 for count in sizes):
         raise RendezvousError(
             f"backend 'mpi': this job has {size} ranks, but MPI says in every process that it is "
@@ -388,4 +392,4 @@ def _places(MPI: Any, options: BackendOptions) -> list[int]:
             f"By rank, their rank in MPI's COMM_WORLD is {places} and its size is {sizes}: start "
             f"all of them by one `mpirun -n {size}`, or use backend 'tcp'"
         )
-    return places
+    return places, said[0][2]

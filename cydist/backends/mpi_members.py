@@ -64,7 +64,7 @@ class MpiMembers(ProcessGroup):
         self._peers = tuple(peers)
         self._others_peers = [peer for i, peer in enumerate(peers) if i != rank]
         self._group_rank = {peer: i for i, peer in enumerate(peers)}
-        digest = hashlib.sha256(f"{name}/{self._peers}".encode()).digest()
+        digest = hashlib.sha256(f"{endpoint.job}/{name}/{self._peers}".encode()).digest()
         self._id = int.from_bytes(digest[:8], "little")
         self._comm = comm
         self._owns_comm = False
@@ -103,11 +103,6 @@ class MpiMembers(ProcessGroup):
         failed, if it did: that may reach them sooner than the news from where it happened."""
         if self._size > 1 and not self._MPI.Is_finalized():
             self._messages.notify(self._id, self._others_peers, LEFT, self._seq, self._report())
-
-    def deserted(self) -> bool:
-        """Has every other member left?"""
-        advance()
-        return len(self._left) == self._size - 1
 
     # How calls run.
 
@@ -389,8 +384,9 @@ class MessageWork(Work):
 class Endpoint:
     """This process's end of one communicator, shared by groups and closed by the last."""
 
-    def __init__(self, MPI: Any, comm: Any) -> None:
+    def __init__(self, MPI: Any, comm: Any, job: str) -> None:
         self.MPI = MPI
+        self.job = job  # a text that no other endpoint's groups have
         self.messages = Messages(MPI, comm)
         self.threads = Threads(MPI)
         self._groups: list[MpiMembers] = []
@@ -417,5 +413,9 @@ class Endpoint:
         """
         for group in tuple(self._groups):
             group.leave()
-        first = self._groups[0]  # of all ranks of the communicator; there is no other deadline
-        wait_until(first.deserted)
+
+        def deserted() -> bool:
+            advance()
+            return self.messages.deserted
+
+        wait_until(deserted)  # as MPI's finalization, without a deadline

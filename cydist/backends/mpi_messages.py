@@ -129,6 +129,11 @@ class Messages:
         self._listeners: dict[int, Listener] = {}
         self._early: dict[int, list[Arrival]] = {}  # notices of groups to come
         self._ended: set[int] = set()
+        self._first: int | None = None  # the first group here: all members are in it
+        self._left: set[int] = set()  # members that have left it, and send nothing more
+        self._litter = False  # is there a payload on its way that nobody will receive?
+        self._closing = False
+        self._status = MPI.Status()
         self._posted: dict[tuple[int, int], deque[Receive]] = {}
         self._arrived: dict[tuple[int, int], deque[Arrival]] = {}
         self._incoming: list[tuple[Any, bytearray, int]] = []  # headers, in the order they came
@@ -141,6 +146,8 @@ class Messages:
         """Give the notices of a group to `listener`, on whichever thread polls; first those
         that came before this rank had made the group."""
         with self._lock:
+            if self._first is None:
+                self._first = group
             self._listeners[group] = listener
             early = self._early.pop(group, ())
         for notice in early:
@@ -153,21 +160,35 @@ class Messages:
             self._ended.add(group)
             for waiting in (self._posted, self._arrived):
                 for key in [key for key in waiting if key[0] == group]:
-                    del waiting[key]
+                    for each in waiting.pop(key):
+                        self._drop(each)
+
+    def _drop(self, what: Receive | Arrival) -> None:
+        if isinstance(what, tuple) and what[0].kind == FOLLOWS:
+            self._litter = True
 
     @property
-    def idle(self) -> bool:
-        """Is nothing under way that uses the communicator?"""
-        self._reap()
-        return not (self._incoming or self._active)
+    def deserted(self) -> bool:
+        """Has every other member left?"""
+        size: int = self.comm.Get_size()
+        return len(self._left) == size - 1
 
     def close(self) -> None:
-        """No group uses it any more: free the communicator, unless MPI still does."""
-        if self not in _live:
-            return
-        if self._MPI.Is_finalized():
+        """No group of this process uses it any more.
+
+        Polling goes on, where some other group polls, until all members have left: MPI may
+        give the communicator's number to another one when it is freed, which must not find
+        what is still on its way to this one.
+        """
+        self._closing = True
+        self.advance()
+
+    def _end(self) -> None:
+        if self._MPI.Is_finalized() or self._litter:
             _live.remove(self)
-        elif self.idle:
+            return
+        self._reap()
+        if self.deserted and not (self._incoming or self._active):
             _live.remove(self)
             self.comm.Free()
 
@@ -234,6 +255,8 @@ class Messages:
                     break
             if self._incoming:
                 self._take(notices)
+            if self._closing and self in _live:
+                self._end()
         finally:
             self._lock.release()
         for notice in notices:
@@ -252,7 +275,7 @@ class Messages:
 
     def _probe(self) -> bool:
         """Start receiving one header, if one has come."""
-        status = self._MPI.Status()
+        status = self._status
         message = self.comm.Improbe(self._MPI.ANY_SOURCE, HEADER_TAG, status)
         if message is None:
             return False
@@ -274,6 +297,8 @@ class Messages:
             if header.kind in (INLINE, FOLLOWS):
                 self._deliver(header, data, source)
             else:
+                if header.kind == LEFT and header.group == self._first:
+                    self._left.add(source)
                 notices.append((header, data, source))
         self._incoming = still
 
@@ -285,7 +310,10 @@ class Messages:
                 posted.remove(receive)  # type: ignore[union-attr]
                 self._match(receive, header, data, source)
                 return
-        self._arrived.setdefault(key, deque()).append((header, data, source))
+        if header.group in self._ended:
+            self._drop((header, data, source))
+        else:
+            self._arrived.setdefault(key, deque()).append((header, data, source))
 
     def _match(
         self, receive: Receive, header: Header, data: bytes | bytearray, source: int

@@ -134,6 +134,18 @@ def forked():
 
 
 @way
+def again():
+    """Join and leave many times; one rank never hears what the other said last."""
+    for attempt in range(30):
+        rank, _ = join()
+        if rank == 0:
+            dist.isend(np.zeros(100_000 if attempt % 10 == 9 else 3), 1)
+        assert total(attempt) == 2 * attempt
+        dist.destroy_process_group()
+    print(f"rank {rank}: content", flush=True)
+
+
+@way
 def over_mpi():
     """Asks for MPI, whoever started it."""
     rank, size = join("mpi")
