@@ -147,6 +147,7 @@ class MpiMembers(ProcessGroup):
         if self._failed is not None:
             return
         super().fail(error)
+        self._messages.withdraw_all(self._id)
         if self._told or self._size == 1 or self._MPI.Is_finalized():
             return
         self._messages.notify(self._id, self._others_peers, FAILED, self._seq, self._report())

@@ -244,6 +244,13 @@ class Messages:
             if posted is not None and receive in posted:
                 posted.remove(receive)
 
+    def withdraw_all(self, group: int) -> None:
+        """Forget every receive that is posted for a group: it has failed, and what arrives
+        late must not be written into arrays that are no longer waited for."""
+        with self._lock:
+            for key in [key for key in self._posted if key[0] == group]:
+                del self._posted[key]
+
     def advance(self) -> None:
         """Take the headers that have come, and give each to its receive or to its group."""
         if not self._lock.acquire(blocking=False):
