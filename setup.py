@@ -36,6 +36,7 @@ setup(
         native("array", "src/array.pyx"),
         native("exporters", "src/exporters.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
+        native("notices", "src/notices.pyx"),
         native("engine", "src/engine.pyx"),
         native("rehearsal", "src/rehearsal.pyx"),
         *(

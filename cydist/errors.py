@@ -142,10 +142,7 @@ def from_failure(
     waited      seconds that the call was given, for a timeout
     lost        why the peer is lost, where the link knows
     """
-    peer = failure.peer
-    who = "any rank" if peer < 0 else f"rank {ranks[peer]}"
-    if peer >= 0 and ranks[peer] != peer:
-        who += f" (group rank {peer})"
+    who = _named(failure.peer, ranks)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
@@ -158,14 +155,37 @@ def from_failure(
         f"{who[0].upper() + who[1:]}: {failure.theirs}",
         "aborted": "the group was aborted",
         "closed": "the group was destroyed while the call was under way",
-    }.get(failure.status, failure.status)
+    }
+    lost = lost or "it died, left, or was cut off"
+    about = [failure.peer] if failure.peer >= 0 else []
+    if failure.teller >= 0:
+        teller = _named(failure.teller, ranks)
+        text |= {
+            "timeout": f"{teller} gave up waiting for {who} in {failure.ours}{step}",
+            "peer_lost": f"{who} was lost, says {teller}: {lost}",
+            "no_memory": f"{teller} had no memory for {failure.ours}",
+            "mismatch": "the ranks are in different calls. "
+            f"{teller[0].upper() + teller[1:]}: {failure.ours}. "
+            f"{who[0].upper() + who[1:]}: {failure.theirs}",
+            "interrupted": f"{teller} was interrupted in {failure.ours}",
+            "aborted": f"{teller} aborted the group",
+        }
+        if failure.status != "peer_lost":
+            about.append(failure.teller)
     return _CLASSES.get(failure.status, DistBackendError)(
-        f"{where}: {text}",
+        f"{where}: {text.get(failure.status, failure.status)}",
         op=op,
         seq=seq,
         group=group,
-        ranks=(ranks[peer],) if peer >= 0 else (),
+        ranks=tuple(ranks[rank] for rank in about),
     )
+
+
+def _named(rank: int, ranks: Sequence[int]) -> str:
+    """A group rank for people, by its global number."""
+    if rank < 0:
+        return "any rank"
+    return f"rank {ranks[rank]}" + (f" (group rank {rank})" if ranks[rank] != rank else "")
 
 
 class ProcessException(DistError):

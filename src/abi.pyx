@@ -21,6 +21,8 @@ cdef class Link:
 
 cdef enum:
     TABLE_ROWS = 128
+    PATIENCE_NS = 50000000              # before a peer is asked for the first time
+    LONGEST_PATIENCE_NS = 1600000000
 
 cdef Entry table[TABLE_ROWS]
 cdef int rows = 0
@@ -72,11 +74,33 @@ cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
     cdef int aborted = load_int(t.aborted)
     if aborted != OK:
         return aborted
+    if t.board != NULL:
+        aborted = t.board.look(t)
+        if aborted != OK:
+            return aborted
     if interrupted != NULL and interrupted() != 0:
         return INTERRUPTED
     if now_ns() >= deadline_ns:
         return TIMEOUT
     return OK
+
+
+cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+    """Wait; ask the peer what it is doing whenever patience ends.
+
+    Ranks in different calls can all be receiving. Of those who wait in a circle, two that
+    follow each other are in different calls: one of them is asked by the other, and knows.
+    """
+    cdef int64_t patience = PATIENCE_NS
+    cdef int ended
+    while t.board != NULL and r.peer >= 0 and now_ns() + patience < deadline_ns:
+        ended = t.wait(t, r, now_ns() + patience)
+        if ended != TIMEOUT:
+            return ended
+        t.board.ask(t, r.peer)
+        if patience < LONGEST_PATIENCE_NS:
+            patience *= 2
+    return t.wait(t, r, deadline_ns)
 
 
 cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil:
@@ -86,7 +110,7 @@ cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept 
         if status == OK:
             ended = load_int(&requests[i].status)
             if ended == PENDING:
-                ended = t.wait(t, &requests[i], c.deadline_ns)
+                ended = wait_and_ask(t, &requests[i], c.deadline_ns)
             if ended != OK:
                 status = ended
                 c.failed_peer = requests[i].peer

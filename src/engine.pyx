@@ -5,7 +5,7 @@ the backend turns into an exception of cydist/errors.py.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 cimport cython
 
@@ -14,12 +14,14 @@ import threading
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
-    PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call, Entry,
-    Fingerprint, Link, MISMATCH, Reduction, Request, Transport, find, index_of, now_ns,
-    set_interrupted, withdraw,
+    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call,
+    Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.kernels cimport reduction
+from cydist._native.notices cimport (
+    FAILED, RECENT, Notice, Notices, close_notices, enter, fail, open_notices,
+)
 from cydist._native.waiting cimport load_int, store_int
 
 from cydist._native import abi, kernels
@@ -38,10 +40,6 @@ cdef extern from "Python.h":
 
 cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()
-
-cdef enum:
-    TELLING_NS = 500000000      # the longest that telling others of a mismatch may take
-    LAST_STEP = (1 << SEQUENCE_SHIFT) - 1   # of a call: no algorithm gets so far
 
 # In the order of abi.pxd's Collective.
 COLLECTIVE_NAMES = (
@@ -92,10 +90,13 @@ class Failure(Exception):
     peer            group rank it was about, or -1
     step            the algorithm's step, or -1
     ours, theirs    what this rank and the peer were doing, as text (mismatches only)
+    teller          group rank on which it failed and which told us, or -1: this one; then
+                    `ours` is what the teller was doing
     """
 
-    def __init__(self, status, peer=-1, step=-1, ours="", theirs=""):
-        super().__init__(status, peer, step, ours, theirs)
+    def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
+        super().__init__(status, peer, step, ours, theirs, teller)
+        self.teller = teller
         self.status = status
         self.peer = peer
         self.step = step
@@ -118,7 +119,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail=False):
     if f.root >= 0:
         parts.append(f"root {f.root}")
     algorithm = ALGORITHM_NAMES.get(f.algorithm, f.algorithm)
-    parts.append(f"{nbytes} bytes in this message, algorithm {algorithm}")
+    size = f"{nbytes} bytes in this message, " if nbytes else ""
+    parts.append(f"{size}algorithm {algorithm}")
     if with_detail:
         parts.append(
             "a structured dtype's fields, sizes of blocks, and of segments (CYDIST_SEGMENT_BYTES) "
@@ -132,6 +134,38 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
         error, raised_by_handler = raised_by_handler, None
         return error
     return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
+
+
+cdef object told_failure(const Notices *notices, int rank):
+    """The Failure that a group's notices know of, as seen from group rank `rank`."""
+    cdef const Notice *n = &notices.failure
+    cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
+    cdef bint mismatch = n.status == MISMATCH
+    cdef bint sizes = mismatch and n.ours.detail != n.theirs.detail
+    cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
+    ours = described(&n.ours, n.our_bytes, sizes)
+    theirs = described(&n.theirs, n.their_bytes, sizes)
+    # Of two ranks that differ this one agrees with one, or is one.
+    if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
+        return Failure(status, n.peer, n.step, ours, theirs)
+    if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
+        return Failure(status, n.teller, n.step, theirs, ours)
+    return Failure(status, n.peer, n.step, ours, theirs, n.teller)
+
+
+cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
+    cdef Notice notice
+    memset(&notice, 0, sizeof(Notice))
+    notice.kind = FAILED
+    notice.status = status
+    notice.teller = rank
+    notice.peer = call.failed_peer
+    notice.step = call.failed_step
+    notice.ours = call.fingerprint
+    notice.our_bytes = call.our_bytes
+    notice.theirs = call.theirs
+    notice.their_bytes = call.theirs_bytes
+    return notice
 
 
 # Dealloc needs the link, so the collector must not clear it before.
@@ -149,6 +183,7 @@ cdef class Group:
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
     cdef bint open
+    cdef Notices notices
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
         cdef int i, size = len(ranks)
@@ -166,6 +201,8 @@ cdef class Group:
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.open = True
+        with nogil:
+            open_notices(&self.notices, &self.view)
 
     def __dealloc__(self):
         self.close()
@@ -184,6 +221,7 @@ cdef class Group:
 
     cdef void leave_view(self) noexcept:
         if not self.open and self.running == 0:
+            close_notices(&self.notices, &self.view)
             self.link.close_view(&self.view)
 
     @property
@@ -242,23 +280,24 @@ cdef class Group:
         call.inputs = blocks if inputs else NULL
         call.outputs = blocks + len(inputs) if outputs else NULL
         agree_on_sizes(&call, len(inputs), len(outputs))
+        cdef Notice notice
         self.running += 1
         with nogil:
             status = load_int(&self.aborted)
             if status == OK:
+                status = enter(&self.notices, &self.view, &call.fingerprint)
+            if status == OK:
                 status = entry.run(&self.view, &call)
-            if status == MISMATCH and self.view.windows == NULL:
-                if tell_all(&self.view, &call) == INTERRUPTED:
-                    status = INTERRUPTED
+            if status != OK and status != CLOSED:
+                notice = notice_of(&call, status, self.view.rank)
+                fail(&self.notices, &self.view, &notice)
         self.running -= 1
         self.leave_view()
         free(blocks)
-        cdef bint sizes = call.theirs.detail != call.fingerprint.detail
+        if status == CLOSED or (status == INTERRUPTED and raised_by_handler is not None):
+            raise failure(status, call.failed_peer, call.failed_step)
         if status != OK:
-            raise failure(
-                status, call.failed_peer, call.failed_step,
-                described(&call.fingerprint, call.our_bytes, sizes),
-                described(&call.theirs, call.theirs_bytes, sizes))
+            raise told_failure(&self.notices, self.view.rank)
 
     def isend(self, Array array, int peer, uint64_t tag) -> Message:
         """Post a send of contiguous memory to group rank `peer`; returns its Message."""
@@ -267,32 +306,6 @@ cdef class Group:
     def irecv(self, Array array, int peer, uint64_t tag) -> Message:
         """Post a receive into contiguous memory; peer -1 takes from anyone."""
         return posted(self, array, peer, tag, False)
-
-
-cdef int tell_all(Transport *t, Call *c) noexcept nogil:
-    """Send both fingerprints of a mismatch to all ranks: each differs from one of them, and
-    would else wait for messages that never come. Windows show theirs to everybody anyway."""
-    cdef int64_t deadline_ns = now_ns() + TELLING_NS
-    cdef Request *sends = <Request *>calloc(2 * t.size, sizeof(Request))
-    cdef int i, ended, status = OK
-    if sends == NULL:
-        return OK
-    for i in range(2 * t.size):
-        if i // 2 != t.rank:
-            sends[i].peer = i // 2
-            sends[i].tag = c.tag + LAST_STEP
-            sends[i].expected = &c.theirs if i % 2 == 0 else &c.fingerprint
-            ended = t.send(t, &sends[i])
-            if ended != OK:
-                sends[i].status = ended
-    for i in range(2 * t.size):
-        if status == OK and load_int(&sends[i].status) == PENDING:
-            ended = t.wait(t, &sends[i], deadline_ns)
-            if ended == INTERRUPTED:
-                status = INTERRUPTED
-    withdraw(t, sends, 2 * t.size)
-    free(sends)
-    return status
 
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs):
@@ -328,6 +341,7 @@ cdef class Message:
     cdef Array array
     cdef Request request
     cdef Fingerprint fingerprint
+    cdef bint told                  # it ended because the group failed elsewhere
 
     def __dealloc__(self):
         if load_int(&self.request.status) == PENDING and self.group is not None:
@@ -353,10 +367,14 @@ cdef class Message:
         return load_int(&self.request.status) != PENDING
 
     cdef void end_with_group(self):
-        """A message of a group that was aborted or closed is over, though nobody waits."""
+        """A message of a group that was aborted, closed, or failed is over, though nobody waits."""
         cdef int status = load_int(&self.group.aborted)
+        cdef bint told = status == OK
+        if told:
+            status = load_int(&self.group.notices.failed)
         if status != OK and load_int(&self.request.status) == PENDING:
             self.withdraw(status)
+            self.told = told and load_int(&self.request.status) == status
 
     cdef void withdraw(self, int status):
         with nogil:
@@ -380,6 +398,8 @@ cdef class Message:
 
     def check(self) -> None:
         """Raise the Failure it ended with, if it did."""
+        if self.told:
+            raise told_failure(&self.group.notices, self.group.view.rank)
         if load_int(&self.request.status) < 0:
             raise failure(
                 self.request.status, self.request.peer, -1,
@@ -408,6 +428,9 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sendi
     m.request.source = peer
     with nogil:
         status = load_int(&group.aborted)
+        if status == OK:
+            status = load_int(&group.notices.failed)
+            m.told = status != OK
         if status == OK:
             if sending:
                 status = group.view.send(&group.view, &m.request)

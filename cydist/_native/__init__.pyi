@@ -124,8 +124,15 @@ class Failure(Exception):
     step: int
     ours: str
     theirs: str
+    teller: int
     def __init__(
-        self, status: str, peer: int = -1, step: int = -1, ours: str = "", theirs: str = ""
+        self,
+        status: str,
+        peer: int = -1,
+        step: int = -1,
+        ours: str = "",
+        theirs: str = "",
+        teller: int = -1,
     ) -> None: ...
 
 @disjoint_base

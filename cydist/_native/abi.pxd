@@ -49,9 +49,13 @@ cdef extern from *:
     """
     #define CYDIST_COLLECTIVE_TAG (1ULL << 63)
     #define CYDIST_SEQUENCE_MASK ((1ULL << 39) - 1)
+    #define CYDIST_NOTICE_TAG (~0ULL)
     """
     const uint64_t COLLECTIVE_TAG "CYDIST_COLLECTIVE_TAG"
     const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
+    # A group's notices (src/notices.pyx). A receive of one from ANY_SOURCE goes on though a
+    # member has died; it ends when nobody else is left.
+    const uint64_t NOTICE_TAG "CYDIST_NOTICE_TAG"
 
 
 ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a call
@@ -105,6 +109,15 @@ ctypedef struct Windows:
     uint64_t released           # steps that all ranks had consumed when this one last looked
 
 
+ctypedef struct Transport
+
+ctypedef struct Board:          # see src/notices.pyx
+    # OK, or the Status with which another rank has failed the group.
+    int (*look)(Transport *t) noexcept nogil
+    # Tell `peer`, who is waited for, which call this rank is in.
+    void (*ask)(Transport *t, int peer) noexcept nogil
+
+
 # A group's view of a link. Links are shared by all the groups of a process.
 ctypedef struct Transport:
     void *link                  # the link's own state
@@ -114,6 +127,7 @@ ctypedef struct Transport:
     uint64_t context            # tells this group's messages from another's
     Windows *windows            # NULL where the link has messages only
     volatile int *aborted       # 0, or the Status that ends every wait of this group
+    Board *board                # what other ranks tell this group; NULL: nothing
 
     # Post. The request and its memory stay in place until it is complete or
     # cancelled. Returns OK, or an error (then the request is not posted).

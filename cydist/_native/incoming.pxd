@@ -1,4 +1,6 @@
 """Reading: see stream.pxd for the protocol and the lock."""
+from libc.stdint cimport uint64_t
+
 from cydist._native.abi cimport Request, Transport
 from cydist._native.matching cimport Item
 from cydist._native.stream cimport Connection, Net
@@ -13,5 +15,5 @@ cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil
 # Read what there is. Returns OK, or a Loss when the stream is over.
 cdef int readable(Connection *c) noexcept nogil
 # Will a receive from this peer, or from anybody, never complete?
-cdef bint hopeless(const Net *net, const Transport *t, int peer) noexcept nogil
+cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil
 cdef void remove_pulling(Connection *c, Item *item) noexcept nogil

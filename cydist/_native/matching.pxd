@@ -47,10 +47,14 @@ cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noex
 cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil
 
 # Any item that `chosen` says yes to, or NULL; for losing a peer and closing a group.
-ctypedef bint (*Chosen)(const Item *item, const void *context) noexcept nogil
-cdef Item *any_posted(Queues *q, Chosen chosen, const void *context) noexcept nogil
-cdef Item *any_arrived(Queues *q, Chosen chosen, const void *context) noexcept nogil
+ctypedef bint (*Chosen)(const Item *item, const void *argument) noexcept nogil
+cdef Item *any_posted(Queues *q, Chosen chosen, const void *argument) noexcept nogil
+cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept nogil
+# Of both queues; looks only where items of this context can be, among others.
+cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
+                          const void *argument) noexcept nogil
 
+# Without a group's notices, which are always awaited.
 cdef size_t count_posted(const Queues *q) noexcept nogil
 cdef size_t count_arrived(const Queues *q) noexcept nogil
 

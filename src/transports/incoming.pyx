@@ -1,10 +1,11 @@
 """Reading: which receive gets which bytes, and what is kept for later."""
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
+    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
 )
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
@@ -58,11 +59,11 @@ cdef bint member_died(const Net *net, const Transport *t) noexcept nogil:
     return False
 
 
-cdef bint hopeless(const Net *net, const Transport *t, int peer) noexcept nogil:
+cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
     """Will a receive from this peer, or from anybody, never complete?"""
     if peer != ANY_SOURCE:
         return net.lost[peer] != 0
-    return member_died(net, t) or nobody_left(net, t)
+    return (tag != NOTICE_TAG and member_died(net, t)) or nobody_left(net, t)
 
 
 cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
@@ -78,7 +79,7 @@ cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
         begin(net, r)
         take(net, item, t, r)
         return OK
-    if hopeless(net, t, peer):
+    if hopeless(net, t, peer, r.tag):
         return PEER_LOST
     item = new_item(t, r, peer, sizeof(Incoming))
     if item == NULL:

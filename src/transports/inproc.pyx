@@ -310,7 +310,10 @@ cdef class InprocLink(Link):
     def pending(self):
         """(receives posted, messages nobody has asked for) of this rank."""
         cdef Box *box = &self.end.boxes[self.rank]
-        pthread_mutex_lock(&box.lock)
-        posted, arrived = count_posted(&box.queues), count_arrived(&box.queues)
-        pthread_mutex_unlock(&box.lock)
+        cdef size_t posted, arrived
+        # Nothing of Python's under the lock: its collector may cancel requests.
+        with nogil:
+            pthread_mutex_lock(&box.lock)
+            posted, arrived = count_posted(&box.queues), count_arrived(&box.queues)
+            pthread_mutex_unlock(&box.lock)
         return posted, arrived

@@ -17,8 +17,9 @@ from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, add_arrived, add_posted, any_arrived, any_posted, compare, contradicted,
-    find_arrived, find_posted, free_item, free_queues, group_rank, init_queues, new_item, remove,
+    Chosen, Item, add_arrived, add_posted, any_arrived, any_of_context, any_posted, compare,
+    contradicted, find_arrived, find_posted, free_item, free_queues, group_rank, init_queues,
+    new_item, remove,
 )
 from cydist._native.waiting cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -240,14 +241,21 @@ cdef bint waits_for_nobody(const Item *item, const void *unused) noexcept nogil:
     return nobody_left(item.view, item.peer)
 
 
-cdef void drop(End *end, Box *box, Chosen chosen, const void *context) noexcept nogil:
-    """Empty a box of what `chosen` names: receives of its owner, messages of anybody."""
+cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
+               const void *argument) noexcept nogil:
+    """Empty a box of what `chosen` names: receives of its owner, messages of anybody.
+
+    `only` says of which context, where that is known.
+    """
     cdef Item *item
     while True:
         pthread_mutex_lock(&box.lock)
-        item = any_posted(&box.queues, chosen, context)
-        if item == NULL:
-            item = any_arrived(&box.queues, chosen, context)
+        if only != NULL:
+            item = any_of_context(&box.queues, only[0], chosen, argument)
+        else:
+            item = any_posted(&box.queues, chosen, argument)
+            if item == NULL:
+                item = any_arrived(&box.queues, chosen, argument)
         if item != NULL:
             remove(item)
             if item.request != NULL:
@@ -277,9 +285,9 @@ cdef bint mine_in_context(const Item *item, const void *context) noexcept nogil:
 cdef void drop_context(End *end, uint64_t context) noexcept nogil:
     cdef Sent mine = Sent(end.rank, context)
     cdef int i
-    drop(end, &end.boxes[end.rank], of_context, &context)
+    drop(end, &end.boxes[end.rank], &context, of_context, &context)
     for i in range(end.size):
-        drop(end, &end.boxes[i], mine_in_context, &mine)
+        drop(end, &end.boxes[i], &context, mine_in_context, &mine)
 
 
 cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
@@ -295,9 +303,9 @@ cdef void leave(End *end) noexcept nogil:
     pthread_mutex_lock(&own.lock)
     store_int(&own.closed, CLOSED)
     pthread_mutex_unlock(&own.lock)
-    drop(end, own, any_item, NULL)
+    drop(end, own, NULL, any_item, NULL)
     for i in range(end.size):
-        drop(end, &end.boxes[i], sent_in_place, &end.rank)
+        drop(end, &end.boxes[i], NULL, sent_in_place, &end.rank)
         while i != end.rank:
             pthread_mutex_lock(&end.boxes[i].lock)
             item = any_posted(&end.boxes[i].queues, waits_for_nobody, NULL)

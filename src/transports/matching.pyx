@@ -3,18 +3,25 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, NO_MEMORY, OK, SEQUENCE_SHIFT,
+    ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
 )
 
 cdef enum:
-    BUCKETS = 512           # a power of two
+    ROWS = 64                   # by context, so that closing a group looks at one row
+    COLUMNS = 16                # by tag; both powers of two
+    BUCKETS = 1024
+
+
+cdef inline size_t row(uint64_t context) noexcept nogil:
+    # Fibonacci hashing, here and below.
+    return <size_t>((context * 0x9E3779B97F4A7C15ULL) >> 48) & (ROWS - 1)
 
 
 cdef inline size_t bucket(uint64_t context, uint64_t tag) noexcept nogil:
-    # Fibonacci hashing. The sender is left out, so that an any-source receive stands in
-    # one bucket, in its place among the others.
-    cdef uint64_t mixed = (context * 0x9E3779B97F4A7C15ULL) ^ (tag + (tag >> 24))
-    return <size_t>((mixed * 0x9E3779B97F4A7C15ULL) >> 48) & (BUCKETS - 1)
+    # The sender is left out, so that an any-source receive stands in one bucket, in its
+    # place among the others.
+    cdef size_t column = <size_t>(((tag + (tag >> 24)) * 0x9E3779B97F4A7C15ULL) >> 48)
+    return row(context) * COLUMNS + (column & (COLUMNS - 1))
 
 
 cdef int init_queues(Queues *q) noexcept nogil:
@@ -123,24 +130,34 @@ cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noe
     return oldest(&q.arrived[bucket(context, tag)], context, peer, tag)
 
 
-cdef Item *any_of(Item *heads, Chosen chosen, const void *context) noexcept nogil:
-    cdef int i
+cdef Item *any_of(Item *heads, size_t first, size_t past, Chosen chosen,
+                  const void *argument) noexcept nogil:
+    cdef size_t i
     cdef Item *item
-    for i in range(BUCKETS):
+    for i in range(first, past):
         item = heads[i].next
         while item != &heads[i]:
-            if chosen(item, context):
+            if chosen(item, argument):
                 return item
             item = item.next
     return NULL
 
 
-cdef Item *any_posted(Queues *q, Chosen chosen, const void *context) noexcept nogil:
-    return any_of(q.posted, chosen, context)
+cdef Item *any_posted(Queues *q, Chosen chosen, const void *argument) noexcept nogil:
+    return any_of(q.posted, 0, BUCKETS, chosen, argument)
 
 
-cdef Item *any_arrived(Queues *q, Chosen chosen, const void *context) noexcept nogil:
-    return any_of(q.arrived, chosen, context)
+cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept nogil:
+    return any_of(q.arrived, 0, BUCKETS, chosen, argument)
+
+
+cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
+                          const void *argument) noexcept nogil:
+    cdef size_t first = row(context) * COLUMNS
+    cdef Item *item = any_of(q.arrived, first, first + COLUMNS, chosen, argument)
+    if item == NULL:
+        item = any_of(q.posted, first, first + COLUMNS, chosen, argument)
+    return item
 
 
 cdef size_t count(const Item *heads) noexcept nogil:
@@ -150,7 +167,7 @@ cdef size_t count(const Item *heads) noexcept nogil:
     for i in range(BUCKETS):
         item = heads[i].next
         while item != &heads[i]:
-            items += 1
+            items += item.tag != NOTICE_TAG
             item = item.next
     return items
 

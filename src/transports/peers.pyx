@@ -10,7 +10,7 @@ from cydist._native.linux cimport (
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, any_arrived, any_posted, free_item, group_rank, remove,
+    Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove,
 )
 from cydist._native.outgoing cimport (
     begin, complete, connection, control, finish, new_header, release, remove_out, withdraw_send,
@@ -18,7 +18,7 @@ from cydist._native.outgoing cimport (
 )
 from cydist._native.stream cimport (
     ANSWER, ARRIVING, Connection, ENDED, FILLING, GONE, GOODBYE, Header, Incoming, LEFT, LIVE, Net,
-    OFFERED, Out, PULLING, STAGING_BYTES, incoming,
+    OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
 
 cdef enum:
@@ -117,7 +117,7 @@ cdef bint unfinished_from(const Item *item, const void *context) noexcept nogil:
 
 
 cdef bint waits_in_vain(const Item *item, const void *context) noexcept nogil:
-    return hopeless((<const Peer *>context).net, item.view, item.peer)
+    return hopeless((<const Peer *>context).net, item.view, item.peer, item.tag)
 
 
 cdef void lose(Net *net, int peer, int how) noexcept nogil:
@@ -159,35 +159,30 @@ cdef bint any_item(const Item *item, const void *context) noexcept nogil:
     return True
 
 
-cdef void drop(Net *net, Chosen chosen, const void *context) noexcept nogil:
-    cdef Item *item
-    cdef Incoming *more
-    while True:
-        item = any_arrived(&net.queues, chosen, context)
-        if item == NULL:
-            break
-        more = incoming(item)
-        remove(item)
-        if more.stage == OFFERED:
-            control(more.connection, ANSWER, GONE, more.id, 0)
-        else:
-            release(more.connection, more.charged)
-        if more.stage == ARRIVING:
-            more.stage = FILLING        # the rest goes to nobody
-        else:
-            free_item(item)
-    while True:
-        item = any_posted(&net.queues, chosen, context)
-        if item == NULL:
-            break
-        remove(item)
+cdef void drop_item(Net *net, Item *item) noexcept nogil:
+    """Take a posted receive or a kept message out of its queue, and end what depends on it."""
+    cdef Incoming *more = incoming(item)
+    remove(item)
+    if more.stage == POSTED:
         complete(net, item.request, CLOSED)
+    elif more.stage == OFFERED:
+        control(more.connection, ANSWER, GONE, more.id, 0)
+    else:
+        release(more.connection, more.charged)
+    if more.stage == ARRIVING:
+        more.stage = FILLING        # the rest goes to nobody
+    else:
         free_item(item)
 
 
 cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
+    cdef Item *item
     cdef int i
-    drop(net, of_context, &context)
+    while True:
+        item = any_of_context(&net.queues, context, of_context, &context)
+        if item == NULL:
+            break
+        drop_item(net, item)
     for i in range(net.size * net.lanes):
         if net.connections[i] != NULL:
             close_requests(net.connections[i], context)
@@ -238,9 +233,16 @@ cdef void close_receive(Connection *c, Item *item) noexcept nogil:
 
 cdef void leave(Net *net) noexcept nogil:
     cdef Connection *c
+    cdef Item *item
     cdef Header header
     cdef int i
-    drop(net, any_item, NULL)
+    while True:
+        item = any_arrived(&net.queues, any_item, NULL)
+        if item == NULL:
+            item = any_posted(&net.queues, any_item, NULL)
+        if item == NULL:
+            break
+        drop_item(net, item)
     net.closed = True
     for i in range(net.size * net.lanes):
         c = net.connections[i]

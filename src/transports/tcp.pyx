@@ -390,17 +390,19 @@ cdef class TcpLink(Link):
         """The connections asked for since the last time: a list of (peer, lane)."""
         cdef Connection *c
         cdef uint64_t unused
-        asked = []
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-        eventfd_read(self.net.wanted_event, &unused)
-        c = self.net.wanted
+            eventfd_read(self.net.wanted_event, &unused)
+            c = self.net.wanted
+            self.net.wanted = NULL
+            pthread_mutex_unlock(&self.net.lock)
+        # Nobody else touches a chain that was taken off. Without the lock, because what
+        # Python allocates may start its collector, which may cancel requests.
+        asked = []
         while c != NULL:
             if c.state == WANTED:
                 asked.append((c.peer, c.lane))
             c = c.next_wanted
-        self.net.wanted = NULL
-        pthread_mutex_unlock(&self.net.lock)
         return asked
 
     def adopt(self, int peer, int lane, int fd):
@@ -469,17 +471,17 @@ cdef class TcpLink(Link):
                 close_net(self.net)
 
     def statistics(self):
-        """Counts: connections (live), made, posted, arrived, moving, threads, held by peers."""
+        """Counts: connections (live now), made (ever), posted, arrived, moving, threads."""
         cdef Net *net = self.net
+        cdef size_t posted, arrived, moving
+        cdef int live, made, threads
         with nogil:
             pthread_mutex_lock(&net.lock)
-        counts = {
-            "connections": net.live,
-            "made": net.made,
-            "posted": count_posted(&net.queues),
-            "arrived": count_arrived(&net.queues),
-            "moving": net.moving,
-            "threads": int(net.background_runs),
+            live, made, threads = net.live, net.made, net.background_runs
+            posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
+            moving = net.moving
+            pthread_mutex_unlock(&net.lock)
+        return {
+            "connections": live, "made": made, "posted": posted, "arrived": arrived,
+            "moving": moving, "threads": threads,
         }
-        pthread_mutex_unlock(&net.lock)
-        return counts

@@ -1,0 +1,64 @@
+"""What the ranks of a group tell each other besides the messages of their calls.
+
+A rank that waits long for a peer tells it which call it is in (ASK). Whoever finds that two
+ranks are in different calls, or fails in a call for any other reason, tells all members
+(FAILED), and their waits end. So no rank waits for one that has given up, and a mismatch
+that leaves everybody receiving is found.
+"""
+from libc.stdint cimport int32_t, uint64_t
+
+from cydist._native.abi cimport Board, Fingerprint, Request, Transport
+
+
+cdef enum:
+    RECENT = 16                 # calls that a rank remembers, to answer those who are behind
+    EARLY = 8                   # notices kept from those who are ahead; they will ask again
+    ASKS = 4                    # of ours under way at once
+
+
+cdef enum Kind:
+    ASK = 1
+    FAILED = 2
+
+
+ctypedef struct Notice:         # as it travels
+    int32_t kind
+    int32_t status              # FAILED: why
+    int32_t teller              # group rank that says so
+    int32_t peer                # FAILED: group rank that it is about, or -1
+    int32_t step                # FAILED: of the algorithm, or -1
+    int32_t zero
+    uint64_t our_bytes
+    uint64_t their_bytes
+    Fingerprint ours            # the call that the teller is in
+    Fingerprint theirs          # FAILED with MISMATCH: what `peer` was doing
+
+
+ctypedef struct Notices:
+    Board board                 # what a view points to
+    int busy                    # one thread at a time
+    int failed                  # OK, or the Status of `failure`
+    bint told                   # the others know of it
+    Notice failure
+    Request receive             # for the next notice; always posted
+    Notice inbox
+    bint listening
+    bint closed                 # nothing is posted any more
+    uint64_t entered            # number of the current, or last, call
+    Fingerprint recent[RECENT]  # calls by their number modulo RECENT
+    int early_count
+    Notice early[EARLY]
+    Request sends[ASKS]
+    Notice asks[ASKS]
+
+
+# Attach to a view that was opened; detach before it is closed.
+cdef void open_notices(Notices *n, Transport *t) noexcept nogil
+cdef void close_notices(Notices *n, Transport *t) noexcept nogil
+
+# A call begins. OK, or the Status with which the group has failed.
+cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil
+
+# A call failed here: keep it, unless another failure is known already, and tell all members
+# what is known. Takes at most half a second.
+cdef void fail(Notices *n, Transport *t, const Notice *failure) noexcept nogil

@@ -1,0 +1,220 @@
+"""A group's notices: small messages under a tag of their own; see notices.pxd."""
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset
+
+from cydist._native.abi cimport (
+    ABORTED, ANY_SOURCE, MISMATCH, NOTICE_TAG, OK, PENDING, TIMEOUT, Fingerprint, Request,
+    Transport, now_ns,
+)
+from cydist._native.waiting cimport exchange_int, load_int, sched_yield, store_int
+
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
+
+cdef enum:
+    TELL_NS = 500000000         # the longest that telling everybody takes
+    PAUSE_US = 200
+
+cdef Fingerprint none           # zero: what notices are sent and received under
+
+
+cdef void lock(Notices *n) noexcept nogil:
+    while exchange_int(&n.busy, 1) != 0:
+        sched_yield()
+
+
+cdef void unlock(Notices *n) noexcept nogil:
+    store_int(&n.busy, 0)
+
+
+cdef void address(Request *r, Notice *notice, int peer) noexcept nogil:
+    memset(r, 0, sizeof(Request))
+    r.ptr = <char *>notice
+    r.nbytes = sizeof(Notice)
+    r.peer = peer
+    r.tag = NOTICE_TAG
+    r.expected = &none
+    r.status = OK
+
+
+cdef void listen(Notices *n, Transport *t) noexcept nogil:
+    address(&n.receive, &n.inbox, ANY_SOURCE)
+    n.listening = t.recv(t, &n.receive) == OK
+
+
+cdef void open_notices(Notices *n, Transport *t) noexcept nogil:
+    n.board.look = look
+    n.board.ask = ask
+    t.board = &n.board
+    if t.size > 1:
+        listen(n, t)
+
+
+cdef void withdraw(Transport *t, Request *r) noexcept nogil:
+    if load_int(&r.status) == PENDING:
+        t.cancel(t, r)
+        r.status = OK
+
+
+cdef void close_notices(Notices *n, Transport *t) noexcept nogil:
+    cdef int i
+    lock(n)
+    n.closed = True
+    if n.listening:
+        withdraw(t, &n.receive)
+        n.listening = False
+    for i in range(ASKS):
+        withdraw(t, &n.sends[i])
+    unlock(n)
+
+
+# Hearing
+
+cdef int look(Transport *t) noexcept nogil:
+    cdef Notices *n = <Notices *>t.board
+    # Whoever is at it will see to it; nobody needs to wait.
+    if exchange_int(&n.busy, 1) == 0:
+        hear(n, t)
+        unlock(n)
+    return why(n)
+
+
+cdef int why(Notices *n) noexcept nogil:
+    """The status that ends a wait here: another's timeout is not the end of our patience."""
+    cdef int failed = load_int(&n.failed)
+    return ABORTED if failed == TIMEOUT else failed
+
+
+cdef void hear(Notices *n, Transport *t) noexcept nogil:
+    cdef int status
+    while n.listening:
+        status = load_int(&n.receive.status)
+        if status == PENDING:
+            return
+        if status == OK:
+            heed(n, t, &n.inbox)
+        if status == OK or status == MISMATCH:
+            listen(n, t)
+        else:
+            n.listening = False         # nobody is left to hear
+
+
+cdef void heed(Notices *n, Transport *t, const Notice *notice) noexcept nogil:
+    if notice.kind == FAILED:
+        keep(n, notice)
+        n.told = True                   # by the one who found it
+    elif notice.ours.seq <= n.entered:
+        compare(n, t, notice)
+    elif n.early_count < EARLY:
+        n.early[n.early_count] = notice[0]
+        n.early_count += 1
+
+
+cdef void keep(Notices *n, const Notice *failure) noexcept nogil:
+    if n.failed == OK:
+        n.failure = failure[0]
+        store_int(&n.failed, failure.status)
+
+
+cdef void compare(Notices *n, Transport *t, const Notice *asked) noexcept nogil:
+    """Are we, or were we, in the call that the asker is in?"""
+    cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
+    cdef Notice found
+    if ours.seq != asked.ours.seq or memcmp(ours, &asked.ours, sizeof(Fingerprint)) == 0:
+        return
+    memset(&found, 0, sizeof(Notice))
+    found.kind = FAILED
+    found.status = MISMATCH
+    found.teller = t.rank
+    found.peer = asked.teller
+    found.step = -1
+    found.ours = ours[0]
+    found.theirs = asked.ours
+    keep(n, &found)
+
+
+cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil:
+    cdef int i, kept = 0
+    lock(n)
+    if n.listening:
+        t.test(t, &n.receive)
+    hear(n, t)
+    n.entered = call.seq
+    n.recent[call.seq % RECENT] = call[0]
+    for i in range(n.early_count):
+        if n.early[i].ours.seq <= n.entered:
+            compare(n, t, &n.early[i])
+        else:
+            n.early[kept] = n.early[i]
+            kept += 1
+    n.early_count = kept
+    unlock(n)
+    return why(n)
+
+
+# Telling
+
+cdef void ask(Transport *t, int peer) noexcept nogil:
+    cdef Notices *n = <Notices *>t.board
+    cdef Notice *notice
+    cdef int i, status
+    lock(n)
+    for i in range(ASKS):
+        if n.closed:
+            break
+        if load_int(&n.sends[i].status) == PENDING:
+            continue
+        notice = &n.asks[i]
+        memset(notice, 0, sizeof(Notice))
+        notice.kind = ASK
+        notice.teller = t.rank
+        notice.ours = n.recent[n.entered % RECENT]
+        address(&n.sends[i], notice, peer)
+        status = t.send(t, &n.sends[i])
+        if status != OK:
+            n.sends[i].status = status
+        break
+    unlock(n)
+
+
+cdef void fail(Notices *n, Transport *t, const Notice *failure) noexcept nogil:
+    cdef bint told
+    lock(n)
+    keep(n, failure)
+    told = n.told
+    n.told = True
+    unlock(n)
+    if not told:
+        tell(t, &n.failure)
+
+
+cdef void tell(Transport *t, Notice *failure) noexcept nogil:
+    """Send to all members. Waits end at once in a failed group, so this looks by itself."""
+    cdef Request *sends = <Request *>calloc(t.size, sizeof(Request))
+    cdef int64_t until = now_ns() + TELL_NS
+    cdef int i, status
+    if sends == NULL:
+        return
+    for i in range(t.size):
+        if i == t.rank:
+            continue
+        address(&sends[i], failure, i)
+        status = t.send(t, &sends[i])
+        if status != OK:
+            sends[i].status = status
+    while under_way(t, sends) and now_ns() < until:
+        usleep(PAUSE_US)
+    for i in range(t.size):
+        withdraw(t, &sends[i])
+    free(sends)
+
+
+cdef bint under_way(Transport *t, Request *sends) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if load_int(&sends[i].status) == PENDING and t.test(t, &sends[i]) == PENDING:
+            return True
+    return False

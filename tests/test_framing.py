@@ -1,0 +1,252 @@
+"""What goes over a socket between two ranks, with the peer in the test's hands."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cydist import _native
+from transports import DEADLINE, Group, done, eventually, run, soon, status_of
+
+# Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
+HEADER = struct.Struct("=IBBH6Q40s")
+MAGIC = 0x01645943
+EAGER, OFFER, ANSWER, DATA, GOODBYE = 1, 2, 3, 4, 7
+
+
+def header(
+    kind: int, *, tag: int = 0, nbytes: int = 0, magic: int = MAGIC, other: int = 0
+) -> bytes:
+    """One frame's header as the wire has it, of context 1."""
+    return HEADER.pack(magic, kind, 0, 0, 1, tag, nbytes, 1, other, 0, bytes(40))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[_native.TcpLink, socket.socket]]:
+    """A link whose peer, rank 1, is the other end of a socket in the test's hands."""
+    link = _native.TcpLink(0, 2)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    assert link.adopt(1, 0, ours.detach())
+    with theirs:
+        theirs.settimeout(DEADLINE)
+        yield link, theirs
+    link.close()
+
+
+class Trickle:
+    """Carries bytes between two links, a few at a time."""
+
+    def __init__(self, links: list[_native.TcpLink], step: int) -> None:
+        self.ends = []
+        for rank, link in enumerate(links):
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            assert link.adopt(1 - rank, 0, ours.detach())
+            self.ends.append(theirs)
+        self.threads = [
+            threading.Thread(target=self.carry, args=(self.ends[i], self.ends[1 - i], step))
+            for i in (0, 1)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def carry(self, source: socket.socket, target: socket.socket, step: int) -> None:
+        try:
+            while data := source.recv(step):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        for thread in self.threads:
+            thread.join(DEADLINE)
+        for end in self.ends:
+            end.close()
+
+
+@pytest.mark.parametrize("step", [1, 7, 96, 97, 4096])
+def test_frames_in_pieces(step: int) -> None:
+    """However the stream is cut, every message arrives whole."""
+    links = [_native.TcpLink(rank, 2) for rank in (0, 1)]
+    trickle = Trickle(links, step)
+    a, b = (Group(_native.Group(link, [0, 1], rank, 1)) for rank, link in enumerate(links))
+    sizes = [0, 1, 95, 96, 97, 1000, *([70_000] if step > 1 else [])]
+    sent = [np.random.default_rng(n).integers(0, 256, n, dtype=np.uint8) for n in sizes]
+    got = [np.zeros(n, np.uint8) for n in sizes]
+    sends = [a.isend(array, 1, 0) for array in sent]
+    run(lambda: done(*sends), lambda: done(*[b.irecv(array, 0, 0) for array in got]))
+    assert [array.tobytes() for array in got] == [array.tobytes() for array in sent]
+    for link in links:
+        link.close()
+    trickle.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff" * 96,
+        header(EAGER, magic=MAGIC + (1 << 24)),
+        header(EAGER, nbytes=1 << 60),
+        header(DATA, other=12345, nbytes=10),
+        header(99),
+        header(0),
+        HEADER.pack(MAGIC, EAGER, 3, 0, 1, 0, 0, 1, 0, 0, bytes(40)),
+        HEADER.pack(MAGIC, EAGER, 0, 0, 1, 0, 0, 1, 0, 1 << 40, bytes(40)),
+        header(GOODBYE) + header(EAGER),
+    ],
+    ids=[
+        "noise", "other version", "huge", "data nobody asked for", "unknown kind", "kind zero",
+        "other lane", "credit never given", "after goodbye",
+    ],
+)  # fmt: skip
+def test_broken_frames_lose_the_peer(
+    pair: tuple[_native.TcpLink, socket.socket], frame: bytes
+) -> None:
+    """Frames that no rank would send end the connection, and no memory is taken for them."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    receive = group.irecv(np.zeros(1), 1, 5)
+    peer.sendall(frame)
+    receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert link.statistics()["connections"] == 0
+
+
+def test_offer_of_any_size_takes_no_memory(pair: tuple[_native.TcpLink, socket.socket]) -> None:
+    """An offer of 2**60 bytes is compared with the receive before any memory is taken."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    peer.sendall(header(OFFER, tag=5, nbytes=1 << 60))
+    receive = group.irecv(np.zeros(3, np.uint8), 1, 5)
+    receive.wait(soon())
+    assert status_of(receive) == "mismatch"
+    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert answer[1] == ANSWER
+
+
+def test_vanished_peer(pair: tuple[_native.TcpLink, socket.socket]) -> None:
+    """The end of a stream without a goodbye ends what is half received."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    send = group.isend(np.zeros(100_000), 1, 5)
+    anyone = group.irecv(np.zeros(1), -1, 6)
+    peer.sendall(header(EAGER, tag=7, nbytes=100) + bytes(50))
+    peer.close()
+    anyone.wait(soon())
+    assert status_of(anyone) == "peer_lost"
+    send.wait(soon())
+    assert status_of(send) == "peer_lost"
+    assert link.statistics()["arrived"] == 0
+    assert link.statistics()["moving"] == 0
+
+
+def test_cancelled_half_written_send_keeps_the_stream_whole(
+    pair: tuple[_native.TcpLink, socket.socket],
+) -> None:
+    """A send withdrawn in the middle of a frame: the frame ends as it should, then a withdrawal."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    data = np.arange(8_000_000, dtype=np.uint8)
+    send = group.isend(data, 1, 5)
+    offer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert (offer[1], offer[6]) == (OFFER, data.nbytes)
+    answer = HEADER.pack(MAGIC, ANSWER, 0, 0, 0, 0, 0, offer[7], 77, 0, bytes(40))
+    peer.sendall(answer)
+    frame = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert (frame[1], frame[8]) == (DATA, 77)
+    send.cancel()
+    sent = data[: frame[6]].tobytes()
+    data[:] = 0
+    rest = b""
+    while len(rest) < frame[6]:
+        rest += peer.recv(frame[6] - len(rest))
+    assert rest == sent
+    withdrawal = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert (withdrawal[1], withdrawal[7]) == (5, offer[7])
+
+
+@pytest.mark.parametrize("stage", ["offered", "half arrived"])
+def test_cancelled_receive_discards_what_comes(
+    pair: tuple[_native.TcpLink, socket.socket], stage: str
+) -> None:
+    """A receive withdrawn while its bytes come: the rest goes nowhere, what follows arrives."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    memory = np.zeros(1000, np.uint8)
+    receive = group.irecv(memory, 1, 5)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1000, 0, 3, 0, 0, -1, 0, 0, 0)
+    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 1000, 9, 0, 0, fingerprint))
+    while True:
+        receive.test()
+        try:
+            answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL | socket.MSG_DONTWAIT))
+            break
+        except BlockingIOError:
+            continue
+    assert answer[1] == ANSWER
+    data = header(DATA, nbytes=1000, other=answer[8]) + b"x" * 1000
+    if stage == "half arrived":
+        peer.sendall(data[:500])
+        eventually(lambda: bool(receive.test() or memory.any()))
+        data = data[500:]
+    receive.cancel()
+    memory[:] = 0
+    got = np.zeros(1, np.uint8)
+    next_one = group.irecv(got, 1, 6)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1, 0, 3, 0, 0, -1, 0, 0, 0)
+    peer.sendall(data + HEADER.pack(MAGIC, EAGER, 0, 0, 1, 6, 1, 0, 0, 0, fingerprint) + b"y")
+    done(next_one)
+    assert got[0] == ord("y")
+    assert not memory.any()
+
+
+def test_flood_of_small_messages_is_bounded() -> None:
+    """Beyond the limit small messages wait for their receives; a later tag still gets through."""
+    limit = 100_000
+    links = [_native.TcpLink(rank, 2, 1, limit) for rank in (0, 1)]
+    ours, theirs = socket.socketpair()
+    for link, end, peer in ((links[0], ours, 1), (links[1], theirs, 0)):
+        end.setblocking(False)
+        assert link.adopt(peer, 0, end.detach())
+    a, b = (Group(_native.Group(link, [0, 1], rank, 1)) for rank, link in enumerate(links))
+    sends = [a.isend(np.full(1000, i, np.uint8), 1, 1) for i in range(200)]
+    late = a.isend(np.full(1, 9.0), 1, 2)
+    got = np.zeros(1)
+    run(lambda: done(late), lambda: done(b.irecv(got, 0, 2)))
+    assert got[0] == 9
+    assert 0 < sum(message.test() for message in sends) <= limit // 1000
+    many = [np.zeros(1000, np.uint8) for _ in sends]
+    run(lambda: done(*sends), lambda: done(*[b.irecv(array, 0, 1) for array in many]))
+    assert [int(array[0]) for array in many] == [i % 256 for i in range(200)]
+    assert all((array == array[0]).all() for array in many)
+    for link in links:
+        link.close()
+
+
+def test_refused_peer_is_lost_for_good() -> None:
+    """A peer that was refused cannot be adopted later."""
+    link = _native.TcpLink(0, 2)
+    link.refuse(1, "no way")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not link.adopt(1, 0, ours.fileno())
+    assert link.lost(1) == "no way"
+    link.close()
+
+
+def test_second_connection_of_a_lane_is_not_taken(
+    pair: tuple[_native.TcpLink, socket.socket],
+) -> None:
+    """A duplicate never displaces a live connection."""
+    link, _ = pair
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not link.adopt(1, 0, ours.fileno())
+    assert link.lane_is_live(1, 0)
