@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "docs/examples/digits.py"
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
@@ -60,7 +61,7 @@ def train(name: str, framework: str, output: Path, *options: str) -> dict[str, l
         env=dict(os.environ) | tolerant | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
@@ -101,7 +102,7 @@ def test_starts_itself(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--ranks", "3", "--epochs", "12"]
     options = ["--framework", "numpy", "--backend", "tcp", "--output", str(tmp_path)]
     result = subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert "numpy, 3 ranks, backend 'tcp'" in result.stdout
