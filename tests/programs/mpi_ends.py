@@ -62,8 +62,11 @@ def raising():
 @way
 def raising_after_the_end():
     """As `raising`, when the job has been left: MPI ends as it would without us."""
+    hook = sys.excepthook
     join()
+    assert sys.excepthook is not hook
     dist.destroy_process_group()
+    assert sys.excepthook is hook
     raise LookupError("nothing here")
 
 
