@@ -116,18 +116,10 @@ def choose(
     return _chosen(collective, size_class, ranks, windows, even, commutative)
 
 
-def segment_bytes(collective: str, nbytes: int) -> int:
-    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, or the default.
-
-    Raises ValueError when the setting is not a positive number.
-    """
-    return _segment_bytes()
-
-
 def reload() -> None:
     """Read the settings again; they are kept because every collective asks."""
     _chosen.cache_clear()
-    _segment_bytes.cache_clear()
+    segment_bytes.cache_clear()
 
 
 @lru_cache(maxsize=4096)
@@ -152,7 +144,11 @@ def _chosen(
 
 
 @lru_cache(maxsize=1)
-def _segment_bytes() -> int:
+def segment_bytes() -> int:
+    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, or the default.
+
+    Raises ValueError when the setting is not a positive number.
+    """
     value = config.SEGMENT_BYTES.get().strip()
     if not value:
         return DEFAULT_SEGMENT_BYTES

@@ -176,7 +176,7 @@ class HostGroup(ProcessGroup):
                 root=root,
                 count=count,
                 flags=EVEN if even else 0,
-                segment_bytes=tuning.segment_bytes(collective, nbytes),
+                segment_bytes=tuning.segment_bytes(),
             )  # fmt: skip
 
     @contextmanager
