@@ -33,6 +33,7 @@ def native(name, *sources):
 setup(
     ext_modules=[
         native("abi", "src/abi.pyx"),
+        native("failpoints", "src/failpoints.pyx"),
         native("array", "src/array.pyx"),
         native("exporters", "src/exporters.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),

@@ -57,6 +57,9 @@ DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )
 ISA = Variable(("CYDIST_ISA",), "", "forces a variant of the kernels: baseline, avx2 or avx512")
+FAILPOINT = Variable(
+    ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
+)
 RUN_ID = Variable(("CYDIST_RUN_ID",), "", "the job's name, set by cydistrun")
 RESTART_COUNT = Variable(
     ("CYDIST_RESTART_COUNT",), "0", "how often cydistrun has restarted the job's ranks"

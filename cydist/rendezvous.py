@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from cydist import auth, config, launchers, multicast
+from cydist._native import failpoint
 from cydist.errors import DistStoreError, RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.stores import FileStore, PrefixStore, Store, TCPStore
@@ -155,6 +156,7 @@ def meet(
     Raises RendezvousError, on every rank, that lists the missing ranks after the deadline.
     """
     hall = PrefixStore(f"cydist/{group_name}", store)
+    failpoint("rendezvous")
     number = hall.add(f"arrivals/{rank}", 1)
     meeting = PrefixStore(f"{number}", hall)
     meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from cydist import config, registry, rendezvous
-from cydist._native import use_isa
+from cydist._native import arm_failpoint, use_isa
 from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
@@ -229,6 +229,7 @@ def init_process_group(
     spec = (rendezvous.default_backend() if backend is None else backend).lower()
     registry.parse(spec)  # a wrong name fails before anybody waits
     _force_kernels(config.ISA.get().strip())
+    arm_failpoint(config.FAILPOINT.get().strip())
     meeting, rank, world_size = rendezvous.rendezvous(
         init_method, rank=rank, world_size=world_size, store=store,
         timeout=limit, group_name=group_name,

@@ -18,6 +18,7 @@ from cydist._native.abi cimport (
     Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
 )
 from cydist._native.array cimport Array
+from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
     FAILED, RECENT, Notice, Notices, close_notices, enter, fail, open_notices,
@@ -287,6 +288,7 @@ cdef class Group:
             if status == OK:
                 status = enter(&self.notices, &self.view, &call.fingerprint)
             if status == OK:
+                reach(ENTER)
                 status = entry.run(&self.view, &call)
             if status != OK and status != CLOSED:
                 notice = notice_of(&call, status, self.view.rank)

@@ -48,6 +48,7 @@ CIMPORTS: dict[str, set[str]] = {
 }
 ROOM_OF = {
     "waiting": "abi",
+    "failpoints": "abi",
     "notices": "abi",
     "dlpack": "array",
     "exporters": "array",

@@ -10,6 +10,8 @@ try:
     from cydist._native.array import Array, empty, overlapping
     from cydist._native.engine import Failure, Group, Message
     from cydist._native.exporters import asarray
+    from cydist._native.failpoints import arm as arm_failpoint
+    from cydist._native.failpoints import failpoint
     from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
         combine_all,
@@ -39,9 +41,11 @@ __all__ = [
     "Message",
     "TcpLink",
     "algorithms",
+    "arm_failpoint",
     "asarray",
     "combine_all",
     "empty",
+    "failpoint",
     "flatten_buffers",
     "hub",
     "overlapping",

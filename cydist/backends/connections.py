@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Sequence
 
 from cydist import auth, config
-from cydist._native import TcpLink
+from cydist._native import TcpLink, failpoint
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.backends import addresses
 from cydist.backends.addresses import Address, Endpoint
@@ -244,6 +244,7 @@ class Connections:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away(listener)
             return
+        failpoint("connect")
         sock.setblocking(False)
         shake = ServerHandshake(self._secret, CHANNEL, self._job, "a peer")
         guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
@@ -380,6 +381,7 @@ class Connections:
                 if code:
                     raise OSError(code, os.strerror(code))
                 attempt.connected = True
+                failpoint("connect")
                 attempt.refusals = 0
                 # From here on the peer may take the connection for made: be patient.
                 talk.deadline = attempt.deadline

@@ -7,6 +7,7 @@ from libc.string cimport memcpy, memset
 from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
 )
+from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
     Item, add_arrived, add_posted, add_posted_first, any_arrived, blank_item, compare,
@@ -411,6 +412,8 @@ cdef int readable(Connection *c) noexcept nogil:
             consumed(c, direct)
         if not feed(c, c.net.staging, <size_t>got - direct):
             return DIED
+        if c.to_read != 0:
+            reach(RECV_MID)
         if <size_t>got < room:
             return OK
     return OK

@@ -8,6 +8,7 @@ from cydist._native.abi cimport (
     CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, SEQUENCE_MASK, SEQUENCE_SHIFT,
     Request, Transport,
 )
+from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RDWR, epoll_ctl,
     epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast, sendmsg, shutdown,
@@ -96,6 +97,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     cdef iovec parts[2]
     cdef msghdr message
     cdef ssize_t written
+    if armed == SEND_MID:
+        nbytes //= 2
     if header_sent == 0:
         header.released = c.reported = c.released
     parts[0].iov_base = <char *>header + header_sent
@@ -108,6 +111,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     while True:
         written = sendmsg(c.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
         if written >= 0:
+            if nbytes != 0:
+                reach(SEND_MID)
             return <size_t>written
         if errno == EINTR:
             continue

@@ -17,6 +17,7 @@ from posix.time cimport CLOCK_MONOTONIC, timespec
 from cydist._native.abi cimport (
     ANY_SOURCE, Link, MISMATCH, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
+from cydist._native.failpoints cimport LEAVE, WAIT, reach
 from cydist._native.incoming cimport post_recv, readable, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIG_SETMASK,
@@ -203,6 +204,7 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
                 net.spins = spins_after(net.spins, net.most_spins, r.status != PENDING)
             continue
         now = now_ns()
+        reach(WAIT)
         if now >= until:
             pthread_mutex_unlock(&net.lock)
             status = slice_end(t, deadline_ns)
@@ -263,6 +265,7 @@ cdef void close_net(Net *net) noexcept nogil:
         pthread_mutex_unlock(&net.lock)
         usleep(200)
         pthread_mutex_lock(&net.lock)
+    reach(LEAVE)
     leave(net)
     pthread_mutex_unlock(&net.lock)
 

@@ -1,0 +1,21 @@
+"""Places in compiled code where a test can stop or end this process."""
+
+cdef enum Point:            # POINTS in the body names them, in this order
+    NOWHERE = 0
+    ENTER = 1               # a collective has begun, nothing was sent
+    SEND_MID = 2            # a message is half written
+    RECV_MID = 3            # a message has half arrived
+    WAIT = 4                # a wait has gone to sleep
+    LEAVE = 5               # the link is about to say goodbye
+    RENDEZVOUS = 6          # met the store, not the others (reached from Python)
+    CONNECT = 7             # a peer is connected, nothing is proved (reached from Python)
+
+cdef int armed              # the Point where something will happen
+
+# What arm() asked for, if this is the place and the time.
+cdef void hit() noexcept nogil
+
+
+cdef inline void reach(int point) noexcept nogil:
+    if armed == point:
+        hit()

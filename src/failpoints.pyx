@@ -1,0 +1,59 @@
+"""Failpoints: a process that ends, or stops, in the middle of things, where a test says so.
+
+Nothing is armed unless CYDIST_FAILPOINT asks for it; a place then costs one comparison.
+"""
+from libc.signal cimport SIGKILL, SIGSTOP, raise_ as raise_signal
+
+cdef extern from "<unistd.h>" nogil:
+    void leave "_exit"(int)
+
+POINTS = ("", "enter", "send.mid", "recv.mid", "wait", "leave", "rendezvous", "connect")
+ACTIONS = ("kill", "stop", "exit")
+
+cdef enum:
+    EXIT_CODE = 70
+
+cdef int action
+cdef long turns             # times that the place is still passed unharmed
+
+armed = NOWHERE
+
+
+cdef void hit() noexcept nogil:
+    global armed, turns
+    if turns > 0:
+        turns -= 1
+        return
+    armed = NOWHERE
+    if action == 0:
+        raise_signal(SIGKILL)
+    elif action == 1:
+        raise_signal(SIGSTOP)
+    else:
+        leave(EXIT_CODE)
+
+
+def arm(str spec not None):
+    """Let `POINT:ACTION[:N]` happen, once: when the point is reached for the Nth time (default:
+    the first), `kill` this process, `stop` it (SIGSTOP), or `exit` with code 70. "" disarms.
+
+    Raises ValueError for a point or an action that does not exist.
+    """
+    global armed, action, turns
+    if not spec:
+        armed = NOWHERE
+        return
+    point, _, rest = spec.partition(":")
+    what, _, nth = rest.partition(":")
+    if point not in POINTS or what not in ACTIONS or not (nth or "1").isdecimal():
+        raise ValueError(
+            f"{spec!r} is no failpoint: POINT:ACTION[:N], where POINT is one of "
+            f"{', '.join(POINTS[1:])} and ACTION one of {', '.join(ACTIONS)}")
+    action = ACTIONS.index(what)
+    turns = int(nth or 1) - 1
+    armed = POINTS.index(point)
+
+
+def failpoint(str point not None):
+    """This is the place called `point`."""
+    reach(POINTS.index(point))
