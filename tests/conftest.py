@@ -138,3 +138,25 @@ def size(request: pytest.FixtureRequest) -> int:
 def job(jobs: Jobs, backend: str, size: int) -> Any:
     """A job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
     return jobs.get(backend, size)
+
+
+@pytest.fixture
+def secret() -> Generator[bytes, None, None]:
+    """One secret for this process, and for others that are given it: bytes(range(32))."""
+    from cydist import auth
+
+    value = bytes(range(auth.SECRET_BYTES))
+    auth.forget_secret()
+    auth.set_secret(value)
+    yield value
+    auth.forget_secret()
+
+
+@pytest.fixture
+def master(secret: bytes) -> Generator[Any, None, None]:
+    """A TCPStore on 127.0.0.1 that this process serves, on any port."""
+    from cydist.stores import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, None, True, 30)
+    yield store
+    store.close()

@@ -6,7 +6,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,12 @@ VARIABLES |= {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No launcher, a secret of this test's own, announcements that stay on this host."""
+def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher, a secret, announcements that stay on this host."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(multicast, "HOPS", 0)
-    auth.forget_secret()
-    auth.set_secret(auth.new_secret())
-    yield
-    auth.forget_secret()
 
 
 def free_port() -> int:
@@ -220,18 +216,11 @@ def test_dirty_file_serves_again(tmp_path: Path) -> None:
 # The meeting
 
 
-@pytest.fixture
-def tcp_store() -> Iterator[TCPStore]:
-    store = TCPStore(HOST, 0, None, True, WAIT)
-    yield store
-    store.close()
-
-
-def test_explicit_store_serves_twice(tcp_store: TCPStore) -> None:
+def test_explicit_store_serves_twice(master: TCPStore) -> None:
     """A second meeting in one store sees nothing of the first."""
-    first = meet(None, [0, 1, 2], store=tcp_store)
+    first = meet(None, [0, 1, 2], store=master)
     check_met(first)
-    second = meet(None, [2, 1, 0], store=tcp_store)
+    second = meet(None, [2, 1, 0], store=master)
     for store, _, _ in second:  # type: ignore[misc]
         assert not store.check(["from/0"])
     check_met(second)
@@ -259,9 +248,9 @@ def test_missing_rank_zero_is_named() -> None:
         assert outcome.ranks == (0,)
 
 
-def test_rank_taken_twice_is_hinted_at(tcp_store: TCPStore) -> None:
+def test_rank_taken_twice_is_hinted_at(master: TCPStore) -> None:
     """Two processes with one rank: the one that finds no meeting is told of the possibility."""
-    outcomes = meet(None, [0, 1, 1], size=2, store=tcp_store, timeout=0.5)
+    outcomes = meet(None, [0, 1, 1], size=2, store=master, timeout=0.5)
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert len(errors) == 1
     assert "same rank" in str(errors[0])

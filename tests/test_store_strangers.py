@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,25 +30,11 @@ from cydist.stores.protocol import (
 )
 from cydist.stores.table import Table
 
+pytestmark = pytest.mark.usefixtures("secret")
+
 HOST = "127.0.0.1"
 SECRET = bytes(range(32))
 WAIT = 30
-
-
-@pytest.fixture(autouse=True)
-def secret() -> Iterator[None]:
-    """Every test has the same secret."""
-    auth.forget_secret()
-    auth.set_secret(SECRET)
-    yield
-    auth.forget_secret()
-
-
-@pytest.fixture
-def master() -> Iterator[TCPStore]:
-    store = TCPStore(HOST, 0, None, True, WAIT)
-    yield store
-    store.close()
 
 
 def raw(port: int) -> socket.socket:

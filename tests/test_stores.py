@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from cydist import auth
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+pytestmark = pytest.mark.usefixtures("secret")
+
 WAIT = 30  # seconds within which things that must happen happen
-
-
-@pytest.fixture(autouse=True)
-def secret() -> Iterator[None]:
-    """Every test has a job of its own."""
-    auth.forget_secret()
-    auth.set_secret(auth.new_secret())
-    yield
-    auth.forget_secret()
 
 
 def has_ipv6() -> bool:

@@ -24,25 +24,10 @@ from cydist.errors import (
 )
 from cydist.stores import TCPStore, listening, tcp
 
+pytestmark = pytest.mark.usefixtures("secret")
+
 HOST = "127.0.0.1"
-SECRET = bytes(range(32))
 WAIT = 30
-
-
-@pytest.fixture(autouse=True)
-def secret() -> Iterator[None]:
-    """Every test has the same secret."""
-    auth.forget_secret()
-    auth.set_secret(SECRET)
-    yield
-    auth.forget_secret()
-
-
-@pytest.fixture
-def master() -> Iterator[TCPStore]:
-    store = TCPStore(HOST, 0, None, True, WAIT)
-    yield store
-    store.close()
 
 
 def server_process(
