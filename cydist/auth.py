@@ -21,6 +21,7 @@ This module knows sockets and files, and no store, transport or launcher.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import math
@@ -48,12 +49,14 @@ from cydist.secret import (
 )
 
 __all__ = [
+    "FULL",
     "HANDSHAKE_TIMEOUT",
     "MAX_CHANNEL_BYTES",
     "MAX_CLAIM_BYTES",
     "SECRET_BYTES",
     "ClientHandshake",
     "ServerHandshake",
+    "address_of",
     "authenticate_client",
     "authenticate_server",
     "configured",
@@ -77,6 +80,8 @@ _MAGIC = b"cydist\x00\x01"  # the last byte is the version of the wire
 _GREETING = struct.Struct("<8s32s")
 _ANSWER = struct.Struct("<8s32s8s16sB63s")
 _MAC_BYTES = 32
+# The greeting of a server that cannot take the connection; its nonce would not be text by chance.
+FULL = _GREETING.pack(_MAGIC, b"no file descriptor left")
 # What a refusing server sends in place of its MAC; text like that is no MAC by chance.
 _REFUSALS = {
     "key": b"cydist: refused, other secret".ljust(_MAC_BYTES, b"\0"),
@@ -113,6 +118,8 @@ class _Handshake:
     done    both sides have proved themselves
     """
 
+    __slots__ = ("_secret", "channel", "done", "job", "needs", "there")
+
     def __init__(self, secret: bytes, channel: bytes, job: str, there: str) -> None:
         if len(channel) > MAX_CHANNEL_BYTES:
             raise ValueError(f"a channel's name has at most {MAX_CHANNEL_BYTES} bytes: {channel!r}")
@@ -121,8 +128,11 @@ class _Handshake:
         self.there = there
         self.done = False
         self.needs = 0
-        self._client_key = job_key(secret, job, b"client")
-        self._server_key = job_key(secret, job, b"server")
+        self._secret = secret
+
+    def _mac(self, role: bytes, transcript: bytes) -> bytes:
+        """What only a member of the job can say about `transcript`, as "client" or "server"."""
+        return hmac.digest(job_key(self._secret, self.job, role), transcript, "sha256")
 
     def _refused(self, why: str) -> AuthenticationError:
         here = socket.gethostname()
@@ -145,6 +155,8 @@ class ServerHandshake(_Handshake):
     AuthenticationError, `farewell` may be sent before the connection is closed.
     """
 
+    __slots__ = ("claim", "farewell", "greeting")
+
     def __init__(self, secret: bytes, channel: bytes, job: str, there: str = "a client") -> None:
         super().__init__(secret, channel, job, there)
         self.greeting = _GREETING.pack(_MAGIC, secrets.token_bytes(32))
@@ -163,7 +175,7 @@ class ServerHandshake(_Handshake):
         magic, _, channel, job, claim_bytes, claim = _ANSWER.unpack(body)
         if magic != _MAGIC or claim_bytes > MAX_CLAIM_BYTES:
             raise AuthenticationError(f"{self.there} does not speak cydist's protocol")
-        expected = hmac.digest(self._client_key, self.greeting + body, "sha256")
+        expected = self._mac(b"client", self.greeting + body)
         if not hmac.compare_digest(expected, mac):
             why = "key" if job == _job_name(self.job) else "job"
             self.farewell = _REFUSALS[why]
@@ -174,7 +186,7 @@ class ServerHandshake(_Handshake):
         self.claim = claim[:claim_bytes]
         self.needs = 0
         self.done = True
-        return hmac.digest(self._server_key, self.greeting + data, "sha256")
+        return self._mac(b"server", self.greeting + data)
 
 
 class ClientHandshake(_Handshake):
@@ -183,6 +195,8 @@ class ClientHandshake(_Handshake):
     Feed `receive` with `needs` bytes and send what it returns, until `done`.
     claim   at most 63 bytes that the server can trust to come from a member of the job
     """
+
+    __slots__ = ("_transcript", "claim")
 
     def __init__(
         self, secret: bytes, channel: bytes, job: str, claim: bytes = b"", there: str = "a server"
@@ -198,7 +212,8 @@ class ClientHandshake(_Handshake):
         """Answer the greeting, then check the server's proof.
 
         Raises DistNetworkError when the other side is no cydist service, AuthenticationError
-        when it is one that refuses us or cannot prove itself.
+        when it is one that refuses us or cannot prove itself, OSError (EMFILE) when it has no
+        descriptor left for us.
         """
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
@@ -210,6 +225,8 @@ class ClientHandshake(_Handshake):
         return bool(self._transcript)
 
     def _answer(self, greeting: bytes) -> bytes:
+        if greeting == FULL:
+            raise OSError(errno.EMFILE, f"{self.there} has no file descriptor left for us")
         if greeting[:8] != _MAGIC:
             raise DistNetworkError(_stranger(self.there, greeting))
         body = _ANSWER.pack(
@@ -220,7 +237,7 @@ class ClientHandshake(_Handshake):
             len(self.claim),
             self.claim,
         )
-        answer = body + hmac.digest(self._client_key, greeting + body, "sha256")
+        answer = body + self._mac(b"client", greeting + body)
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES
         return answer
@@ -229,7 +246,7 @@ class ClientHandshake(_Handshake):
         for why, refusal in _REFUSALS.items():
             if proof == refusal:
                 raise self._refused(why)
-        expected = hmac.digest(self._server_key, self._transcript, "sha256")
+        expected = self._mac(b"server", self._transcript)
         if not hmac.compare_digest(expected, proof):
             raise self._refused("key")
         self.needs = 0
@@ -264,7 +281,7 @@ def authenticate_server(
     Raises AuthenticationError, DistTimeoutError (the client was too slow) or
     PeerFailedError (it hung up). The caller then closes the socket.
     """
-    there = _address(sock)
+    there = address_of(sock)
     handshake = ServerHandshake(_or_ours(secret), channel, job, there)
     conversation = _Conversation(sock, there, deadline)
     with conversation:
@@ -293,10 +310,10 @@ def authenticate_client(
     deadline   on time.monotonic(); in any case 2 s of silence end it
 
     Raises AuthenticationError, DistTimeoutError (the server said nothing in time),
-    PeerFailedError (it hung up) or DistNetworkError (it is no cydist service). The caller
-    then closes the socket.
+    PeerFailedError (it hung up), DistNetworkError (it is no cydist service) or OSError (EMFILE:
+    it has no descriptor left for us). The caller then closes the socket.
     """
-    there = _address(sock)
+    there = address_of(sock)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there)
     conversation = _Conversation(sock, there, deadline)
     with conversation:
@@ -311,7 +328,7 @@ def _or_ours(value: bytes | None) -> bytes:
     return secret() if value is None else value
 
 
-def _address(sock: socket.socket) -> str:
+def address_of(sock: socket.socket) -> str:
     """The other end, for messages."""
     try:
         name = sock.getpeername()

@@ -153,7 +153,7 @@ def test_server_survives_without_descriptors() -> None:
         process.stdin.write(b"fill\n")
         assert process.stdout.readline() == b"done\n"
         with raw(port) as turned_away:
-            assert read_to_end(turned_away) == b""
+            assert read_to_end(turned_away) == auth.FULL
         assert store.add("n", 1) == 1
         process.stdin.write(b"free\n")
         assert process.stdout.readline() == b"done\n"

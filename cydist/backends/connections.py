@@ -8,15 +8,13 @@ Both ranks of a pair may ask at once. Of two attempts that meet, the one of the 
 wins: once that has sent its proof it turns the other's away, and the higher rank drops its
 own when the lower's proof arrives. So exactly one connection per pair and lane survives.
 
-A stranger costs its connection: it gets HANDSHAKE_TIMEOUT seconds and 40 bytes, at most
-MAX_GUESTS are heard at once, and nothing is parsed before the proof.
+A stranger costs its connection and nothing else, see cydist/door.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import selectors
 import socket
@@ -28,23 +26,21 @@ from collections.abc import Sequence
 
 from cydist import auth, config
 from cydist._native import TcpLink, failpoint
-from cydist.auth import ClientHandshake, ServerHandshake
+from cydist.auth import ClientHandshake
 from cydist.backends import addresses
 from cydist.backends.addresses import Address, Endpoint
 from cydist.backends.conversations import (
     CONNECT_TIMEOUT,
     LONGEST_PAUSE,
     Attempt,
-    Conversation,
-    Guest,
     Key,
     tune,
 )
+from cydist.door import Conversation, Door, explained, no_descriptor
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
-MAX_GUESTS = 64
 CANDIDATE_TIMEOUT = 5.0  # seconds for a TCP connection to one address
 REFUSALS = 3  # rounds in which every address refused, until the peer counts as gone
 
@@ -68,19 +64,17 @@ class Connections:
         self._size = size
         self._job = job
         self._secret = auth.secret() if secret is None else secret
-        self._listeners: list[socket.socket] = []
         names = [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
         self._chosen = bool(names)
         places = [addresses.of_interface(name) for name in names] or [addresses.of_host(host)]
         self._lanes: list[list[Endpoint]] = []
         self._peers: list[Address] = []
-        self._guests: set[Guest] = set()
         self._attempts: dict[Key, Attempt] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._door = Door(self._selector, self._secret, CHANNEL, job)
         self._wake, self._waker = socket.socketpair()
         try:
             for place in places:
@@ -91,7 +85,6 @@ class Connections:
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._open_doors()
         self._thread = threading.Thread(
             target=self._serve, name=f"cydist-connections-{rank}", daemon=True
         )
@@ -109,14 +102,13 @@ class Connections:
                 if listener.family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind((host, 0))
-                listener.listen(max(128, self._size))
+                listener.listen()
             except OSError as error:
                 failures.append(f"{host}: {error}")
                 if listener is not None:
                     listener.close()
                 continue
-            listener.setblocking(False)
-            self._listeners.append(listener)
+            self._door.listen(listener)
             endpoints.append((host, listener.getsockname()[1]))
         if not endpoints:
             raise DistNetworkError(
@@ -160,7 +152,7 @@ class Connections:
 
     def guests(self) -> int:
         """How many connections have not proved themselves yet."""
-        return len(self._guests)
+        return len(self._door)
 
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):
@@ -169,16 +161,13 @@ class Connections:
     def _close_sockets(self) -> None:
         # The selector first: in a forked child, unregistering would reach into the parent's.
         self._selector.close()
-        talks = [attempt.talk for attempt in self._attempts.values() if attempt.talk is not None]
-        for talk in [*self._guests, *talks]:
-            talk.sock.close()
-        self._guests.clear()
+        self._door.close()
+        for attempt in self._attempts.values():
+            if attempt.talk is not None:
+                attempt.talk.sock.close()
         self._attempts.clear()
-        for sock in [*self._listeners, self._wake, self._waker]:
-            sock.close()
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
+        self._wake.close()
+        self._waker.close()
 
     def _forget_in_child(self) -> None:
         """In a forked child: close our copies of the parent's descriptors."""
@@ -190,10 +179,10 @@ class Connections:
 
     def _serve(self) -> None:
         while not self._stopping:
-            now = time.monotonic()
-            alarms = [guest.deadline for guest in self._guests]
-            alarms += [attempt.alarm for attempt in self._attempts.values()]
-            timeout = max(0.0, min(alarms) - now) if alarms else None
+            alarms = [attempt.alarm for attempt in self._attempts.values()]
+            if self._door.alarm is not None:
+                alarms.append(self._door.alarm)
+            timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self._selector.select(timeout):
                 if self._stopping:
                     return
@@ -202,21 +191,19 @@ class Connections:
             self._look_at_clock(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
-        if key.fileobj is self._wake:
-            with contextlib.suppress(OSError):
-                self._wake.recv(64)
-        elif isinstance(key.data, Guest):
-            if key.data in self._guests:
-                self._hear_guest(key.data)
+        if key.data is self._door:
+            guest = self._door.react(key.fileobj)
+            if guest is not None:
+                self._admit(guest.sock, guest.shake.claim, guest.unsent)
         elif isinstance(key.data, Attempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)
-        elif key.fileobj in self._listeners:
-            self._welcome(key.fileobj)
+        elif key.fileobj is self._wake:
+            with contextlib.suppress(OSError):
+                self._wake.recv(64)
 
     def _look_at_clock(self, now: float) -> None:
-        for guest in [guest for guest in self._guests if guest.deadline <= now]:
-            self._dismiss(guest)
+        self._door.look_at_clock(now)
         for attempt in list(self._attempts.values()):
             if attempt.deadline <= now:
                 self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
@@ -227,83 +214,24 @@ class Connections:
 
     # Those who come to us.
 
-    def _open_doors(self) -> None:
-        for listener in self._listeners:
-            if listener not in self._selector.get_map():
-                self._selector.register(listener, selectors.EVENT_READ)
-
-    def _close_doors(self) -> None:
-        for listener in self._listeners:
-            self._selector.unregister(listener)
-
-    def _welcome(self, listener: object) -> None:
-        assert isinstance(listener, socket.socket)
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away(listener)
-            return
+    def _admit(self, sock: socket.socket, claim: bytes, proof: bytes) -> None:
+        """Hand a guest that proved itself to the link, or show it out."""
         failpoint("connect")
-        sock.setblocking(False)
-        shake = ServerHandshake(self._secret, CHANNEL, self._job, "a peer")
-        guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
-        guest.unsent = shake.greeting
-        try:
-            guest.flush()
-        except OSError:
+        lane = self._lane_of(claim)
+        if lane is None:
             sock.close()
             return
-        self._guests.add(guest)
-        self._selector.register(sock, selectors.EVENT_READ, guest)
-        if len(self._guests) == MAX_GUESTS:
-            self._close_doors()
-
-    def _turn_away(self, listener: socket.socket) -> None:
-        """No descriptor is left: use the spare one to end the connection, not to spin on it."""
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        with contextlib.suppress(OSError):
-            listener.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _dismiss(self, guest: Guest) -> None:
-        self._guests.discard(guest)
-        self._selector.unregister(guest.sock)
-        guest.sock.close()
-        if len(self._guests) == MAX_GUESTS - 1:
-            self._open_doors()
-
-    def _hear_guest(self, guest: Guest) -> None:
         try:
-            if not guest.hear():
-                return
-        except AuthenticationError:
-            with contextlib.suppress(OSError):
-                guest.sock.send(guest.shake.farewell, socket.MSG_NOSIGNAL)
-            self._dismiss(guest)
-            return
-        except (OSError, DistError):
-            self._dismiss(guest)
-            return
-        self._admit(guest)
-
-    def _admit(self, guest: Guest) -> None:
-        """Hand a guest that proved itself to the link, or show it out."""
-        lane = self._lane_of(guest.shake.claim)
-        if lane is None:
-            self._dismiss(guest)
-            return
-        with contextlib.suppress(OSError):
-            guest.flush()
             # The proof is 32 bytes on an empty socket; one that does not take it is broken.
-            if not guest.unsent and self._hand_over(lane, guest.sock):
-                own = self._attempts.get(lane)
-                if own is not None:
-                    self._drop(own)
-        self._dismiss(guest)
+            taken = sock.send(proof, socket.MSG_NOSIGNAL) == len(proof)
+        except OSError:
+            taken = False
+        if not taken:
+            sock.close()
+        elif self._hand_over(lane, sock):
+            own = self._attempts.get(lane)
+            if own is not None:
+                self._drop(own)
 
     def _lane_of(self, claim: bytes) -> Key | None:
         """The lane that a guest asks for, if it may have it."""
@@ -320,12 +248,16 @@ class Connections:
         return source, lane
 
     def _hand_over(self, lane: Key, sock: socket.socket) -> bool:
-        """Give the link a duplicate of the socket; False: it does not want it."""
-        tune(sock)
-        fd = fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0)
-        if self.link.adopt(*lane, fd):
-            return True
-        os.close(fd)
+        """Give the socket to the link; False: it was not wanted, and is closed."""
+        try:
+            tune(sock)
+            # Not a duplicate: there may be no descriptor left for one.
+            if self.link.adopt(*lane, sock.fileno()):
+                sock.detach()
+                return True
+        except (OSError, MemoryError):
+            pass
+        sock.close()
         return False
 
     # Those we go to.
@@ -346,9 +278,9 @@ class Connections:
         attempt.resume = None
         attempt.connected = False
         try:
-            sock = socket.socket(addresses.family(target[0]), socket.SOCK_STREAM)
+            sock = self._new_socket(addresses.family(target[0]))
         except OSError as error:
-            self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+            self._failed(attempt, f"{addresses.spelled(target)}: {explained(error)}")
             return
         claim = CLAIM.pack(self._rank, *attempt.key)
         there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
@@ -363,6 +295,15 @@ class Connections:
             self._selector.register(sock, selectors.EVENT_WRITE, attempt)
         except OSError as error:
             self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+
+    def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
+        """A socket, for which a guest must leave where no descriptor is left."""
+        while True:
+            try:
+                return socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                if not (no_descriptor(error) and self._door.make_room()):
+                    raise
 
     def _bind(self, sock: socket.socket, lane: int) -> None:
         """Leave by the lane's own interface, where interfaces were chosen."""
@@ -391,12 +332,14 @@ class Connections:
                 return
             talk.flush()
             if talk.shake.done:
+                attempt.talk = None
+                self._selector.unregister(talk.sock)
                 self._hand_over(attempt.key, talk.sock)
                 self._drop(attempt)
         except AuthenticationError as error:
             self._give_up(attempt, str(error))
         except (OSError, DistError) as error:
-            self._failed(attempt, f"{talk.shake.there}: {error}")
+            self._failed(attempt, f"{talk.shake.there}: {explained(error)}")
 
     def _failed(self, attempt: Attempt, why: str) -> None:
         """This address will not do; go on to the next, or rest after the last."""

@@ -1,64 +1,18 @@
-"""One connection on its way in or out: its handshake without blocking, its tries, its tuning."""
+"""One connection on its way to a peer: its tries, and its tuning."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 
-from cydist.auth import ClientHandshake, ServerHandshake
+from cydist.auth import ClientHandshake
 from cydist.backends.addresses import Endpoint
+from cydist.door import Conversation
 
 CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
 
 Key = tuple[int, int]  # peer, lane
-
-
-class Conversation:
-    """A socket in its handshake: whole messages in, whatever the socket takes out."""
-
-    def __init__(
-        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
-    ) -> None:
-        self.sock = sock
-        self.shake = shake
-        self.deadline = deadline
-        self.unsent = b""
-        self._received = b""
-
-    def flush(self) -> None:
-        """Send what can be sent. Raises OSError."""
-        while self.unsent:
-            try:
-                sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                return
-            self.unsent = self.unsent[sent:]
-
-    def hear(self) -> bool:
-        """Read one message if it is there; was it? Never reads a byte beyond it.
-
-        Raises OSError, and what the handshake raises.
-        """
-        try:
-            part = self.sock.recv(self.shake.needs - len(self._received))
-        except (BlockingIOError, InterruptedError):
-            return False
-        if not part:
-            raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
-        self._received += part
-        if len(self._received) < self.shake.needs:
-            return False
-        message, self._received = self._received, b""
-        self.unsent += self.shake.receive(message)
-        return True
-
-
-class Guest(Conversation):
-    """Somebody who connected to us."""
-
-    shake: ServerHandshake
 
 
 class Attempt:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cydist import auth
+from cydist.door import explained, no_descriptor
 from cydist.errors import (
     AuthenticationError,
     DistError,
@@ -337,17 +338,17 @@ class _Pool:
                     "stopped: it did not greet us in time"
                 ) from None
             except PeerFailedError as error:
-                # The server is short of descriptors, or has too many strangers at the door.
+                # The server has too many strangers at its door, or is none of ours.
                 failure: Exception = error
                 if time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(
-                        f"{self.name} is not a cydist store, or is out of descriptors: {error}"
+                        f"{self.name} is not a cydist store, or is beset by strangers: {error}"
                     ) from None
             except DistNetworkError as error:
                 raise DistStoreError(f"{self.name} is not a cydist store: {error}") from None
             except OSError as error:
                 failure = error
-                if not patient:
+                if not patient and not no_descriptor(error):
                     raise DistStoreError(
                         f"lost the store at {self.name} ({error}); the process that served it "
                         "has probably ended"
@@ -356,7 +357,8 @@ class _Pool:
             if remaining <= 0:
                 raise StoreTimeoutError(
                     f"no store at {self.name}: timeout after {deadline - started:.3g} s "
-                    f"({failure}); is the master (rank 0) running, and does this address reach it?"
+                    f"({explained(failure)}); is the master (rank 0) running, and does this "
+                    "address reach it?"
                 )
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)

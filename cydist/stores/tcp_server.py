@@ -1,15 +1,13 @@
 """The server behind TCPStore: one daemon thread for all connections.
 
-A stranger costs at most 192 bytes and two seconds: every connection begins with the
-handshake of `cydist.auth`, at most 64 may be in it at a time, and nothing a stranger sends
-is parsed. A member has one request outstanding per connection; one that must wait is
-parked here without a thread, at the first key that it misses.
+Whoever connects must prove first that it belongs to the job (cydist/door.py), and nothing
+that a stranger sends is parsed. A member has one request outstanding per connection; one
+that must wait is parked here without a thread, at the first key that it misses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import itertools
 import os
@@ -20,8 +18,8 @@ import time
 import weakref
 from dataclasses import dataclass, field
 
-from cydist import auth
-from cydist.errors import AuthenticationError, DistStoreError, QueueEmptyError
+from cydist.door import Door
+from cydist.errors import DistStoreError, QueueEmptyError
 from cydist.stores.protocol import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -37,23 +35,14 @@ from cydist.stores.table import Place, Table
 
 CHANNEL = b"store"
 
-_BACKLOG = 4096
-_MAX_STRANGERS = 64
-# A stranger may be pushed out by a newcomer once it has had this long, in seconds.
-_STRANGER_GRACE = 0.05
-# How long the listener rests when there are no descriptors or too many strangers.
-_PAUSE = 0.05
-_ACCEPTS_PER_ROUND = 16
 _READ_BYTES = 256 * 1024
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One client. `handshake` is None once it has proved itself."""
+    """One client, a member of the job."""
 
     sock: socket.socket
-    handshake: auth.ServerHandshake | None
-    since: float
     received: bytearray = field(default_factory=bytearray)
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     parked: Request | None = None
@@ -62,9 +51,9 @@ class _Connection:
     closing: bool = False
 
 
-# When to look at what: time, order among equals, connection (None: the listener), its ticket
-# when the alarm was set (another one now: stale).
-_Alarm = tuple[float, int, _Connection | None, int]
+# When to look at what: time, order among equals, connection, its ticket when the alarm was set
+# (another one now: stale).
+_Alarm = tuple[float, int, _Connection, int]
 
 
 class StoreServer:
@@ -76,30 +65,22 @@ class StoreServer:
     """
 
     def __init__(self, listeners: list[socket.socket], secret: bytes, job: str) -> None:
-        self._listeners = listeners
-        self._secret = secret
-        self._job = job
         self.table = Table(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
-        for listener in listeners:
-            listener.setblocking(False)
-            listener.listen(_BACKLOG)
         self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
-        self._strangers: dict[_Connection, None] = {}  # oldest first
         self._parked: dict[Place, dict[_Connection, None]] = {}
         # A heap. Stale alarms stay in it until their time, or until they are too many.
         self._alarms: list[_Alarm] = []
         self._tickets = itertools.count(1)
-        self._listening = True
-        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         # When to end at the latest, on time.monotonic(); None: not asked to.
         self._end: float | None = None
         self._released = threading.Event()
         self._waker, self._wakee = socket.socketpair()
         self._wakee.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        self._door = Door(self._selector, secret, CHANNEL, job)
         for listener in listeners:
-            self._selector.register(listener, selectors.EVENT_READ, None)
+            self._door.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
@@ -119,6 +100,10 @@ class StoreServer:
         """Wait until the server has ended."""
         self._thread.join(timeout)
 
+    def guests(self) -> int:
+        """How many connections have not proved themselves yet."""
+        return len(self._door)
+
     def abandon(self) -> None:
         """In a forked child: let go of the descriptors, which the parent goes on using."""
         for connection in list(self._connections):
@@ -126,24 +111,16 @@ class StoreServer:
         self._close_own()
 
     def _close_own(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        self._selector.close()
+        self._door.close()
         self._waker.close()
         self._wakee.close()
-        self._selector.close()
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
 
     def _run(self) -> None:
         try:
             while self._end is None:
                 self._round()
-            self._rest(for_good=True)
-            for listener in self._listeners:
-                listener.close()
-            for stranger in list(self._strangers):
-                self._close(stranger)
+            self._door.close()
             self._released.set()
             while self._connections and time.monotonic() < self._end:
                 self._round()
@@ -155,15 +132,18 @@ class StoreServer:
 
     def _round(self) -> None:
         for key, events in self._selector.select(self._until_next()):
-            if key.data is not None:
-                if key.data in self._connections:
-                    self._serve(key.data, events)
-            elif key.fileobj is self._wakee:
+            if key.data is self._door:
+                guest = self._door.react(key.fileobj)
+                if guest is not None:
+                    self._admit(guest.sock, guest.unsent)
+            elif key.data is None:
                 with contextlib.suppress(OSError):
                     self._wakee.recv(64)
-            elif isinstance(key.fileobj, socket.socket):
-                self._accept(key.fileobj)
-        self._ring_alarms()
+            elif key.data in self._connections:
+                self._serve(key.data, events)
+        now = time.monotonic()
+        self._door.look_at_clock(now)
+        self._ring_alarms(now)
 
     def _serve(self, connection: _Connection, events: int) -> None:
         try:
@@ -177,9 +157,8 @@ class StoreServer:
 
     # Alarms
 
-    def _alarm(self, when: float, connection: _Connection | None) -> None:
-        ticket = connection.ticket if connection else 0
-        heapq.heappush(self._alarms, (when, next(self._tickets), connection, ticket))
+    def _alarm(self, when: float, connection: _Connection) -> None:
+        heapq.heappush(self._alarms, (when, next(self._tickets), connection, connection.ticket))
         if len(self._alarms) > 64 + 4 * len(self._connections):
             self._alarms = [alarm for alarm in self._alarms if self._is_set(alarm)]
             heapq.heapify(self._alarms)
@@ -187,135 +166,42 @@ class StoreServer:
     def _is_set(self, alarm: _Alarm) -> bool:
         """Will anything happen when this alarm rings?"""
         connection, ticket = alarm[2:]
-        if connection is None:
-            return True
-        waits = connection.handshake is not None or connection.parked is not None
-        return waits and connection in self._connections and connection.ticket == ticket
+        waits = connection.parked is not None and connection.ticket == ticket
+        return waits and connection in self._connections
 
     def _until_next(self) -> float | None:
         times = [alarm[0] for alarm in self._alarms[:1]]
-        if self._end is not None:
-            times.append(self._end)
+        times += [when for when in (self._door.alarm, self._end) if when is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _ring_alarms(self) -> None:
-        now = time.monotonic()
+    def _ring_alarms(self, now: float) -> None:
         while self._alarms and self._alarms[0][0] <= now:
             alarm = heapq.heappop(self._alarms)
-            connection = alarm[2]
-            if connection is None:
-                self._listen_again()
-            elif self._is_set(alarm):
-                if connection.handshake is not None:
-                    self._close(connection)
-                else:
-                    self._answer_timeout(connection)
-
-    # Strangers
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_ROUND):
-            if len(self._strangers) >= _MAX_STRANGERS and not self._push_out():
-                self._rest()
-                return
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._turn_away(listener)
-                return
-            self._welcome(sock)
-
-    def _welcome(self, sock: socket.socket) -> None:
-        there = ""
-        with contextlib.suppress(OSError):
-            there = "{}:{}".format(*sock.getpeername()[:2])
-        handshake = auth.ServerHandshake(self._secret, CHANNEL, self._job, there)
-        connection = _Connection(sock, handshake, time.monotonic(), ticket=next(self._tickets))
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.send(handshake.greeting)  # the first 40 bytes always fit
-            self._selector.register(sock, selectors.EVENT_READ, connection)
-        except OSError:
-            sock.close()
-            return
-        self._connections[connection] = None
-        self._strangers[connection] = None
-        self._alarm(connection.since + auth.HANDSHAKE_TIMEOUT, connection)
-
-    def _push_out(self) -> bool:
-        """Make room for a newcomer: close the oldest stranger, if it has had its chance."""
-        oldest = next(iter(self._strangers))
-        if time.monotonic() - oldest.since < _STRANGER_GRACE:
-            return False
-        self._close(oldest)
-        return True
-
-    def _turn_away(self, listener: socket.socket) -> None:
-        """Without descriptors left, take one connection on the spare one and drop it.
-
-        Otherwise it would stay in the queue, and the listener would be ready for ever.
-        """
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
-        with contextlib.suppress(OSError):
-            listener.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._rest()
-
-    def _rest(self, *, for_good: bool = False) -> None:
-        """Take no newcomers for a while."""
-        if self._listening:
-            self._listening = False
-            for listener in self._listeners:
-                self._selector.unregister(listener)
-            if not for_good:
-                self._alarm(time.monotonic() + _PAUSE, None)
-
-    def _listen_again(self) -> None:
-        if not self._listening and self._end is None:
-            self._listening = True
-            for listener in self._listeners:
-                self._selector.register(listener, selectors.EVENT_READ, None)
+            if self._is_set(alarm):
+                self._answer_timeout(alarm[2])
 
     # Members
 
-    def _read(self, connection: _Connection) -> None:
-        handshake = connection.handshake
-        if handshake is not None:
-            wanted = handshake.needs - len(connection.received)
-        else:
-            wanted = _READ_BYTES
+    def _admit(self, sock: socket.socket, proof: bytes) -> None:
+        connection = _Connection(sock)
+        self._connections[connection] = None
         try:
-            data = connection.sock.recv(wanted)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+            self._send(connection, proof)
+        except OSError:
+            self._close(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            data = connection.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._close(connection)
             return
         connection.received += data
-        if handshake is not None:
-            if len(connection.received) == handshake.needs:
-                self._admit(connection, handshake)
-        else:
-            self._take_request(connection)
-
-    def _admit(self, connection: _Connection, handshake: auth.ServerHandshake) -> None:
-        try:
-            proof = handshake.receive(bytes(connection.received))
-        except AuthenticationError:
-            with contextlib.suppress(OSError):
-                connection.sock.send(handshake.farewell)
-            self._close(connection)
-            return
-        connection.handshake = None
-        connection.received.clear()
-        connection.ticket = next(self._tickets)  # its alarm is off
-        del self._strangers[connection]
-        self._send(connection, proof)
+        self._take_request(connection)
 
     def _take_request(self, connection: _Connection) -> None:
         """Run the request that has arrived, if it is whole and the last one is answered."""
@@ -418,7 +304,6 @@ class StoreServer:
     def _close(self, connection: _Connection) -> None:
         if self._connections.pop(connection, self) is self:
             return
-        self._strangers.pop(connection, None)
         self._unpark(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)

@@ -1,0 +1,241 @@
+"""Strangers at every port of a job: they cost nobody but themselves anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from cydist import auth, door
+from cydist.backends import conversations
+from cydist.backends.addresses import Address
+from cydist.backends.connections import CLAIM
+from cydist.stores import TCPStore
+from transports import DEADLINE, SECRET, Group, Ranks, done, eventually, run, soon, status_of
+
+JOB = "test"
+
+
+@dataclass
+class Service:
+    """A port of a job.
+
+    channel, claim  what a member says who comes to it
+    guests          how many connections there have not proved themselves
+    use             a member that is there uses it, another comes; both see that it is right
+    """
+
+    place: tuple[str, int]
+    channel: bytes
+    claim: bytes
+    guests: Callable[[], int]
+    use: Callable[[], None]
+
+    def stranger(self) -> socket.socket:
+        return socket.create_connection(self.place, DEADLINE)
+
+    def member(self) -> socket.socket:
+        """A connection that has proved itself, at the first try."""
+        sock = self.stranger()
+        auth.authenticate_client(
+            sock, channel=self.channel, job=JOB, claim=self.claim, secret=SECRET
+        )
+        return sock
+
+
+@contextlib.contextmanager
+def store_service() -> Iterator[Service]:
+    auth.forget_secret()
+    auth.set_secret(SECRET)
+    with closing(TCPStore("127.0.0.1", 0, None, True, DEADLINE, job=JOB)) as master:
+        count = 0
+
+        def use() -> None:
+            nonlocal count
+            count += 1
+            assert master.add("uses", 1) == 2 * count - 1
+            with closing(TCPStore("127.0.0.1", master.port, timeout=DEADLINE, job=JOB)) as other:
+                assert other.add("uses", 1) == 2 * count
+
+        assert master._lease is not None
+        guests = master._lease.server.guests
+        yield Service(("127.0.0.1", master.port), b"store", b"", guests, use)
+    auth.forget_secret()
+
+
+@contextlib.contextmanager
+def peer_service() -> Iterator[Service]:
+    """The listener of rank 0 of 16; ranks 0 and 1 talk, and each time a rank more."""
+    with closing(Ranks("tcp", 16)) as world:
+        newcomers = iter(range(2, 15))
+
+        def message(source: int, destination: int) -> None:
+            members = sorted((source, destination))
+            group = dict(zip(members, world.group(members=members), strict=True))
+            got = np.zeros(3)
+            receive = group[destination].irecv(got, members.index(source), 0)
+            done(group[source].isend(np.arange(3.0), members.index(destination), 0), receive)
+            assert got.tolist() == [0, 1, 2]
+
+        def use() -> None:
+            message(1, 0)
+            message(next(newcomers), 0)
+
+        use()
+        listener = world.connections[0]
+        place = Address.decode(listener.address()).lanes[0][0]
+        claim = CLAIM.pack(15, 0, 0)
+        yield Service(place, b"peer", claim, listener.guests, use)
+
+
+@pytest.fixture(params=[store_service, peer_service], ids=["store", "peer"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """Every kind of port that a job listens on."""
+    with request.param() as made:
+        yield made
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """Everything until the other side hangs up."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while part := sock.recv(65536):
+            data += part
+    return data
+
+
+# Many
+
+
+def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More strangers than are heard at once, none of which will ever be done: members get in
+    before any of them has had its time."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 10 * DEADLINE)
+    with ExitStack() as stack:
+        for i in range(door.MOST_GUESTS + 50):
+            stranger = stack.enter_context(service.stranger())
+            if i % 2:
+                stranger.send(b"c")
+        eventually(lambda: service.guests() == door.MOST_GUESTS)
+        service.member().close()
+        service.use()
+        assert service.guests() <= door.MOST_GUESTS
+
+
+def test_silent_and_slow_strangers_are_hung_up_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has not proved itself in time is hung up on, whether it said nothing or a part."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.3)
+    strangers = [service.stranger() for _ in range(20)]
+    for i, stranger in enumerate(strangers):
+        stranger.send(bytes(8 * i))
+    for stranger in strangers:
+        assert len(read_to_end(stranger)) == len(auth.FULL)  # the greeting, then the end
+        stranger.close()
+    eventually(lambda: service.guests() == 0)
+
+
+# Out of descriptors
+
+
+@contextlib.contextmanager
+def descriptors(left: int) -> Iterator[None]:
+    """This process has so many descriptors left and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = [os.open(os.devnull, os.O_RDONLY) for _ in range(left + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(lowest), hard))
+    try:
+        for fd in lowest:
+            os.close(fd)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def world() -> Iterator[Ranks]:
+    """Three ranks, of which 0 and 1 are connected."""
+    with closing(Ranks("tcp", 3)) as ranks:
+        exchange(ranks.group(), 0, 1)
+        yield ranks
+
+
+def exchange(groups: list[Group], source: int, destination: int) -> None:
+    """One message, seen to be right."""
+    got = np.zeros(3)
+    run(
+        lambda: done(groups[source].isend(np.arange(3.0), destination, 0)),
+        lambda: done(groups[destination].irecv(got, source, 0)),
+    )
+    assert got.tolist() == [0, 1, 2]
+
+
+def test_connected_ranks_need_no_descriptor(world: Ranks) -> None:
+    """Without any descriptor left, ranks that are connected go on."""
+    groups = world.group()
+    with descriptors(0):
+        for _ in range(10):
+            exchange(groups, 0, 1)
+            exchange(groups, 1, 0)
+
+
+def test_connection_takes_one_descriptor_on_each_side(world: Ranks) -> None:
+    """The last two descriptors are enough for both ends of a connection."""
+    groups = world.group()
+    with descriptors(2):
+        exchange(groups, 0, 2)
+
+
+def test_connection_is_made_once_there_are_descriptors(world: Ranks) -> None:
+    """A message that needs a new connection goes when there are descriptors again."""
+    groups = world.group()
+    got = np.zeros(1)
+    with descriptors(0):
+        send, receive = groups[2].isend(np.ones(1), 0, 0), groups[0].irecv(got, 2, 0)
+        assert not send.wait(soon(0.3))
+    done(send, receive)
+    assert got[0] == 1
+
+
+def test_no_descriptor_for_a_connection_says_so(
+    world: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there are none in time, the error names EMFILE and what to do."""
+    monkeypatch.setattr(conversations, "CONNECT_TIMEOUT", 0.3)
+    with descriptors(0):
+        send = world.group()[2].isend(np.ones(1), 0, 0)
+        send.wait(soon())
+    assert status_of(send) == "peer_lost"
+    assert "[Errno 24] Too many open files: close files, or raise" in world.links[2].lost(0)
+
+
+def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects to a rank that has no descriptor left learns that, and what to do."""
+    place = Address.decode(world.connections[0].address()).lanes[0][0]
+    with socket.socket() as newcomer, descriptors(0):
+        newcomer.connect(place)
+        with pytest.raises(OSError, match=r"\[Errno 24\].*has no file descriptor left") as caught:
+            auth.authenticate_client(newcomer, channel=b"peer", job=JOB, secret=SECRET)
+    assert "ulimit -n" in door.explained(caught.value)
+
+
+def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
+    """A rank whose last descriptors strangers hold still connects to a peer."""
+    place = Address.decode(world.connections[0].address()).lanes[0][0]
+    groups = world.group()
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.socket()) for _ in range(8)]
+        with descriptors(4):
+            for stranger in strangers:
+                stranger.connect(place)
+            eventually(lambda: world.connections[0].guests() >= 4)
+            exchange(groups, 0, 2)
+            exchange(groups, 0, 1)
