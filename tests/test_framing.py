@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -16,7 +17,8 @@ from transports import DEADLINE, Group, done, eventually, run, soon, status_of
 # Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")
 MAGIC = 0x01645943
-EAGER, OFFER, ANSWER, DATA, GOODBYE = 1, 2, 3, 4, 7
+EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE = 1, 2, 3, 4, 5, 6, 7
+HELD = 150_000  # bytes of small messages that the peer may send ahead
 
 
 def header(
@@ -29,7 +31,7 @@ def header(
 @pytest.fixture
 def pair() -> Iterator[tuple[_native.TcpLink, socket.socket]]:
     """A link whose peer, rank 1, is the other end of a socket in the test's hands."""
-    link = _native.TcpLink(0, 2)
+    link = _native.TcpLink(0, 2, 1, HELD)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     assert link.adopt(1, 0, ours.detach())
@@ -100,10 +102,13 @@ def test_frames_in_pieces(step: int) -> None:
         HEADER.pack(MAGIC, EAGER, 3, 0, 1, 0, 0, 1, 0, 0, bytes(40)),
         HEADER.pack(MAGIC, EAGER, 0, 0, 1, 0, 0, 1, 0, 1 << 40, bytes(40)),
         header(GOODBYE) + header(EAGER),
+        header(GOODBYE) * 2,
+        (header(EAGER, nbytes=65536) + bytes(65536)) * 3,
     ],
     ids=[
         "noise", "other version", "huge", "data nobody asked for", "unknown kind", "kind zero",
-        "other lane", "credit never given", "after goodbye",
+        "other lane", "credit never given", "after goodbye", "goodbye twice",
+        "more than we hold",
     ],
 )  # fmt: skip
 def test_broken_frames_lose_the_peer(
@@ -113,10 +118,79 @@ def test_broken_frames_lose_the_peer(
     link, peer = pair
     group = Group(_native.Group(link, [0, 1], 0, 1))
     receive = group.irecv(np.zeros(1), 1, 5)
-    peer.sendall(frame)
+    with contextlib.suppress(ConnectionError):
+        peer.sendall(frame)
     receive.wait(soon())
     assert status_of(receive) == "peer_lost"
+    assert "it sent what no rank sends" in link.lost(1)
     assert link.statistics()["connections"] == 0
+    assert link.statistics()["arrived"] * 65536 <= HELD
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        header(ANSWER, other=7),
+        HEADER.pack(MAGIC, ANSWER, 0, 77, 0, 0, 0, 1, 0, 0, bytes(40)),
+        header(WITHDRAW),
+        header(CREDIT, nbytes=1 << 40),
+        header(OFFER, tag=99, nbytes=1 << 40) * 2 + header(WITHDRAW) * 3,
+        HEADER.pack(MAGIC, EAGER, 0, 0, 2**64 - 1, 2**64 - 1, 3, 1, 0, 0, b"\xff" * 40) + b"abc",
+        HEADER.pack(MAGIC, OFFER, 0, 65535, 2**64 - 1, 5, 2**64 - 1, 1, 0, 0, b"\xff" * 40),
+    ],
+    ids=[
+        "answer to nothing", "unknown answer", "withdrawal of nothing", "credit of bytes",
+        "offers of one name", "message to no group", "offer to no group",
+    ],
+)  # fmt: skip
+def test_idle_frames_change_nothing(
+    pair: tuple[_native.TcpLink, socket.socket], frame: bytes
+) -> None:
+    """Frames that nothing here waits for, as a withdrawn call leaves them, are let pass."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    got = np.zeros(3, np.uint8)
+    receive = group.irecv(got, 1, 5)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 3, 0, 3, 0, 0, -1, 0, 0, 0)
+    peer.sendall(frame)
+    peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 1, 5, 3, 0, 0, 0, fingerprint) + b"abc")
+    done(receive)
+    assert got.tobytes() == b"abc"
+
+
+@pytest.mark.parametrize("nbytes", [0, 11, 1 << 20, 1 << 63])
+def test_data_that_does_not_fit_its_offer_loses_the_peer(
+    pair: tuple[_native.TcpLink, socket.socket], nbytes: int
+) -> None:
+    """Of an offer of 10 bytes, more, or a frame of none, ends the connection and is not written."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    memory = np.zeros(100, np.uint8)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 10, 0, 3, 0, 0, -1, 0, 0, 0)
+    receive = group.irecv(memory[:10], 1, 5)
+    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
+    run(lambda: receive.wait(soon(0.05)))
+    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    peer.sendall(header(DATA, nbytes=nbytes, other=answer[8]) + b"x" * min(nbytes, 50))
+    receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert not memory.any()
+
+
+def test_goodbye_in_the_middle_of_a_message(pair: tuple[_native.TcpLink, socket.socket]) -> None:
+    """A peer that says goodbye with half a message sent has left, and the receive ends."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 10, 0, 3, 0, 0, -1, 0, 0, 0)
+    receive = group.irecv(np.zeros(10, np.uint8), 1, 5)
+    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
+    run(lambda: receive.wait(soon(0.05)))
+    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    peer.sendall(header(DATA, nbytes=4, other=answer[8]) + b"abcd" + header(GOODBYE))
+    peer.close()
+    receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert link.lost(1) == "it closed its connections and left"
 
 
 def test_offer_of_any_size_takes_no_memory(pair: tuple[_native.TcpLink, socket.socket]) -> None:

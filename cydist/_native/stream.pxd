@@ -105,6 +105,7 @@ ctypedef struct Connection:     # one lane to one peer
     Item *pulling               # answered, not complete (a ring)
     uint64_t sent               # eager bytes sent; less `credited`: what the peer may hold
     uint64_t credited
+    uint64_t received           # eager bytes that came; less `released`: what we hold
     uint64_t released
     uint64_t reported
     Connection *next_wanted
@@ -134,7 +135,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     int wanted_event            # eventfd: says that `wanted` is not empty
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
-    uint8_t *lost               # per peer: 0, DIED or LEFT
+    uint8_t *lost               # per peer: 0, or a Loss
     Queues queues
     uint64_t names              # given out so far
     size_t moving               # requests of point to point, and frames that nobody waits for
@@ -154,6 +155,7 @@ ctypedef struct Net:            # one rank's end of all its connections
 cdef enum Loss:
     DIED = 1
     LEFT = 2
+    BABBLED = 3                 # it sent what no rank sends
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

@@ -15,9 +15,9 @@ from cydist._native.matching cimport (
 )
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
 from cydist._native.stream cimport (
-    ANSWER, ARRIVED, ARRIVING, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER, EAGER_BYTES,
-    FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED, PULLING,
-    REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
+    ANSWER, ARRIVED, ARRIVING, BABBLED, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
+    EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
+    PULLING, REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
 )
 
 cdef enum:
@@ -55,7 +55,7 @@ cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
 cdef bint member_died(const Net *net, const Transport *t) noexcept nogil:
     cdef int i
     for i in range(t.size):
-        if net.lost[t.peers[i]] == DIED:
+        if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
             return True
     return False
 
@@ -142,6 +142,9 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     cdef int fit
     if h.nbytes > EAGER_BYTES:
         return False
+    c.received += h.nbytes + sizeof(Header)
+    if c.received - c.released > c.net.held_limit:
+        return False        # a rank would have offered it
     c.to_read = h.nbytes
     item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
     if item == NULL:
@@ -411,7 +414,7 @@ cdef int readable(Connection *c) noexcept nogil:
             direct = min(direct, <size_t>got)
             consumed(c, direct)
         if not feed(c, c.net.staging, <size_t>got - direct):
-            return DIED
+            return BABBLED
         if c.to_read != 0:
             reach(RECV_MID)
         if <size_t>got < room:

@@ -33,7 +33,9 @@ from cydist._native.matching cimport (
 )
 from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
 from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
-from cydist._native.stream cimport Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED
+from cydist._native.stream cimport (
+    BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
+)
 from cydist._native.waiting cimport SPINS, cores, load_int, slice_until, spins_after
 
 
@@ -444,6 +446,9 @@ cdef class TcpLink(Link):
             return "it closed its connections and left"
         if self.net.lost[peer] == DIED:
             return "its connection ended without a goodbye: it died, or was cut off"
+        if self.net.lost[peer] == BABBLED:
+            return ("it sent what no rank sends, so its connection was closed: its bytes were "
+                    "damaged on the way, or it runs another version of cydist")
         return ""
 
     cdef int check(self, int peer, int lane) except -1:
