@@ -18,6 +18,7 @@ from cydist.work import Work
 T = TypeVar("T")
 
 IDLE_SECONDS = 1.0  # how long a thread with nothing to do is kept for the next borrower
+END_SECONDS = 1.0  # the longest that an interrupted caller waits for its call to end elsewhere
 
 
 class Threads:
@@ -115,38 +116,63 @@ class Serial:
 
     A blocking call runs on the caller's thread when nothing is outstanding; else it takes
     its place in the queue and the caller waits.
+
+    A signal handler may raise wherever Python calls something. What must stay together is
+    therefore under a lock whose `with` comes first, with any call last.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._busy = False
+        self._lock = threading.Lock()  # of the four below
+        self._turn = threading.Lock()  # held by the call that runs
+        self._outstanding = 0  # calls that run or are queued
         self._queue: deque[TaskWork] = deque()
+        self._served = False  # a thread is on its way to the queue, or at it
 
-    def run(self, name: str, body: Callable[[], None], deadline: float) -> bool:
+    def run(
+        self,
+        name: str,
+        body: Callable[[], None],
+        deadline: float,
+        give_up: Callable[[BaseException], None],
+    ) -> bool:
         """Run `body` in its turn; True when it has run. Raises what it raised.
 
         False: its turn had not come at the deadline (on time.monotonic()), and never will.
+        When a signal handler raises while it runs on another thread, `give_up` must end it.
         """
         inline = False
-        try:  # around the lock too: a signal handler may raise between any two steps
+        try:
             with self._lock:
-                if not self._busy:
-                    self._busy = inline = True
+                if self._outstanding == 0:
+                    self._outstanding = 1
+                    inline = True
+                    self._turn.acquire()
             if inline:
                 body()
         finally:
             if inline:
-                self._next()
-        return inline or self._run_queued(name, body, deadline)
+                with self._lock:
+                    self._outstanding -= 1
+                    self._turn.release()
+        return inline or self._run_queued(name, body, deadline, give_up)
 
-    def _run_queued(self, name: str, body: Callable[[], None], deadline: float) -> bool:
+    def _run_queued(
+        self,
+        name: str,
+        body: Callable[[], None],
+        deadline: float,
+        give_up: Callable[[BaseException], None],
+    ) -> bool:
         work = self.start(name, body, None)
         try:
             if not work.done_by(deadline) and self._withdraw(work):
                 return False
             work.wait()  # once begun it keeps its deadline itself
-        except BaseException:
-            self._withdraw(work)
+        except BaseException as error:
+            if not self._withdraw(work) and not work.is_completed():
+                give_up(error)
+                # Until it has ended it may write into the caller's arrays.
+                work.done_by(time.monotonic() + END_SECONDS)
             raise
         return True
 
@@ -155,34 +181,35 @@ class Serial:
         with self._lock:
             if work not in self._queue:
                 return False
+            self._outstanding -= 1
             self._queue.remove(work)
             return True
 
     def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
         """Queue `body` to run in its turn on a borrowed thread."""
         work = TaskWork(name, body, result)
-        with self._lock:
-            self._queue.append(work)
-            if self._busy:
-                return work
-            self._busy = True
-        THREADS.run(self._drain)
+        try:
+            with self._lock:
+                served, self._served = self._served, True
+                self._outstanding += 1
+                self._queue.append(work)
+            if not served:
+                THREADS.run(self._drain)
+        except BaseException:
+            self._withdraw(work)
+            self._served = False  # who knows; two threads at the queue do no harm
+            raise
         return work
-
-    def _next(self) -> None:
-        """The inline call is over: hand what queued up meanwhile to a thread."""
-        with self._lock:
-            if not self._queue:
-                self._busy = False
-                return
-        THREADS.run(self._drain)
 
     def _drain(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:
-                    self._busy = False
+                    self._served = False
                     return
                 work = self._queue.popleft()
-            work.run()
+            with self._turn:
+                work.run()
+            with self._lock:
+                self._outstanding -= 1
             del work

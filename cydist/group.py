@@ -171,10 +171,10 @@ class ProcessGroup:
                 self.fail(error)
                 raise
 
-        if async_op:
-            return self._serial.start(name, run, result)
         try:
-            if self._serial.run(name, run, deadline):
+            if async_op:
+                return self._serial.start(name, run, result)
+            if self._serial.run(name, run, deadline, self._give_up):
                 return None
             raise DistTimeoutError(
                 f"{name} on group {self.group_name!r}: timeout: calls that were issued before it "
@@ -183,10 +183,15 @@ class ProcessGroup:
                 group=self.group_name,
             )
         except BaseException as error:
-            # It ended before its turn, which other ranks count, or goes on behind an interrupt.
+            # It ended before its turn, which other ranks count, or an interrupt ended it.
             if not begun or not isinstance(error, Exception):
                 self.fail(error)
             raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Fail the group and end the call that runs on it, on whatever thread."""
+        self.fail(error)
+        self.abort()
 
     def deadline(self, timeout: float | timedelta | None) -> float:
         """When a call that starts now must be over, on time.monotonic()."""
