@@ -117,7 +117,10 @@ ctypedef struct Connection:     # one lane to one peer
     Item *filling               # whose bytes they are; NULL: nobody's
 
 
+ctypedef struct Net
+
 ctypedef struct Net:            # one rank's end of all its connections
+    Net *next                   # of this process's; see forks.pyx
     pthread_mutex_t lock
     pthread_cond_t changed      # a request completed, or the poller left
     int sleepers                # threads that wait for `changed`

@@ -18,10 +18,11 @@ from cydist._native.abi cimport (
     ANY_SOURCE, Link, MISMATCH, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport LEAVE, WAIT, reach
+from cydist._native.forks cimport abandon, close_descriptors, forget, remember
 from cydist._native.incoming cimport post_recv, readable, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIG_SETMASK,
-    SIOCOUTQ, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, eventfd_read,
+    SIOCOUTQ, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, eventfd_read,
     eventfd_write, getpid, ioctl, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init,
     pthread_cond_t, pthread_cond_timedwait, pthread_condattr_destroy, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
@@ -269,28 +270,14 @@ cdef void close_net(Net *net) noexcept nogil:
         pthread_mutex_lock(&net.lock)
     reach(LEAVE)
     leave(net)
-    pthread_mutex_unlock(&net.lock)
-
-
-cdef void abandon(Net *net) noexcept nogil:
-    """In a forked child: close our copies of the parent's descriptors, and nothing else."""
-    cdef int i
-    net.closed = True
-    for i in range(net.size * net.lanes):
-        if net.connections[i] != NULL and net.connections[i].state == LIVE:
-            close(net.connections[i].fd)
-            net.connections[i].state = WANTED
+    # Nothing is left to wait for; when whoever polls has seen it, nobody uses the descriptors.
+    while net.polling:
+        eventfd_write(net.wake, 1)
+        pthread_mutex_unlock(&net.lock)
+        usleep(200)
+        pthread_mutex_lock(&net.lock)
     close_descriptors(net)
-
-
-cdef void close_descriptors(Net *net) noexcept nogil:
-    if net.epoll >= 0:
-        close(net.epoll)
-    if net.wake >= 0:
-        close(net.wake)
-    if net.wanted_event >= 0:
-        close(net.wanted_event)
-    net.epoll = net.wake = net.wanted_event = -1
+    pthread_mutex_unlock(&net.lock)
 
 
 cdef class TcpLink(Link):
@@ -343,12 +330,14 @@ cdef class TcpLink(Link):
                 or init_queues(&self.net.queues) != OK
                 or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, self.net.wake, &event) != 0):
             raise MemoryError("no memory for a link")
+        remember(self.net)
         self.share_cores(size)
 
     def __dealloc__(self):
         cdef Net *net = self.net
         if net == NULL:
             return
+        forget(net)
         if net.pid == getpid():
             if net.connections != NULL and not net.closed:
                 close_net(net)
