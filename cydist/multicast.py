@@ -25,9 +25,9 @@ from cydist.stores.tcp import TCPStore
 # Hops that announcements may go: as far as the routers of a site pass them on.
 HOPS = 8
 
-# magic, job and group, name, port, MAC
-_ANNOUNCEMENT = struct.Struct("<8s16s16sH32s")
-_MAGIC = b"cydistm\x01"
+# magic, job and group, name, address and port of the store, MAC
+_ANNOUNCEMENT = struct.Struct("<8s16s16s16sH32s")
+_MAGIC = b"cydistm\x02"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 _SIOCGIFADDR = 0x8915
 
@@ -69,7 +69,9 @@ class _Party:
         self._heard: dict[bytes, tuple[str, int]] = {}
         self._dead: set[bytes] = set()
         self._pause = _FIRST_PAUSE
+        self._family = _family(group)
         self.address = _own_address(group, port)
+        self._packed_address = socket.inet_pton(self._family, self.address.partition("%")[0])
         self._sender, self._receiver = _sockets(group, port)
         self._own = TCPStore(self.address, 0, None, True, 300, False, job=self._job)
         self._leader = self.name
@@ -124,7 +126,8 @@ class _Party:
         self._leader, self._store = name, store
 
     def _announce(self) -> None:
-        head = _ANNOUNCEMENT.pack(_MAGIC, self._place, self.name, self._own.port, b"")[:-32]
+        fields = (self._place, self.name, self._packed_address, self._own.port)
+        head = _ANNOUNCEMENT.pack(_MAGIC, *fields, b"")[:-32]
         try:
             self._sender.sendto(head + hmac.digest(self._key, head, "sha256"), self._to)
         except OSError as error:
@@ -145,21 +148,24 @@ class _Party:
                 return
             if len(data) != _ANNOUNCEMENT.size:
                 continue
-            magic, place, name, port, mac = _ANNOUNCEMENT.unpack(data)
+            magic, place, name, packed, port, mac = _ANNOUNCEMENT.unpack(data)
             expected = hmac.digest(self._key, data[:-32], "sha256")
             if magic == _MAGIC and place == self._place and hmac.compare_digest(mac, expected):
-                self._heard[name] = (_with_scope(sender), port)
+                # Not the sender's: whoever repeats an announcement is not whom it is about.
+                length = 16 if self._family == socket.AF_INET6 else 4
+                host = socket.inet_ntop(self._family, packed[:length])
+                self._heard[name] = (_with_scope((host, *sender[1:])), port)
 
 
 def _member(name: bytes) -> str:
     return f"multicast/{name.hex()}"
 
 
-def _with_scope(sender: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The sender's host; a link-local one says on which link."""
-    host = sender[0]
-    if len(sender) == 4 and sender[3] and "%" not in host:
-        return f"{host}%{sender[3]}"
+def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """The host of an address; a link-local one says on which link."""
+    host = address[0]
+    if len(address) == 4 and "%" not in host and ipaddress.ip_address(host).is_link_local:
+        return f"{host}%{address[3]}"
     return host
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import resource
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cydist import auth, door
+from cydist import auth, door, multicast
 from cydist.backends import conversations
 from cydist.backends.addresses import Address
 from cydist.backends.connections import CLAIM
@@ -239,3 +243,74 @@ def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
             eventually(lambda: world.connections[0].guests() >= 4)
             exchange(groups, 0, 2)
             exchange(groups, 0, 1)
+
+
+# Announcements
+
+
+@pytest.fixture
+def parties(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Two processes' ends of a meeting, the leader's first, that hear what a test sends them."""
+
+    def plain(host: str, port: int) -> tuple[socket.socket, socket.socket]:
+        sender, receiver = (socket.socket(type=socket.SOCK_DGRAM) for _ in range(2))
+        receiver.bind((host, port))
+        return sender, receiver
+
+    monkeypatch.setattr(multicast, "_sockets", plain)
+    with ExitStack() as stack:
+        made = []
+        for _ in range(2):
+            with socket.socket(type=socket.SOCK_DGRAM) as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            party = multicast._Party("127.0.0.1", port, "")
+            stack.callback(party._own.close)
+            made.append(stack.enter_context(party))
+        yield sorted(made, key=lambda party: party.name)
+
+
+def announcement(party: Any) -> bytes:
+    """What a process announces."""
+    party._announce()
+    return bytes(party._receiver.recv(4096))
+
+
+def tell(party: Any, *datagrams: bytes, sender: str = "127.0.0.1") -> None:
+    """Let a process hear datagrams, and choose whom to follow."""
+    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+        sock.bind((sender, 0))
+        for datagram in datagrams:
+            sock.sendto(datagram, party._to)
+    while select.select([party._receiver], [], [], 0)[0]:
+        party._listen(time.monotonic() + 0.01)
+    party.leading_store(time.monotonic() + DEADLINE)
+
+
+def test_announcement_is_followed(parties: list[Any]) -> None:
+    """A process follows the one with the smaller name."""
+    leader, other = parties
+    tell(other, announcement(leader))
+    assert other._leader == leader.name
+
+
+def test_repeated_announcement_leads_to_its_author(parties: list[Any]) -> None:
+    """An announcement that a stranger repeats from its own address says where its author is."""
+    leader, other = parties
+    tell(other, announcement(leader), sender="127.0.0.9")
+    assert other._leader == leader.name
+
+
+def test_changed_announcements_are_not_heard(parties: list[Any]) -> None:
+    """Noise, and an announcement with any byte changed, cut or added, are nobody's."""
+    leader, other = parties
+    honest = announcement(leader)
+    noise = random.Random(11)
+    changed = [bytes(b ^ (i == at) for i, b in enumerate(honest)) for at in range(len(honest))]
+    cut = [honest[:-1], honest + b"x", b"", honest * 2]
+    for datagrams in (changed, cut, [noise.randbytes(noise.randint(0, 200)) for _ in range(200)]):
+        tell(other, *datagrams)
+    assert set(other._heard) <= {other.name}
+    assert other._leader == other.name
+    tell(other, honest)
+    assert other._leader == leader.name
