@@ -160,3 +160,13 @@ def master(secret: bytes) -> Generator[Any, None, None]:
     store = TCPStore("127.0.0.1", 0, None, True, 30)
     yield store
     store.close()
+
+
+@pytest.fixture(params=["store", "peer"])
+def service(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
+    """Every kind of port that a job listens on, as ports.Service."""
+    import ports
+
+    make = {"store": ports.store_service, "peer": ports.peer_service}[request.param]
+    with make() as service:
+        yield service

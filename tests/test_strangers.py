@@ -9,111 +9,18 @@ import resource
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from ports import JOB, Service, read_to_end
 
 from cydist import auth, door, multicast
 from cydist.backends import conversations
 from cydist.backends.addresses import Address
-from cydist.backends.connections import CLAIM
-from cydist.stores import TCPStore
 from transports import DEADLINE, SECRET, Group, Ranks, done, eventually, run, soon, status_of
-
-JOB = "test"
-
-
-@dataclass
-class Service:
-    """A port of a job.
-
-    channel, claim  what a member says who comes to it
-    guests          how many connections there have not proved themselves
-    use             a member that is there uses it, another comes; both see that it is right
-    """
-
-    place: tuple[str, int]
-    channel: bytes
-    claim: bytes
-    guests: Callable[[], int]
-    use: Callable[[], None]
-
-    def stranger(self) -> socket.socket:
-        return socket.create_connection(self.place, DEADLINE)
-
-    def member(self) -> socket.socket:
-        """A connection that has proved itself, at the first try."""
-        sock = self.stranger()
-        auth.authenticate_client(
-            sock, channel=self.channel, job=JOB, claim=self.claim, secret=SECRET
-        )
-        return sock
-
-
-@contextlib.contextmanager
-def store_service() -> Iterator[Service]:
-    auth.forget_secret()
-    auth.set_secret(SECRET)
-    with closing(TCPStore("127.0.0.1", 0, None, True, DEADLINE, job=JOB)) as master:
-        count = 0
-
-        def use() -> None:
-            nonlocal count
-            count += 1
-            assert master.add("uses", 1) == 2 * count - 1
-            with closing(TCPStore("127.0.0.1", master.port, timeout=DEADLINE, job=JOB)) as other:
-                assert other.add("uses", 1) == 2 * count
-
-        assert master._lease is not None
-        guests = master._lease.server.guests
-        yield Service(("127.0.0.1", master.port), b"store", b"", guests, use)
-    auth.forget_secret()
-
-
-@contextlib.contextmanager
-def peer_service() -> Iterator[Service]:
-    """The listener of rank 0 of 16; ranks 0 and 1 talk, and each time a rank more."""
-    with closing(Ranks("tcp", 16)) as world:
-        newcomers = iter(range(2, 15))
-
-        def message(source: int, destination: int) -> None:
-            members = sorted((source, destination))
-            group = dict(zip(members, world.group(members=members), strict=True))
-            got = np.zeros(3)
-            receive = group[destination].irecv(got, members.index(source), 0)
-            done(group[source].isend(np.arange(3.0), members.index(destination), 0), receive)
-            assert got.tolist() == [0, 1, 2]
-
-        def use() -> None:
-            message(1, 0)
-            message(next(newcomers), 0)
-
-        use()
-        listener = world.connections[0]
-        place = Address.decode(listener.address()).lanes[0][0]
-        claim = CLAIM.pack(15, 0, 0)
-        yield Service(place, b"peer", claim, listener.guests, use)
-
-
-@pytest.fixture(params=[store_service, peer_service], ids=["store", "peer"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    """Every kind of port that a job listens on."""
-    with request.param() as made:
-        yield made
-
-
-def read_to_end(sock: socket.socket) -> bytes:
-    """Everything until the other side hangs up."""
-    data = b""
-    with contextlib.suppress(ConnectionError):
-        while part := sock.recv(65536):
-            data += part
-    return data
-
 
 # Many
 
