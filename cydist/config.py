@@ -42,6 +42,11 @@ INTERFACES = Variable(
     "",
     "network interfaces to listen on, separated by commas; calls use them in turn",
 )
+TRANSPORT = Variable(
+    ("CYDIST_TRANSPORT",),
+    "auto",
+    "shm: ranks must share memory; tcp: sockets only; auto: memory where ranks can share it",
+)
 ALGORITHM = Variable(("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree")
 SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
 SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")

@@ -11,6 +11,9 @@ cdef class Link:
     cdef int open_view(self, Transport *t) except -1:
         raise NotImplementedError(f"{type(self).__name__} opens no views")
 
+    cdef int open_windows(self, Transport *t) except -1:
+        return 0
+
     cdef void close_view(self, Transport *t) noexcept:
         pass
 

@@ -14,7 +14,7 @@ import threading
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
-    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, Block, Call,
+    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS, Block, Call,
     Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
 )
 from cydist._native.array cimport Array
@@ -184,6 +184,7 @@ cdef class Group:
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
     cdef bint open
+    cdef bint asked_for_windows
     cdef Notices notices
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
@@ -227,7 +228,10 @@ cdef class Group:
 
     @property
     def windows(self) -> bool:
-        """Do the members see each other's memory?"""
+        """Do the members see each other's memory? Asked before the group's first collective."""
+        if not self.asked_for_windows and self.open:
+            self.asked_for_windows = True
+            self.link.open_windows(&self.view)
         return self.view.windows != NULL
 
     def abort(self) -> None:
@@ -250,6 +254,8 @@ cdef class Group:
         cdef const Entry *entry = find(algorithm, code)
         if entry == NULL:
             raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
+        if entry.needs & WINDOWS and not self.windows:
+            raise ValueError(f"{algorithm.decode()} needs windows, and this group has none")
         cdef double numbers[2]
         cdef Reduction reducing
         cdef Call call

@@ -103,7 +103,22 @@ def jobs() -> Generator[Jobs, None, None]:
     kept.close()
 
 
-@pytest.fixture(params=["inproc", "tcp", "derived"])
+@pytest.fixture(autouse=True)
+def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test on "tcp" means sockets, one on "shm" the same backend with shared memory."""
+    from cydist import registry
+    from cydist.backends import host
+
+    callspec = getattr(request.node, "callspec", None)
+    values = () if callspec is None else callspec.params.values()
+    named = [value for value in values if isinstance(value, str) and value in ("tcp", "shm")]
+    if named:
+        monkeypatch.setenv("CYDIST_TRANSPORT", named[0])
+    if "shm" in named and "shm" not in registry.names():
+        registry.register_backend("shm", host.create, extended_api=True, devices="cpu")
+
+
+@pytest.fixture(params=["inproc", "tcp", "shm", "derived"])
 def backend(request: pytest.FixtureRequest) -> str:
     """A backend on which ranks can be threads; "derived" implements isend and irecv only."""
     from cydist import registry

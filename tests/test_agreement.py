@@ -8,7 +8,7 @@ from cydist import tuning
 from cydist.testing import run_threads
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_all_gather_with_sizes_in_another_order_is_a_mismatch(transport):
     """The sums of the sizes are equal, the lists are not: no rank gets a wrong number."""
 
@@ -21,7 +21,7 @@ def test_all_gather_with_sizes_in_another_order_is_a_mismatch(transport):
     run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_reduce_scatter_with_sizes_in_another_order_is_a_mismatch(transport):
     """The sums of the sizes are equal, the lists are not: no rank gets a wrong number."""
 
@@ -33,7 +33,7 @@ def test_reduce_scatter_with_sizes_in_another_order_is_a_mismatch(transport):
     run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
     """Ranks whose environment cuts the data otherwise would read each other's bytes askew."""
 
@@ -46,7 +46,7 @@ def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
     run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_another_algorithm_is_a_mismatch(transport, monkeypatch):
     """As when CYDIST_ALGORITHM is set on one rank only: no receive names the other's steps."""
     monkeypatch.setattr(tuning, "choose", lambda *_, **__: ("ring", "doubling")[dist.get_rank()])
@@ -60,7 +60,7 @@ def test_another_algorithm_is_a_mismatch(transport, monkeypatch):
     run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_every_rank_learns_of_a_mismatch(transport):
     """Also those that are in the same call as the rank that found it."""
 

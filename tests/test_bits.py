@@ -22,9 +22,10 @@ COUNT = 1003
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")
 ALGORITHMS = [
     (backend, collective, name)
-    for backend in ("inproc", "tcp")
+    for backend in ("inproc", "tcp", "shm")
     for (collective, name), needs in sorted(tuning.NEEDS.items())
-    if collective in tuning.REDUCING and (backend == "inproc" or not needs & tuning.WINDOWS)
+    if collective in tuning.REDUCING
+    and (backend == "inproc" or bool(needs & tuning.WINDOWS) is (backend == "shm"))
 ]
 
 
@@ -47,7 +48,7 @@ def forced(request, setting):
     backend, collective, name = request.param
     setting("CYDIST_ALGORITHM", f"{collective}:{name}")
     setting("CYDIST_SEGMENT_BYTES", "448")
-    windows = backend == "inproc"
+    windows = backend != "tcp"
     taken = tuning.choose(collective, COUNT, 3, windows, even=True, commutative=True)
     assert name == taken
     return backend, collective

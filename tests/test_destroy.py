@@ -6,7 +6,7 @@ import pytest
 import cydist as dist
 from cydist.testing import run_threads
 
-TRANSPORTS = ["inproc", "tcp"]
+TRANSPORTS = ["inproc", "tcp", "shm"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -17,7 +17,7 @@ PATTERN = np.arange(251 * 8192, dtype=np.uint64).astype("u1") % np.uint8(251)
 DEADLINE = 800.0
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Windows and sockets."""
     return str(request.param)

@@ -7,7 +7,7 @@ from cydist.testing import run_threads
 
 
 @pytest.mark.parametrize("wait_all", [False, True], ids=["first", "all"])
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_missing_ranks_are_named_on_rank_0_and_the_others_are_told(transport, wait_all):
     """Ranks 1 and 3 of four never call."""
 

@@ -19,7 +19,7 @@ from transports import Group, Ranks, done, run, soon, status_of
 SUM = 1
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def world(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Four ranks."""
     ranks = Ranks(request.param, 4)

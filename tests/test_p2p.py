@@ -127,7 +127,7 @@ def test_batch_isend_irecv(jobs, backend):
     assert [(2, 2.0), (2, 0.0), (2, 1.0)] == jobs.get(backend, 3).run(body)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [(np.zeros(4, "f4"), np.zeros(5, "f4")), (np.zeros(4, "f4"), np.zeros(4, "i4"))],
@@ -203,7 +203,7 @@ def test_a_message_goes_on_when_its_work_is_dropped(pair):
     assert [0.0, 3.0] == pair.run(body)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_a_timeout_given_to_wait_leaves_the_receive_under_way(transport):
     """wait(timeout) raises DistTimeoutError; the message can be waited for again."""
     from cydist.testing import run_threads
@@ -223,7 +223,7 @@ def test_a_timeout_given_to_wait_leaves_the_receive_under_way(transport):
     assert [1.0, None] == run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_a_collective_that_times_out_fails_its_group(transport):
     """DistTimeoutError names the rank waited for; later calls raise GroupFailedError."""
     from cydist.testing import run_threads
@@ -240,7 +240,7 @@ def test_a_collective_that_times_out_fails_its_group(transport):
     run_threads(body, 2, transport)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_a_late_message_names_the_rank(transport):
     """Like a collective that is late."""
     from cydist.testing import run_threads

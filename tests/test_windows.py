@@ -1,4 +1,4 @@
-"""Windows: memory of the other ranks, on inproc, and the hub that holds it."""
+"""Windows: memory of the other ranks, in one process and between several."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transports import Ranks, run, soon
 
 @pytest.mark.parametrize("algorithm", [b"flat"])
 class TestWindows:
-    """inproc's windows, through an algorithm that uses nothing else."""
+    """Windows, through an algorithm that uses nothing else."""
 
     def barrier(self, group: _native.Group, algorithm: bytes, seq: int, limit: float = 20) -> None:
         group.run("barrier", [], [], algorithm=algorithm, deadline_ns=soon(limit), seq=seq)
 
-    @pytest.fixture
-    def world(self) -> Iterator[Ranks]:
-        world = Ranks("inproc", 3)
+    @pytest.fixture(params=["inproc", "shm"])
+    def world(self, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+        world = Ranks(request.param, 3)
         yield world
         world.close()
 

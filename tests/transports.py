@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import threading
 import time
@@ -71,6 +72,20 @@ class Ranks:
         addresses = [connections.address() for connections in self.connections]
         for connections in self.connections:
             connections.connect(addresses)
+        if transport == "shm":
+            self.links = self._sharing(size)
+
+    def _sharing(self, size: int) -> list[_native.Link]:
+        """Links as those of processes that share memory: each has a mapping of its own."""
+        token = bytes(range(32))
+        first = _native.SharedMemory.create(size, size << 24, token)
+        memories = [first]
+        for _ in range(1, size):
+            memories.append(_native.SharedMemory.attach(os.dup(first.fd), token))
+        return [
+            _native.ShmLink(link, memory, range(size))
+            for link, memory in zip(self.links, memories, strict=True)
+        ]
 
     def group(self, context: int = 1, members: Sequence[int] | None = None) -> list[Group]:
         """Every member's end of a group, in group order."""
@@ -83,6 +98,8 @@ class Ranks:
     def pending(self, rank: int) -> tuple[int, int]:
         """Receives posted on this rank, and messages nobody has asked for."""
         link = self.links[rank]
+        if isinstance(link, _native.ShmLink):
+            link = link.messages
         if isinstance(link, _native.InprocLink):
             return link.pending()
         counts = link.statistics()
@@ -90,7 +107,9 @@ class Ranks:
 
     def leave(self, rank: int) -> None:
         """This rank ends as a well-behaved process does."""
-        (self.connections or self.links)[rank].close()
+        self.links[rank].close()
+        if self.connections:
+            self.connections[rank].close()
 
     def close(self) -> None:
         for rank in range(len(self.links)):

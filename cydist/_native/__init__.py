@@ -22,6 +22,7 @@ try:
         why_not,
     )
     from cydist._native.kernels import use as use_isa
+    from cydist._native.shm import SharedMemory, ShmLink
     from cydist._native.tcp import TcpLink
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cydist._native"):
@@ -39,6 +40,8 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "SharedMemory",
+    "ShmLink",
     "TcpLink",
     "algorithms",
     "arm_failpoint",

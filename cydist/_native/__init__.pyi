@@ -12,6 +12,8 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "SharedMemory",
+    "ShmLink",
     "TcpLink",
     "algorithms",
     "arm_failpoint",
@@ -105,6 +107,22 @@ def hub(key: str, size: int, *, slots: int = 4, slot_bytes: int = 65536) -> Hub:
 class InprocLink(Link):
     def __init__(self, hub: Hub, rank: int) -> None: ...
     def pending(self) -> tuple[int, int]: ...
+    def close(self) -> None: ...
+
+@final
+class SharedMemory:
+    fd: int
+    @staticmethod
+    def create(ranks: int, nbytes: int, token: bytes) -> SharedMemory: ...
+    @staticmethod
+    def attach(fd: int, token: bytes) -> SharedMemory: ...
+    def used(self) -> int: ...
+
+@disjoint_base
+class ShmLink(Link):
+    messages: Link
+    memory: SharedMemory
+    def __init__(self, messages: Link, memory: SharedMemory, sharers: Sequence[int]) -> None: ...
     def close(self) -> None: ...
 
 @disjoint_base

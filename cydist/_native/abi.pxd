@@ -101,15 +101,18 @@ ctypedef struct Window:         # one rank's shared memory in this group, mapped
     char *data                  # `slots` slots of `slot_bytes` each
 
 
+ctypedef struct Transport
+
+
 ctypedef struct Windows:
     int slots                   # a power of two
     size_t slot_bytes
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t released           # steps that all ranks had consumed when this one last looked
-
-
-ctypedef struct Transport
+    int spins                   # looks at a flag before a wait yields; see spins_after
+    int most_spins
+    bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
 
 ctypedef struct Board:          # see src/notices.pyx
     # OK, or the Status with which another rank has failed the group.
@@ -153,9 +156,12 @@ ctypedef struct Transport:
 cdef class Link:
     cdef readonly int rank      # this process among the link's peers
     cdef readonly int size
-    # Fill in what the link knows of a group's view: link, the functions, the windows.
+    # Fill in what the link knows of a group's view: link and the functions.
     # rank, size, peers, context and aborted are set before. May raise.
     cdef int open_view(self, Transport *t) except -1
+    # Its first collective is about to begin: fill in the windows, if the members can share
+    # memory; all of them can, or none.
+    cdef int open_windows(self, Transport *t) except -1
     # The group is gone: free its windows, drop what arrived for it, and end with CLOSED
     # what it has under way. Its requests may still be cancelled.
     cdef void close_view(self, Transport *t) noexcept

@@ -12,6 +12,15 @@ cdef extern from "<pthread.h>" nogil:
         pass
     ctypedef struct pthread_t:
         pass
+    ctypedef struct pthread_mutexattr_t:
+        pass
+    int pthread_mutexattr_init(pthread_mutexattr_t *)
+    int pthread_mutexattr_setpshared(pthread_mutexattr_t *, int)
+    int pthread_mutexattr_setrobust(pthread_mutexattr_t *, int)
+    int pthread_mutexattr_destroy(pthread_mutexattr_t *)
+    int PTHREAD_PROCESS_SHARED
+    int PTHREAD_MUTEX_ROBUST
+    int pthread_mutex_consistent(pthread_mutex_t *)
     int pthread_mutex_init(pthread_mutex_t *, const void *)
     int pthread_mutex_lock(pthread_mutex_t *)
     int pthread_mutex_unlock(pthread_mutex_t *)
@@ -89,14 +98,55 @@ cdef extern from "<linux/sockios.h>" nogil:
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
+    int memfd_create(const char *, unsigned int)
+    unsigned int MFD_CLOEXEC
+    unsigned int MFD_ALLOW_SEALING
     int PROT_READ
     int PROT_WRITE
     int MAP_PRIVATE
+    int MAP_SHARED
     int MAP_ANONYMOUS
     void *MAP_FAILED
 
 
+cdef extern from "<fcntl.h>" nogil:
+    int fcntl(int, int, ...)
+    int posix_fallocate(int, long, long)
+    int F_ADD_SEALS
+    int F_GET_SEALS
+    int F_SEAL_SEAL
+    int F_SEAL_SHRINK
+    int F_SEAL_GROW
+
+
+cdef extern from "<sys/stat.h>" nogil:
+    struct stat_t "stat":
+        long st_size
+    int fstat(int, stat_t *)
+    int fchmod(int, unsigned int)
+
+
+cdef extern from "<poll.h>" nogil:
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *, unsigned long, int)
+    short POLLIN
+
+
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    /* A descriptor that is readable once the process has ended; -1: no such process. */
+    static inline int cydist_pidfd_open(int pid) { return (int)syscall(SYS_pidfd_open, pid, 0); }
+    """
+    int pidfd_open "cydist_pidfd_open"(int pid) nogil
+
+
 cdef extern from "<unistd.h>" nogil:
+    int ftruncate(int, long)
     int close(int)
     int getpid()
     int usleep(unsigned int)

@@ -59,6 +59,14 @@ cdef extern from *:
     static inline void cydist_futex_wake(uint32_t *p) {
         syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, 0x7fffffff, 0, 0, 0);
     }
+    static inline void cydist_futex_wait_shared(uint32_t *p, uint32_t seen, int64_t ns) {
+        struct timespec t = {ns / 1000000000, ns % 1000000000};
+        if (ns > 0)
+            syscall(SYS_futex, p, FUTEX_WAIT, seen, &t, 0, 0);
+    }
+    static inline void cydist_futex_wake_shared(uint32_t *p) {
+        syscall(SYS_futex, p, FUTEX_WAKE, 0x7fffffff, 0, 0, 0);
+    }
     /* The half of a 64-bit word that changes with every step. */
     static inline uint32_t *cydist_low_half(uint64_t *p) {
         return (uint32_t *)p + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
@@ -81,6 +89,9 @@ cdef extern from *:
     # Sleep until woken, at most `ns`; returns at once when *p is no longer `seen`.
     void futex_wait "cydist_futex_wait"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
     void futex_wake "cydist_futex_wake"(uint32_t *p) noexcept nogil
+    # The same where waiter and waker may be different processes.
+    void futex_wait_shared "cydist_futex_wait_shared"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
+    void futex_wake_shared "cydist_futex_wake_shared"(uint32_t *p) noexcept nogil
     uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
     int cores "cydist_cores"() noexcept nogil     # this process may run on so many
     int sched_yield() noexcept nogil
@@ -90,6 +101,7 @@ cdef enum:
     SLICE_NS = 20000000         # the longest sleep between two looks at clock and signals
     SPINS = 2000                # about 50 us of pauses
     YIELDS = 4
+    YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
 
 
 # The end of the next slice of sleep.

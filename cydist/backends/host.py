@@ -290,6 +290,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "tcp": meet in the store, connect when first needed."""
     from cydist.backends.addresses import where_to_listen
     from cydist.backends.connections import Connections
+    from cydist.backends.sharing import share_memory
 
     store, rank, size = options.store, options.group_rank, options.group_size
     if rank == 0:
@@ -302,10 +303,16 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         published = [f"address/{peer}" for peer in range(size)]
         store.wait(published, options.timeout)
         connections.connect(store.multi_get(published))
+        link = share_memory(store, connections.link)
     except BaseException:
         connections.close()
         raise
-    return of_link(Endpoint(connections.link, connections.close), options)
+
+    def close() -> None:
+        link.close()
+        connections.close()
+
+    return of_link(Endpoint(link, close), options)
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

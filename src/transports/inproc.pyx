@@ -3,12 +3,10 @@ import threading
 import weakref
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport (
-    Fingerprint, Flags, Link, OK, PEER_LOST, Transport, Window, Windows, now_ns, slice_end,
-)
+from cydist._native.abi cimport Link, OK, Transport, Window, Windows
 from cydist._native.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
@@ -18,77 +16,12 @@ from cydist._native.mailbox cimport (
     Box, End, cancel, drop_context, free_box, init_box, leave, recv, send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
-from cydist._native.waiting cimport (
-    SPINS, YIELDS, add_u32, cores, fence, futex_wait, futex_wake, load_int, load_u32, load_u64,
-    low_half, pause, sched_yield, slice_until, spins_after, store_int, store_u64,
-)
-
-cdef enum:
-    LINE = 64                   # bytes of a cache line
+from cydist._native.waiting cimport SPINS, cores, load_int
+from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
 
 
-# Windows
-
-cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
-    return low_half(flag + 1)
-
-
-cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
-    store_u64(flag, value)
-    fence()
-    if load_u32(sleepers(flag)) != 0:
-        futex_wake(low_half(flag))
-
-
-cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
-                   int64_t deadline_ns) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef int i, status
-    cdef uint64_t seen
-    cdef int64_t now, until
-    cdef int spins = load_int(&end.spins)
-    for i in range(spins + YIELDS):
-        if load_u64(flag) >= value:
-            if i > 0 and spins > 0:
-                store_int(&end.spins, spins_after(spins, end.most_spins, i < spins))
-            return OK
-        if i < spins:
-            pause()
-        else:
-            sched_yield()
-    store_int(&end.spins, spins_after(spins, end.most_spins, False))
-    now = now_ns()
-    until = slice_until(now, deadline_ns)
-    while True:
-        add_u32(sleepers(flag), 1)
-        fence()
-        seen = load_u64(flag)
-        if seen < value:
-            futex_wait(low_half(flag), <uint32_t>seen, until - now)
-        add_u32(sleepers(flag), <uint32_t>-1)
-        if load_u64(flag) >= value:
-            return OK
-        now = now_ns()
-        if now >= until:
-            if owner_left(t, flag):
-                # It may have raised the flag before it left.
-                return OK if load_u64(flag) >= value else PEER_LOST
-            status = slice_end(t, deadline_ns)
-            if status != OK:
-                return status
-            now = now_ns()
-            until = slice_until(now, deadline_ns)
-
-
-cdef bint owner_left(const Transport *t, const uint64_t *flag) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef const Flags *flags
-    cdef int i
-    for i in range(t.size):
-        flags = t.windows.of[i].flags
-        if flag == &flags.posted or flag == &flags.consumed:
-            return load_int(&end.boxes[t.peers[i]].closed) != OK
-    return False
+cdef bint gone(Transport *t, int peer) noexcept nogil:
+    return load_int(&(<End *>t.link).boxes[t.peers[peer]].closed) != OK
 
 
 # What Python holds
@@ -165,10 +98,6 @@ cdef class Hub:
             free_box(&self.boxes[i])
         free(self.boxes)
 
-    cdef size_t window_bytes(self):
-        cdef size_t calls = self.slots * sizeof(Fingerprint)
-        return sizeof(Flags) + (calls + LINE - 1) // LINE * LINE + self.slots * self.slot_bytes
-
     cdef char *segment(self, uint64_t context, int members) except NULL:
         """The memory of a group's windows, zeroed by whoever asks first."""
         cdef Segment *segment
@@ -177,7 +106,7 @@ cdef class Hub:
         while segment != NULL and segment.context != context:
             segment = segment.next
         if segment == NULL:
-            segment = new_segment(context, members, members * self.window_bytes())
+            segment = new_segment(context, members, members * window_bytes(self.slots, self.slot_bytes))
             if segment != NULL:
                 segment.next = self.segments
                 self.segments = segment
@@ -216,7 +145,7 @@ def hub(str key not None, int size, *, int slots=4, size_t slot_bytes=65536):
 
     Raises ValueError when another rank asked for another shape.
     """
-    if size < 1 or slots < 1 or slots & (slots - 1) or slot_bytes < LINE or slot_bytes % LINE:
+    if size < 1 or slots < 1 or slots & (slots - 1) or slot_bytes < 64 or slot_bytes % 64:
         raise ValueError(
             f"a hub needs ranks, 2**k slots, 64*k slot_bytes; not {size}, {slots}, {slot_bytes}"
         )
@@ -256,22 +185,8 @@ cdef class InprocLink(Link):
         self.end = End(rank, hub.size, spins, spins, hub.boxes)
 
     cdef int open_view(self, Transport *t) except -1:
-        cdef size_t each = self.hub.window_bytes()
-        cdef char *memory = self.hub.segment(t.context, t.size)
-        cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
-        cdef int i
-        if windows == NULL:
-            self.hub.leave_segment(t.context)
-            raise MemoryError(f"no memory for the windows of {t.size} ranks")
-        windows.slots = self.hub.slots
-        windows.slot_bytes = self.hub.slot_bytes
-        windows.of = <Window *>(windows + 1)
-        for i in range(t.size):
-            windows.of[i].flags = <Flags *>(memory + i * each)
-            windows.of[i].calls = <Fingerprint *>(memory + i * each + sizeof(Flags))
-            windows.of[i].data = memory + (i + 1) * each - self.hub.slots * self.hub.slot_bytes
         t.link = &self.end
-        t.windows = windows
+        t.windows = NULL
         t.send = send
         t.recv = recv
         t.test = test
@@ -281,11 +196,24 @@ cdef class InprocLink(Link):
         t.wait_flag = wait_flag
         return 0
 
+    cdef int open_windows(self, Transport *t) except -1:
+        cdef char *memory = self.hub.segment(t.context, t.size)
+        cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
+        if windows == NULL:
+            self.hub.leave_segment(t.context)
+            raise MemoryError(f"no memory for the windows of {t.size} ranks")
+        windows.of = <Window *>(windows + 1)
+        windows.spins = windows.most_spins = self.end.most_spins
+        windows.gone = gone
+        lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes)
+        t.windows = windows
+        return 0
+
     cdef void close_view(self, Transport *t) noexcept:
-        if t.windows == NULL:
-            return
         with nogil:
             drop_context(&self.end, t.context)
+        if t.windows == NULL:
+            return
         free(t.windows)
         t.windows = NULL
         self.hub.leave_segment(t.context)

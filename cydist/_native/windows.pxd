@@ -1,0 +1,15 @@
+"""Windows in memory that ranks share: where they lie, and how their flags are raised and awaited."""
+from libc.stdint cimport int64_t, uint64_t
+
+from cydist._native.abi cimport Transport, Windows
+
+
+# Memory of one rank's window: flags, fingerprints, slots.
+cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
+# Say where the windows of `size` ranks lie: one behind the other from `memory` on.
+cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
+
+# A view's functions.
+cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil
+cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
+                   int64_t deadline_ns) noexcept nogil

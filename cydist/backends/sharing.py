@@ -1,0 +1,91 @@
+"""Which ranks can share memory: found by sharing it, not by the names of hosts.
+
+Ranks that may be able to (the same boot, process namespace and user) elect the lowest of
+them. It makes the memory and says under which process and descriptor; the others open that
+through /proc, which lets nobody in but this user's processes, and read a random token in it.
+Who cannot stays with sockets, and so does every group that it is in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cydist import config
+from cydist._native import SharedMemory, ShmLink
+from cydist.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from cydist._native import Link
+    from cydist.stores import Store
+
+BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
+TOKEN_BYTES = 32
+
+
+def share_memory(store: Store, link: Link) -> Link:
+    """`link` itself, or one with windows for groups whose members all share memory.
+
+    Raises ValueError for a CYDIST_TRANSPORT that does not exist, RendezvousError when it says
+    "shm" and some rank cannot share.
+    """
+    wanted = config.TRANSPORT.get().strip().lower() or "auto"
+    if wanted not in ("auto", "shm", "tcp"):
+        raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp")
+    rank, size = link.rank, link.size
+    store.set(f"place/{rank}", b"" if wanted == "tcp" else place())
+    places = store.multi_get([f"place/{peer}" for peer in range(size)])
+    alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
+    if len(alike) > 1:
+        memory = _memory(store, rank, alike)
+        store.set(f"shares/{rank}", b"no" if memory is None else b"yes")
+        answers = store.multi_get([f"shares/{peer}" for peer in alike])
+        sharers = [peer for peer, answer in zip(alike, answers, strict=True) if answer == b"yes"]
+        if memory is not None and len(sharers) > 1:
+            link = ShmLink(link, memory, sharers)
+            alike = sharers
+    if wanted == "shm" and len(alike) != size:
+        others = sorted(set(range(size)) - set(alike))
+        raise RendezvousError(
+            f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with ranks "
+            f"{', '.join(map(str, others))}: they are on other hosts, in other containers, or "
+            "were told to use tcp",
+            ranks=tuple(others),
+        )
+    return link
+
+
+def place() -> bytes:
+    """What ranks that may share memory have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+        return f"{boot.read_text().strip()}/{space}/{os.geteuid()}".encode()
+    except OSError:
+        return b""
+
+
+def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
+    """The memory that these ranks share, or None where this one cannot."""
+    key = f"memory/{alike[0]}"
+    if rank == alike[0]:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        try:
+            memory = SharedMemory.create(len(alike), BYTES_PER_RANK * len(alike), token)
+        except OSError:
+            store.set(key, b"null")
+            return None
+        store.set(key, json.dumps([os.getpid(), memory.fd, token.hex()]).encode())
+        return memory
+    found = json.loads(store.get(key))
+    if found is None:
+        return None
+    pid, number, token = found
+    try:
+        fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC)
+        return SharedMemory.attach(fd, bytes.fromhex(token))
+    except (OSError, ValueError):
+        return None

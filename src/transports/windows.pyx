@@ -1,0 +1,104 @@
+"""Windows: flags that one rank raises and the others await.
+
+A wait spins while there are cores for it, then yields, then sleeps on a futex; with fewer cores
+than ranks it yields at once. So a rank that waits for long costs no core, and one that waits
+briefly pays for no system call.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cydist._native.abi cimport (
+    Fingerprint, Flags, OK, PEER_LOST, Transport, Windows, now_ns, slice_end,
+)
+from cydist._native.waiting cimport (
+    YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64, low_half,
+    pause, sched_yield, slice_until, spins_after, store_u64,
+)
+
+cdef enum:
+    LINE = 64                   # bytes of a cache line
+
+
+cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
+    cdef size_t calls = slots * sizeof(Fingerprint)
+    return sizeof(Flags) + (calls + LINE - 1) // LINE * LINE + slots * slot_bytes
+
+
+cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil:
+    cdef size_t each = window_bytes(slots, slot_bytes)
+    cdef int i
+    w.slots = slots
+    w.slot_bytes = slot_bytes
+    for i in range(size):
+        w.of[i].flags = <Flags *>(memory + i * each)
+        w.of[i].calls = <Fingerprint *>(memory + i * each + sizeof(Flags))
+        w.of[i].data = memory + (i + 1) * each - slots * slot_bytes
+
+
+cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
+    return low_half(flag + 1)
+
+
+cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
+    store_u64(flag, value)
+    fence()
+    if load_u32(sleepers(flag)) != 0:
+        futex_wake_shared(low_half(flag))
+
+
+cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
+                   int64_t deadline_ns) noexcept nogil:
+    cdef Windows *w = t.windows
+    cdef int spins = w.spins
+    cdef int i
+    cdef int64_t now, until
+    for i in range(spins):
+        if load_u64(flag) >= value:
+            w.spins = spins_after(spins, w.most_spins, True)
+            return OK
+        pause()
+    w.spins = spins_after(spins, w.most_spins, False)
+    now = now_ns()
+    until = min(now + YIELD_NS, deadline_ns)
+    while now < until:
+        if load_u64(flag) >= value:
+            return OK
+        sched_yield()
+        now = now_ns()
+    return sleep_until_raised(t, flag, value, deadline_ns)
+
+
+cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
+                            int64_t deadline_ns) noexcept nogil:
+    cdef int status
+    cdef uint64_t seen
+    cdef int64_t now = now_ns()
+    cdef int64_t until = slice_until(now, deadline_ns)
+    while True:
+        add_u32(sleepers(flag), 1)
+        fence()
+        seen = load_u64(flag)
+        if seen < value:
+            futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)
+        add_u32(sleepers(flag), <uint32_t>-1)
+        if load_u64(flag) >= value:
+            return OK
+        now = now_ns()
+        if now >= until:
+            if owner_is_gone(t, flag):
+                # It may have raised the flag before it left.
+                return OK if load_u64(flag) >= value else PEER_LOST
+            status = slice_end(t, deadline_ns)
+            if status != OK:
+                return status
+            now = now_ns()
+            until = slice_until(now, deadline_ns)
+
+
+cdef bint owner_is_gone(Transport *t, const uint64_t *flag) noexcept nogil:
+    cdef const Flags *flags
+    cdef int i
+    for i in range(t.size):
+        flags = t.windows.of[i].flags
+        if flag == &flags.posted or flag == &flags.consumed:
+            return t.windows.gone(t, i)
+    return False

@@ -1,0 +1,308 @@
+"""Memory that the ranks of a host share: who gets some, and what a death leaves of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist import _native
+from cydist.backends import sharing
+from cydist.errors import RendezvousError
+from cydist.testing import run_threads
+from transports import DEADLINE, Group, Ranks, run, soon
+
+TOKEN = bytes(range(32))
+SUM = 1
+WINDOW = 1 << 20  # bytes of one rank's slots in a group's windows
+
+
+def memory(ranks: int = 2, nbytes: int = 8 << 20) -> _native.SharedMemory:
+    """New memory."""
+    return _native.SharedMemory.create(ranks, nbytes, TOKEN)
+
+
+@pytest.fixture
+def world() -> Iterator[Ranks]:
+    """Two ranks that share memory."""
+    with closing(Ranks("shm", 2)) as ranks:
+        yield ranks
+
+
+def sums(groups: list[Group], seq: int) -> list[float]:
+    """An all_reduce of ones through the windows."""
+    arrays = [np.ones(3) for _ in groups]
+
+    def one(rank: int) -> None:
+        array = _native.asarray(arrays[rank])
+        groups[rank].run(
+            "all_reduce", [array], [array], algorithm=b"flat", op=SUM, count=3,
+            deadline_ns=soon(), seq=seq,
+        )  # fmt: skip
+
+    run(*[lambda r=r: one(r) for r in range(len(groups))])
+    return [float(array[0]) for array in arrays]
+
+
+# The memory
+
+
+def test_it_is_sealed_and_closed_to_others() -> None:
+    """It cannot shrink under a reader, and no other user may open it."""
+    made = memory()
+    seals = fcntl.fcntl(made.fd, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_GROW
+    assert seals & fcntl.F_SEAL_SEAL
+    assert os.fstat(made.fd).st_mode & 0o777 == 0o600
+
+
+def test_it_has_no_name() -> None:
+    """Nothing appears in /dev/shm, so nothing can be left there."""
+    before = set(os.listdir("/dev/shm"))
+    made = memory()
+    assert set(os.listdir("/dev/shm")) <= before
+    assert made.fd >= 0
+
+
+def test_unsealed_memory_is_refused() -> None:
+    """A memfd that its maker could truncate is not mapped: reading it could kill us."""
+    fd = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 8 << 20)
+    with pytest.raises(ValueError, match="sealed"):
+        _native.SharedMemory.attach(fd, TOKEN)
+
+
+def test_memory_of_another_job_is_refused() -> None:
+    """Who does not find the token in it is looking at something else."""
+    made = memory()
+    with pytest.raises(ValueError, match="another job"):
+        _native.SharedMemory.attach(os.dup(made.fd), bytes(32))
+
+
+@pytest.mark.parametrize(("ranks", "nbytes"), [(0, 8 << 20), (2, 100), (2, (8 << 20) + 1)])
+def test_sizes(ranks: int, nbytes: int) -> None:
+    """A size that cannot hold the table, or no whole pages, is refused."""
+    with pytest.raises(ValueError, match="no shared memory"):
+        memory(ranks, nbytes)
+
+
+# Windows out of it
+
+
+def test_only_a_first_collective_takes_memory(world: Ranks) -> None:
+    """Groups that are made and never used cost nothing."""
+    used = world.links[0].memory.used()
+    groups = world.group()
+    assert world.links[0].memory.used() == used
+    assert sums(groups, 1) == [2, 2]
+    assert world.links[0].memory.used() >= used + 2 * WINDOW
+
+
+def test_destroyed_groups_give_it_back(world: Ranks) -> None:
+    """However many groups come and go, they share the memory of those that live at a time."""
+    assert sums(world.group(context=1), 1) == [2, 2]
+    used = world.links[0].memory.used()
+    for context in range(2, 40):
+        groups = world.group(context=context)
+        assert sums(groups, 1) == [2, 2]
+        for group in groups:
+            group.close()
+    assert world.links[0].memory.used() <= used + 2 * WINDOW + (1 << 16)
+
+
+def test_windows_that_are_used_again_are_clean(world: Ranks) -> None:
+    """A group in the place of an earlier one meets none of its flags."""
+    for context in range(1, 6):
+        groups = world.group(context=context)
+        for seq in range(1, 20):
+            assert sums(groups, seq) == [2, 2]
+        for group in groups:
+            group.close()
+
+
+def test_when_memory_is_spent_groups_do_without() -> None:
+    """All members of a later group find that there is none, and their calls go over messages."""
+
+    def body(rank: int) -> list[bool]:
+        groups = [dist.new_group() for _ in range(4)]
+        for group in groups:
+            x = np.full(3, rank + 1.0)
+            dist.all_reduce(x, group=group)
+            assert (x == 3).all()
+        return [group._native.windows for group in groups]
+
+    original = sharing.BYTES_PER_RANK
+    sharing.BYTES_PER_RANK = 3 << 20
+    try:
+        had = run_threads(body, 2, "tcp")
+    finally:
+        sharing.BYTES_PER_RANK = original
+    assert had[0] == had[1] == [True, True, False, False]
+
+
+def test_more_groups_than_the_table_holds(world: Ranks) -> None:
+    """The table of groups is bounded too; beyond it calls go over messages."""
+    views = [world.group(context=context) for context in range(1, 1100)]
+    had = [[group.native.windows for group in groups] for groups in views]
+    assert all(first == second for first, second in had)
+    assert had[0] == [True, True]
+    assert had[-1] == [False, False]
+
+
+# Who shares
+
+
+def test_ranks_of_one_host_share() -> None:
+    """Without any setting, ranks of one host have windows."""
+
+    def body(rank: int) -> bool:
+        return bool(dist.group.WORLD._native.windows)
+
+    assert run_threads(body, 3, "tcp") == [True] * 3
+
+
+def test_sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_TRANSPORT=tcp: no windows, same sums."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
+
+    def body(rank: int) -> tuple[bool, float]:
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return bool(dist.group.WORLD._native.windows), float(x[0])
+
+    assert run_threads(body, 2, "tcp") == [(False, 2.0)] * 2
+
+
+def test_a_rank_that_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups with it use sockets, groups without it windows."""
+    places = iter([b"here", b"here", b"elsewhere"])
+    monkeypatch.setattr(sharing, "place", lambda: next(places))
+
+    def body(rank: int) -> tuple[int, bool, bool]:
+        x = np.ones(1)
+        dist.all_reduce(x)
+        pair = dist.new_group([0, 1])
+        mixed = dist.group.WORLD._native.windows
+        return int(x[0]), bool(mixed), bool(pair and pair._native.windows)
+
+    results = run_threads(body, 3, "tcp")
+    assert [(total, mixed) for total, mixed, _ in results] == [(3, False)] * 3
+    assert sorted(pair for _, _, pair in results).count(True) in (0, 2)
+
+
+def test_shm_is_a_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_TRANSPORT=shm among ranks that cannot share is an error that names them."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "shm")
+    places = iter([b"here", b"there"])
+    monkeypatch.setattr(sharing, "place", lambda: next(places))
+    with pytest.raises(RendezvousError, match="cannot share memory with ranks") as caught:
+        run_threads(lambda rank: None, 2, "tcp")
+    assert caught.value.ranks in ((0,), (1,))
+
+
+def test_a_transport_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting is checked."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "infiniband")
+    with pytest.raises(ValueError, match="none of auto, shm, tcp"):
+        run_threads(lambda rank: None, 1, "tcp")
+
+
+def test_memory_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc does not let a rank in, all go on with sockets."""
+    opened = os.open
+
+    def refused(path: str, *rest: int) -> int:
+        if str(path).startswith("/proc/"):
+            raise PermissionError(13, "no", path)
+        return opened(path, *rest)
+
+    monkeypatch.setattr(sharing.os, "open", refused)
+
+    def body(rank: int) -> tuple[bool, float]:
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return bool(dist.group.WORLD._native.windows), float(x[0])
+
+    assert run_threads(body, 2, "tcp") == [(False, 2.0)] * 2
+
+
+# Deaths
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import cydist as dist
+
+how, rank = sys.argv[1], int(os.environ["RANK"])
+dist.init_process_group("tcp", timeout=60)
+assert dist.group.WORLD._native.windows
+x = np.ones(1 << 20)
+dist.all_reduce(x)
+if rank == 1:
+    if how == "exit":
+        os._exit(3)
+    if how == "child" and os.fork() == 0:
+        signal.pause()
+    if how == "leave":
+        dist.destroy_process_group()
+        sys.exit()
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        dist.all_reduce(x)
+except dist.PeerFailedError as error:
+    print(error.ranks, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "exit", "leave", "child"])
+def test_a_death_ends_the_wait(how: str, tmp_path: Path) -> None:
+    """A rank that dies, or leaves, ends the collectives of those that wait for its flags."""
+    environment = {
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "3", "CYDIST_TRANSPORT": "shm",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, how],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        printed = [ranks[rank].communicate(timeout=DEADLINE * 2)[0] for rank in (0, 2)]
+    finally:
+        for rank in ranks:
+            kill_session(rank)
+    assert printed == ["(1,)\n", "(1,)\n"]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """End a process that we started, and its children."""
+    import contextlib
+    import signal
+
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(DEADLINE)
+    if process.stdout is not None:
+        process.stdout.close()
