@@ -17,6 +17,9 @@ cdef class Link:
     cdef void close_view(self, Transport *t) noexcept:
         pass
 
+    def close(self):
+        """Leave: the others learn that this rank is gone."""
+
     def lost(self, int peer):
         """Why this peer cannot be reached any more, for people; "" while it can."""
         return ""

@@ -14,8 +14,9 @@ import threading
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
-    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS, Block, Call,
-    Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
+    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS,
+    Block, Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of,
+    set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.failpoints cimport ENTER, reach

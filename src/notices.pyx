@@ -77,6 +77,8 @@ cdef int look(Transport *t) noexcept nogil:
     cdef Notices *n = <Notices *>t.board
     # Whoever is at it will see to it; nobody needs to wait.
     if exchange_int(&n.busy, 1) == 0:
+        if n.listening:
+            t.test(t, &n.receive)       # a wait for a flag moves no messages
         hear(n, t)
         unlock(n)
     return why(n)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cydist import _native
-from transports import Ranks, done, run, soon, status_of, transports
+from transports import Ranks, done, eventually, run, soon, status_of, transports
 
 SMALL, LARGE = 8, 300_000  # bytes: kept by the receiver, or offered to it
 
@@ -390,6 +390,17 @@ def test_progress_while_nobody_waits(ranks: Callable[..., Ranks]) -> None:
         threading.Event().wait(0.001)
     done(send, receive)
     assert got.tobytes() == pattern(4_000_000).tobytes()
+
+
+def test_progress_begins_again_after_a_pause(ranks: Callable[..., Ranks]) -> None:
+    """Large messages move while nobody waits, however long nothing had been under way."""
+    a, b = ranks().group()
+    for pause in (0.0, 0.06, 0.13, 0.19, 0.24, 0.3):
+        sent, got = pattern(LARGE), np.zeros(LARGE, np.uint8)
+        messages = [b.irecv(got, 0, 5), a.isend(sent, 1, 5)]
+        eventually(lambda messages=messages: all(message.over for message in messages))
+        assert got.tobytes() == sent.tobytes()
+        threading.Event().wait(pause)
 
 
 def costs() -> tuple[int, int]:

@@ -90,7 +90,8 @@ cdef extern from *:
     void futex_wait "cydist_futex_wait"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
     void futex_wake "cydist_futex_wake"(uint32_t *p) noexcept nogil
     # The same where waiter and waker may be different processes.
-    void futex_wait_shared "cydist_futex_wait_shared"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
+    void futex_wait_shared "cydist_futex_wait_shared"(uint32_t *p, uint32_t seen,
+                                                      int64_t ns) noexcept nogil
     void futex_wake_shared "cydist_futex_wake_shared"(uint32_t *p) noexcept nogil
     uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
     int cores "cydist_cores"() noexcept nogil     # this process may run on so many

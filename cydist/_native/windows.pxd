@@ -1,4 +1,4 @@
-"""Windows in memory that ranks share: where they lie, and how their flags are raised and awaited."""
+"""Windows in memory that ranks share: where they lie, how flags are raised and awaited."""
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Transport, Windows

@@ -101,12 +101,14 @@ cdef class Hub:
     cdef char *segment(self, uint64_t context, int members) except NULL:
         """The memory of a group's windows, zeroed by whoever asks first."""
         cdef Segment *segment
+        cdef size_t each
         pthread_mutex_lock(&self.lock)
         segment = self.segments
         while segment != NULL and segment.context != context:
             segment = segment.next
         if segment == NULL:
-            segment = new_segment(context, members, members * window_bytes(self.slots, self.slot_bytes))
+            each = window_bytes(self.slots, self.slot_bytes)
+            segment = new_segment(context, members, members * each)
             if segment != NULL:
                 segment.next = self.segments
                 self.segments = segment

@@ -9,7 +9,7 @@ import os
 
 cimport cython
 from libc.errno cimport ENOSYS, EPERM, errno
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -289,7 +289,6 @@ cdef class ShmLink(Link):
         store_int(&memory.members[self.neighbours.place[self.rank]].pid, memory.pid)
 
     def __dealloc__(self):
-        cdef int i
         if self.memory is not None and self.neighbours.watched != NULL:
             self.close_watched()
         free(self.neighbours.place)

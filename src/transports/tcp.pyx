@@ -101,7 +101,7 @@ cdef void *background(void *argument) noexcept nogil:
     cdef epoll_event events[EVENTS]
     cdef int count, naps = 0
     pthread_mutex_lock(&net.lock)
-    while not net.stopping and naps < IDLE_NAPS:
+    while not net.stopping and (net.moving != 0 or naps < IDLE_NAPS):
         if net.moving == 0:
             sleep_until(&net.resume, &net.lock, now_ns() + (<int64_t>NAP_NS << naps))
             naps += 1

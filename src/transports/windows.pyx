@@ -49,9 +49,9 @@ cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int spins = w.spins
-    cdef int i
+    cdef int _look
     cdef int64_t now, until
-    for i in range(spins):
+    for _look in range(spins):
         if load_u64(flag) >= value:
             w.spins = spins_after(spins, w.most_spins, True)
             return OK
