@@ -104,11 +104,18 @@ class RendezvousError(DistNetworkError):
 
 
 class DistStoreError(DistError):
-    """A store refused a request or cannot be reached."""
+    """A store refused a request or cannot be reached.
+
+    answered    did the store itself say so? Else it is dead or stopped, or cannot be reached
+    """
+
+    def __init__(self, message: str, *, answered: bool = True) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
-    """A key did not appear in the store before the timeout."""
+    """A key did not appear in the store before the timeout, or the store did not answer."""
 
 
 class QueueEmptyError(DistStoreError):

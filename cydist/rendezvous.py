@@ -1,8 +1,6 @@
 """How the ranks of a job find each other: from an URL, a launcher or a store to a meeting.
 
-Whatever the way, it ends in one store that all ranks reach, and in `meet`, where each rank
-checks in: who is missing at the timeout is known by rank, a rank that is taken twice is
-found, and a second meeting in the same store sees nothing of the first.
+Whatever the way, it ends in one store that all ranks reach, and in `cydist.meeting`.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import os
-import secrets
 import socket
 import struct
 import time
@@ -21,17 +18,14 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from cydist import auth, config, launchers, multicast
-from cydist._native import failpoint
-from cydist.errors import DistStoreError, RendezvousError, StoreTimeoutError
+from cydist.errors import RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
-from cydist.stores import FileStore, PrefixStore, Store, TCPStore
+from cydist.meeting import meet
+from cydist.stores import FileStore, MembersStore, PrefixStore, Store, TCPStore
+from cydist.stores.members import served_by
 from cydist.stores.store import Timeout, seconds
 
-__all__ = ["check_mpi_agrees", "default_backend", "launcher", "meet", "rendezvous"]
-
-# What rank 0 writes to say that everybody is here, followed by the meeting's random name, or
-# that somebody is missing.
-_COMPLETE, _FAILED = b"+", b"-"
+__all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 
 # What rank 0 tells the others over MPI: a secret, whether it is one, port, host.
 _ADDRESS = struct.Struct("<32s?H256s")
@@ -78,7 +72,7 @@ def rendezvous(
     store: Store | None = None,
     timeout: Timeout = 1800.0,
     group_name: str = "",
-) -> tuple[Store, int, int]:
+) -> tuple[MembersStore, int, int]:
     """Meet the other ranks of the job. Returns a store for this meeting, rank and world size.
 
     init_method   "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
@@ -92,7 +86,8 @@ def rendezvous(
     every rank and never the same again.
 
     Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
-    with the missing ranks, AuthenticationError if a rank does not know the job's secret.
+    with the missing ranks, PeerFailedError within a second when a rank that had reached the
+    job's TCPStore dies, AuthenticationError if a rank does not know the job's secret.
     """
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
@@ -110,7 +105,9 @@ def rendezvous(
         )
     store, here, size = way(_with_query(call))
     store.set_timeout(timedelta(seconds=seconds(timeout)))
-    return meet(store, here, size, deadline=deadline, group_name=group_name)
+    by_rank_0 = isinstance(store, TCPStore) and not _is_multicast(url.hostname or "")
+    holder = 0 if by_rank_0 else None
+    return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
 
 
 def _given(value: int) -> int | None:
@@ -139,85 +136,6 @@ def _from_launcher(call: _Call) -> _Call:
         call,
         rank=place.rank if call.rank is None else call.rank,
         world_size=place.size if call.world_size is None else call.world_size,
-    )
-
-
-# The meeting
-
-
-def meet(
-    store: Any, rank: int, world_size: int, *, deadline: float, group_name: str = ""
-) -> tuple[Store, int, int]:
-    """Check in and wait for all others. Returns the meeting's own part of `store`.
-
-    The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
-    that were left by an earlier one.
-
-    Raises RendezvousError, on every rank, that lists the missing ranks after the deadline.
-    """
-    hall = PrefixStore(f"cydist/{group_name}", store)
-    failpoint("rendezvous")
-    number = hall.add(f"arrivals/{rank}", 1)
-    meeting = PrefixStore(f"{number}", hall)
-    meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
-    if rank == 0:
-        _gather(meeting, world_size, deadline, number)
-    else:
-        _attend(meeting, rank, world_size, deadline, number)
-    return meeting, rank, world_size
-
-
-def _gather(meeting: PrefixStore, world_size: int, deadline: float, number: int) -> None:
-    """Rank 0: wait until everybody is here, and say so; or who is not."""
-    everybody = [f"here/{rank}" for rank in range(world_size)]
-    try:
-        meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
-    except (StoreTimeoutError, RuntimeError) as error:
-        missing = _missing(meeting, world_size)
-        if not missing:
-            raise
-        text = ",".join(map(str, missing))
-        meeting.set("job", _FAILED + text.encode())
-        raise _absent(meeting, missing, world_size, number) from error
-    meeting.set("job", _COMPLETE + secrets.token_hex(16).encode())
-
-
-def _attend(meeting: PrefixStore, rank: int, world_size: int, deadline: float, number: int) -> None:
-    """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
-    limit = max(0.0, deadline - time.monotonic()) + 0.2
-    try:
-        meeting.wait(["job"], limit)
-    except (StoreTimeoutError, RuntimeError) as error:
-        try:
-            missing = _missing(meeting, world_size)
-        except DistStoreError:
-            missing = (0,)  # the store went with the rank that held it
-        raise _absent(meeting, missing, world_size, number) from error
-    word = meeting.get("job")
-    if word[:1] == _FAILED:
-        missing = tuple(int(each) for each in word[1:].split(b","))
-        raise _absent(meeting, missing, world_size, number)
-
-
-def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(world_size) if not meeting.check([f"here/{rank}"]))
-
-
-def _absent(
-    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
-) -> RendezvousError:
-    shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-    doubt = (
-        f". This is meeting number {number} in this store: if it is the first of this job, two "
-        "processes have the same rank, or the store is left from an earlier job"
-        if number > 1
-        else ""
-    )
-    what = f"missing: rank {shown}" if missing else "rank 0 has not opened the meeting"
-    return RendezvousError(
-        f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
-        f"{what}{doubt}",
-        ranks=missing,
     )
 
 
@@ -437,10 +355,15 @@ def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
     try:
         table.wait([f"{other}" for other in range(size)], call.remaining)
     except StoreTimeoutError as error:
-        here = sum(table.check([f"{other}"]) for other in range(size))
+        here = [f"{other}" for other in range(size) if table.check([f"{other}"])]
+        wanted = {int(value.split()[0]) for value in table.multi_get(here)}
+        # Who asked for no rank may be any of the others.
+        missing = () if -1 in wanted else tuple(r for r in range(size) if r not in wanted)
+        names = f", missing: rank {', '.join(map(str, missing[:16]))}" if missing else ""
         raise RendezvousError(
-            f"rendezvous: timeout with {here} of {size} processes here. If all were started, "
-            "the file may be left from an earlier job: remove it"
+            f"rendezvous: timeout with {len(here)} of {size} processes here{names}. If all were "
+            "started, the file may be left from an earlier job: remove it",
+            ranks=missing,
         ) from error
     asked = [tuple(map(int, table.get(f"{other}").split())) for other in range(size)]
     sizes = {their_size for _, their_size in asked}
@@ -461,16 +384,17 @@ def _tcp(call: _Call, host: str, port: int) -> TCPStore:
     """The job's store at host:port, served by rank 0."""
     fd = config.STORE_FD.take() if call.rank == 0 and port else ""
     try:
-        return TCPStore(
-            host,
-            port,
-            call.world_size,
-            call.rank == 0,
-            max(0.001, call.remaining),
-            wait_for_workers=False,
-            master_listen_fd=int(fd) if fd else None,
-            job=launchers.job_id(),
-        )
+        with served_by(0, "rendezvous"):
+            return TCPStore(
+                host,
+                port,
+                call.world_size,
+                call.rank == 0,
+                max(0.001, call.remaining),
+                wait_for_workers=False,
+                master_listen_fd=int(fd) if fd else None,
+                job=launchers.job_id(),
+            )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None
 

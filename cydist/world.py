@@ -15,10 +15,10 @@ from typing import Any
 
 from cydist import config, registry, rendezvous
 from cydist._native import arm_failpoint, use_isa
-from cydist.errors import GroupDestroyedError
+from cydist.errors import GroupDestroyedError, PeerFailedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
-from cydist.stores import PrefixStore, Store
+from cydist.stores import MembersStore, Store
 from cydist.work import seconds
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -28,7 +28,9 @@ DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
 class World:
     """What one rank knows of the job: its store, its default group, the groups made since."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float, spec: str) -> None:
+    def __init__(
+        self, store: MembersStore, rank: int, size: int, timeout: float, spec: str
+    ) -> None:
         self.store = store
         self.rank = rank
         self.size = size
@@ -44,10 +46,17 @@ class World:
     ) -> ProcessGroup:
         """A group of these global ranks, which include this one."""
         devices = registry.parse(spec)
-        parts = {
-            backend: self._make_one(ranks, f"{name}/{backend}", name, backend, timeout, pg_options)
-            for backend in dict.fromkeys(devices.values())
-        }
+        parts: dict[str, ProcessGroup] = {}
+        try:
+            for backend in dict.fromkeys(devices.values()):
+                parts[backend] = self._make_one(ranks, name, backend, timeout, pg_options)
+        except BaseException as error:
+            for made in parts.values():
+                made.destroy()
+            # Whoever is late, or failed because of another, has nothing to tell.
+            if not isinstance(error, TimeoutError | PeerFailedError):
+                self.store.leave(self.rank, f"{type(error).__name__}: {error}")
+            raise
         group = next(iter(parts.values()))
         if len(parts) > 1:
             by_device = {device: parts[backend] for device, backend in devices.items()}
@@ -58,7 +67,6 @@ class World:
     def _make_one(
         self,
         ranks: Sequence[int],
-        prefix: str,
         name: str,
         backend: str,
         timeout: float,
@@ -70,7 +78,7 @@ class World:
             if shared is not None:
                 return shared
         options = BackendOptions(
-            PrefixStore(prefix, self.store),
+            self.store.part(f"{name}/{backend}", ranks, f"making group {name!r}"),
             list(ranks).index(self.rank),
             len(ranks),
             timeout,
@@ -220,7 +228,7 @@ def init_process_group(
     allow_pickle    may object collectives pickle what their own codec cannot say
 
     Raises ValueError for contradictory arguments and a second call, RendezvousError when
-    ranks are missing at the timeout (it lists them).
+    ranks are missing at the timeout (it lists them), PeerFailedError when one dies on the way.
     """
     if _find() is not None:
         raise ValueError("trying to initialize the default process group twice!")

@@ -27,7 +27,7 @@ LAYERS = {
     0: "_native",
     1: "work types errors config",
     2: "codec group executor registry tuning "
-    "rendezvous launchers multicast stores door auth secret",
+    "rendezvous meeting launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
     5: "arguments calling collectives coalesced monitored scans p2p objects",

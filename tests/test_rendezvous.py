@@ -205,6 +205,13 @@ def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
         assert "2 of 3 processes" in str(outcome)
 
 
+def test_missing_ranks_are_listed_in_a_file(tmp_path: Path) -> None:
+    """Where everybody asked for a rank, those that nobody asked for are listed."""
+    for outcome in refusals(meet(file(tmp_path), [3, 0], size=4, timeout=0.3)):
+        assert outcome.ranks == (1, 2)
+        assert "missing: rank 1, 2" in str(outcome)
+
+
 def test_dirty_file_serves_again(tmp_path: Path) -> None:
     """A file that a complete meeting left behind serves the next one."""
     url = file(tmp_path)
@@ -236,9 +243,14 @@ def test_missing_ranks_are_listed(here: list[int]) -> None:
         assert f"missing: rank {', '.join(map(str, missing))}" in str(outcome)
 
 
-def test_missing_ranks_are_listed_over_tcp() -> None:
+@pytest.mark.parametrize("scheme", ["tcp", "env"])
+def test_missing_ranks_are_listed_over_tcp(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     """The ranks that wait at rank 0's store hear its list before the store closes."""
-    for outcome in refusals(meet(f"tcp://{HOST}:{free_port()}", [0, 2], size=4, timeout=0.5)):
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    url = f"tcp://{HOST}:{port}" if scheme == "tcp" else "env://"
+    for outcome in refusals(meet(url, [0, 2], size=4, timeout=0.5)):
         assert outcome.ranks == (1, 3)
 
 

@@ -50,6 +50,10 @@ class Op(IntEnum):
     QUEUE_POP = 12
     QUEUE_LEN = 13
     LIST_KEYS = 14
+    # Wait for all keys but the first, or until the first has another value than the one given.
+    WATCH = 15
+    # When this connection ends, append each value to its key. Without keys: do not, after all.
+    WILL = 16
 
 
 class Status(IntEnum):
@@ -62,7 +66,7 @@ class Status(IntEnum):
 
 
 # The operations that can wait for what is missing.
-BLOCKING = frozenset((Op.GET, Op.WAIT, Op.QUEUE_POP))
+BLOCKING = frozenset((Op.GET, Op.WAIT, Op.QUEUE_POP, Op.WATCH))
 
 # The operations that change a store; the others may be forgotten once answered.
 MUTATING = frozenset(

@@ -70,7 +70,7 @@ class Store:
     ) -> Sequence[bytes]:
         limit = self._timeout if timeout is None else seconds(timeout)
         return self._request(
-            Request(op, tuple(map(_key, keys)), tuple(map(_value, values)), block, limit)
+            Request(op, tuple(map(_key, keys)), tuple(map(as_bytes, values)), block, limit)
         )
 
     def set(self, key: str, value: Value) -> None:
@@ -187,7 +187,8 @@ def _key(key: str) -> bytes:
     return key.encode()
 
 
-def _value(value: Value) -> bytes:
+def as_bytes(value: Value) -> bytes:
+    """A value as it is stored; TypeError for what is neither str nor bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

@@ -47,10 +47,10 @@ class Table:
         if request.op is Op.QUEUE_POP:
             key = request.keys[0]
             return None if self._queues.get(key) else (True, key)
-        for key in request.keys:
-            if key not in self._values:
-                return (False, key)
-        return None
+        missing = self.missing(request)
+        if not missing or self._news(request):
+            return None
+        return (False, missing[0])
 
     def touched(self, request: Request) -> list[Place]:
         """The keys or queues at which waiting requests may go on after this one."""
@@ -64,7 +64,15 @@ class Table:
         """Every key that a request still waits for."""
         if request.op is Op.QUEUE_POP:
             return request.keys
-        return tuple(key for key in request.keys if key not in self._values)
+        keys = request.keys[1:] if request.op is Op.WATCH else request.keys
+        return tuple(key for key in keys if key not in self._values)
+
+    def _news(self, request: Request) -> tuple[bytes, ...]:
+        """The value of the key that a request watches, if it is another than the one it knows."""
+        if request.op is not Op.WATCH:
+            return ()
+        value = self._values.get(request.keys[0], b"")
+        return () if value == request.values[0] else (value,)
 
     def execute(self, request: Request) -> tuple[bytes, ...]:
         """Run a request that need not wait.
@@ -79,6 +87,8 @@ class Table:
                 self._put(keys[0], values[0])
             case Op.GET | Op.WAIT:
                 return self._found(request)
+            case Op.WATCH:
+                return self._watched(request)
             case Op.ADD:
                 return (self._add(keys[0], values[0]),)
             case Op.CHECK:
@@ -110,6 +120,15 @@ class Table:
         except KeyError as error:
             raise DistStoreError(f"no key {error.args[0]!r}") from None
         return found if request.op is Op.GET else ()
+
+    def _watched(self, request: Request) -> tuple[bytes, ...]:
+        missing = self.missing(request)
+        if not missing:
+            return ()
+        news = self._news(request)
+        if not news:
+            raise DistStoreError(f"no key {missing[0]!r}")
+        return news
 
     def _user_keys(self) -> list[bytes]:
         return [key for key in self._values if not key.startswith(INTERNAL)]
@@ -198,15 +217,18 @@ _ARITY = {
     Op.QUEUE_POP: (1, 0),
     Op.QUEUE_LEN: (1, 0),
     Op.LIST_KEYS: (0, 0),
+    Op.WATCH: (-1, 1),
+    Op.WILL: (-1, -1),
 }
 
 
 def _check_arity(request: Request) -> None:
     keys, values = _ARITY[request.op]
-    if keys not in (-1, len(request.keys)) or values not in (-1, len(request.values)):
+    given = len(request.keys), len(request.values)
+    watches_nothing = request.op is Op.WATCH and not request.keys
+    if keys not in (-1, given[0]) or values not in (-1, given[1]) or watches_nothing:
         raise DistStoreError(
-            f"{request.op.name} does not take {len(request.keys)} keys and "
-            f"{len(request.values)} values"
+            f"{request.op.name} does not take {given[0]} keys and {given[1]} values"
         )
 
 

@@ -8,6 +8,7 @@ the monotonic clock; a server that died or stopped is an error at the timeout, n
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import threading
@@ -40,7 +41,7 @@ from cydist.stores.protocol import (
     decode_reply,
     encode_request,
 )
-from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, Value, as_bytes, store_timeout
 from cydist.stores.tcp_server import CHANNEL, StoreServer, servers
 
 # How much later than the server the client gives up, in seconds.
@@ -172,13 +173,39 @@ class TCPStore(Store):
         except TimeoutError:
             raise StoreTimeoutError(
                 f"{request.op.name.lower()}: timeout: the store at {self._pool.name} did not "
-                f"answer within {request.timeout:g} s; its process is stopped, or its host cut off"
+                f"answer within {request.timeout:g} s; its process is stopped, or its host cut off",
+                answered=False,
             ) from None
         except OSError as error:
             raise DistStoreError(
                 f"{request.op.name.lower()}: lost the store at {self._pool.name} ({error}); "
-                "the process that served it has probably ended"
+                "the process that served it has probably ended",
+                answered=False,
             ) from None
+
+    def watch(self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout) -> bytes | None:
+        """Wait until all `keys` have a value, or until `key` has another than the `known` one.
+
+        known   b"" for no value
+        Returns None, or the new value of `key`. Raises StoreTimeoutError as `wait` does.
+        """
+        news = self._call(Op.WATCH, [key, *keys], [known], block=True, timeout=timeout)
+        return news[0] if news else None
+
+    def will(self, key: str, value: Value) -> None:
+        """Have the server append `value` to `key` if this process ends without closing the store.
+
+        However it ends: killed, crashed or by `os._exit`. It takes one more connection.
+        """
+        deadline = time.monotonic() + self._timeout
+        request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
+        connection = self._pool.take(deadline, bond=True)
+        try:
+            self._exchange(connection, request, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        self._pool.give(connection, bond=True)
 
     def num_keys(self) -> int:
         """The number of keys: one more than the user's, for the count of workers."""
@@ -277,6 +304,8 @@ class _Pool:
         self._secret = secret
         self._job = job
         self._idle: list[socket.socket] = []
+        # Connections whose end, without a goodbye, tells the server that this process has ended.
+        self._bonds: list[socket.socket] = []
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -290,21 +319,22 @@ class _Pool:
     def twin(self) -> _Pool:
         return _Pool(self.host, self.port, self._secret, self._job)
 
-    def take(self, deadline: float) -> socket.socket:
+    def take(self, deadline: float, *, bond: bool = False) -> socket.socket:
+        kept = self._bonds if bond else self._idle
         with self._lock:
             if self._closed:
                 raise DistStoreError(f"this TCPStore on {self.name} is closed")
-            if self._idle:
-                return self._idle.pop()
+            if kept:
+                return kept.pop()
         # The server has been there before: if it is gone now, it stays gone.
         return self.connect(deadline, patient=False)
 
-    def give(self, connection: socket.socket) -> None:
+    def give(self, connection: socket.socket, *, bond: bool = False) -> None:
         with self._lock:
-            if not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
-                self._idle.append(connection)
+            if not self._closed and (bond or len(self._idle) < _IDLE_CONNECTIONS):
+                (self._bonds if bond else self._idle).append(connection)
                 return
-        connection.close()
+        _part(connection) if bond else connection.close()
 
     def close(self) -> None:
         with self._lock:
@@ -312,13 +342,16 @@ class _Pool:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
+            for connection in self._bonds:
+                _part(connection)
+            self._bonds.clear()
 
     def abandon(self) -> None:
         """In a forked child: the parent goes on using these connections; make new ones."""
         self._lock = threading.Lock()
-        for connection in self._idle:
+        for connection in self._idle + self._bonds:
             connection.close()
-        self._idle = []
+        self._idle, self._bonds = [], []
 
     def connect(self, deadline: float, *, patient: bool) -> socket.socket:
         """A new connection, authenticated.
@@ -335,7 +368,8 @@ class _Pool:
             except DistTimeoutError:
                 raise DistStoreError(
                     f"{self.name} is not a cydist store, or the process that serves it is "
-                    "stopped: it did not greet us in time"
+                    "stopped: it did not greet us in time",
+                    answered=False,
                 ) from None
             except PeerFailedError as error:
                 # The server has too many strangers at its door, or is none of ours.
@@ -351,14 +385,16 @@ class _Pool:
                 if not patient and not no_descriptor(error):
                     raise DistStoreError(
                         f"lost the store at {self.name} ({error}); the process that served it "
-                        "has probably ended"
+                        "has probably ended",
+                        answered=False,
                     ) from None
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise StoreTimeoutError(
                     f"no store at {self.name}: timeout after {deadline - started:.3g} s "
                     f"({explained(failure)}); is the master (rank 0) running, and does this "
-                    "address reach it?"
+                    "address reach it?",
+                    answered=False,
                 )
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -393,6 +429,14 @@ class _Pool:
             secret=self._secret,
             deadline=deadline + _GRACE,
         )
+
+
+def _part(connection: socket.socket) -> None:
+    """Close a bond on purpose: take back the will, without waiting for an answer."""
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(encode_request(Request(Op.WILL)))
+    connection.close()
 
 
 def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:

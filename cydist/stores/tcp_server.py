@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 
 from cydist.door import Door
@@ -25,6 +26,7 @@ from cydist.stores.protocol import (
     MAX_FRAME_BYTES,
     MAX_TOTAL_BYTES,
     MAX_VALUE_BYTES,
+    Op,
     Reply,
     Request,
     Status,
@@ -46,7 +48,8 @@ class _Connection:
     received: bytearray = field(default_factory=bytearray)
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     parked: Request | None = None
-    place: Place | None = None
+    places: tuple[Place, ...] = ()
+    will: tuple[tuple[bytes, bytes], ...] = ()
     ticket: int = 0
     closing: bool = False
 
@@ -69,6 +72,7 @@ class StoreServer:
         self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
         self._parked: dict[Place, dict[_Connection, None]] = {}
+        self._wills: deque[tuple[bytes, bytes]] = deque()  # of connections that have ended
         # A heap. Stale alarms stay in it until their time, or until they are too many.
         self._alarms: list[_Alarm] = []
         self._tickets = itertools.count(1)
@@ -144,6 +148,7 @@ class StoreServer:
         now = time.monotonic()
         self._door.look_at_clock(now)
         self._ring_alarms(now)
+        self._carry_out_wills()
 
     def _serve(self, connection: _Connection, events: int) -> None:
         try:
@@ -227,11 +232,16 @@ class StoreServer:
         """Run `request`, or park it at the first key or queue that it misses."""
         place = self.table.awaits(request)
         if place is not None:
-            connection.parked, connection.place = request, place
-            self._parked.setdefault(place, {})[connection] = None
+            watched = {(False, request.keys[0])} if request.op is Op.WATCH else set()
+            connection.parked, connection.places = request, tuple({place} | watched)
+            for each in connection.places:
+                self._parked.setdefault(each, {})[connection] = None
             return False
         try:
             reply = Reply(Status.OK, self.table.execute(request))
+            if request.op is Op.WILL:
+                pairs = tuple(zip(request.keys, request.values, strict=True))
+                connection.will = connection.will + pairs if pairs else ()
         except QueueEmptyError as error:
             reply = Reply(Status.QUEUE_EMPTY, (str(error).encode(),))
         except DistStoreError as error:
@@ -262,13 +272,12 @@ class StoreServer:
             self._close(connection)
 
     def _unpark(self, connection: _Connection) -> None:
-        place = connection.place
-        if place is not None:
+        for place in connection.places:
             waiting = self._parked[place]
             del waiting[connection]
             if not waiting:
                 del self._parked[place]
-        connection.parked = connection.place = None
+        connection.parked, connection.places = None, ()
 
     def _answer_timeout(self, connection: _Connection) -> None:
         request = connection.parked
@@ -305,9 +314,19 @@ class StoreServer:
         if self._connections.pop(connection, self) is self:
             return
         self._unpark(connection)
+        self._wills += connection.will
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.sock.close()
+
+    def _carry_out_wills(self) -> None:
+        """Do what was asked for in case a connection ends. Waking others may end more of them."""
+        while self._wills:
+            key, value = self._wills.popleft()
+            request = Request(Op.APPEND, (key,), (value,))
+            with contextlib.suppress(DistStoreError):  # full: they learn at their timeouts
+                self.table.execute(request)
+                self._wake(self.table.touched(request))
 
 
 servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()

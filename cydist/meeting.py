@@ -1,0 +1,121 @@
+"""The meeting: every rank checks in, in one store, and learns that all others did, or who did not.
+
+Who is missing at the timeout is known by rank, a rank that is taken twice is found, and a second
+meeting in the same store sees nothing of the first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+from cydist._native import failpoint
+from cydist.errors import DistStoreError, PeerFailedError, RendezvousError
+from cydist.stores import MembersStore, PrefixStore
+from cydist.stores.members import served_by
+
+# What rank 0 writes to say that everybody is here, followed by the meeting's random name, or
+# that somebody is missing.
+_COMPLETE, _FAILED = b"+", b"-"
+
+
+def meet(
+    store: Any,
+    rank: int,
+    world_size: int,
+    *,
+    deadline: float,
+    group_name: str = "",
+    holder: int | None = None,
+) -> tuple[MembersStore, int, int]:
+    """Check in and wait for all others. Returns the meeting's own part of `store`.
+
+    The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
+    that were left by an earlier one.
+
+    holder   the rank that serves the store; None: somebody else does
+
+    Raises, on every rank, RendezvousError that lists the missing ranks after the deadline, and
+    PeerFailedError at once when one that was here is lost (MembersStore).
+    """
+    hall = PrefixStore(f"cydist/{group_name}", store)
+    with served_by(holder, "rendezvous"):
+        number = hall.add(f"arrivals/{rank}", 1)
+    meeting = MembersStore(f"{number}", hall, range(world_size), holder=holder)
+    meeting.join(rank)
+    failpoint("rendezvous")
+    meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
+    if rank == 0:
+        _gather(meeting, world_size, deadline, number)
+    else:
+        _attend(meeting, rank, world_size, deadline, number)
+    return meeting, rank, world_size
+
+
+def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
+    """Rank 0: wait until everybody is here, and say so; or who is not."""
+    everybody = [f"here/{rank}" for rank in range(world_size)]
+    try:
+        meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
+    except PeerFailedError:
+        raise
+    except RuntimeError as error:  # of any store: torch's raises it for a timeout
+        missing = _missing(meeting, world_size)
+        if not missing:
+            raise
+        text = ",".join(map(str, missing))
+        meeting.set("job", _FAILED + text.encode())
+        raise _absent(meeting, missing, world_size, number) from error
+    meeting.set("job", _COMPLETE + secrets.token_hex(16).encode())
+
+
+def _attend(
+    meeting: MembersStore, rank: int, world_size: int, deadline: float, number: int
+) -> None:
+    """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
+    limit = max(0.0, deadline - time.monotonic()) + 0.2
+    try:
+        meeting.wait(["job"], limit)
+    except PeerFailedError:
+        raise
+    except RuntimeError as error:
+        if isinstance(error, DistStoreError) and not error.answered:
+            raise _silent(error, meeting.holder) from error
+        missing = _missing(meeting, world_size)
+        raise _absent(meeting, missing, world_size, number) from error
+    word = meeting.get("job")
+    if word[:1] == _FAILED:
+        missing = tuple(int(each) for each in word[1:].split(b","))
+        raise _absent(meeting, missing, world_size, number)
+
+
+def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
+    """The store itself did not answer: asking it who is missing would take as long again."""
+    whose = "" if holder is None else f", which is on rank {holder},"
+    ranks = () if holder is None else (holder,)
+    return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)
+
+
+def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(world_size) if not meeting.check([f"here/{rank}"]))
+
+
+def _absent(
+    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
+) -> RendezvousError:
+    shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+    doubt = (
+        f". This is meeting number {number} in this store: if it is the first of this job, two "
+        "processes have the same rank, or the store is left from an earlier job"
+        if number > 1
+        else ""
+    )
+    what = f"missing: rank {shown}" if missing else "rank 0 has not opened the meeting"
+    return RendezvousError(
+        f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
+        f"{what}{doubt}",
+        ranks=missing,
+    )

@@ -1,0 +1,144 @@
+"""MembersStore: a part of a store for some ranks, in which nobody waits for the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from cydist.errors import DistStoreError, PeerFailedError, StoreTimeoutError
+from cydist.stores.prefix import PrefixStore
+from cydist.stores.store import Timeout, Value, seconds
+from cydist.stores.tcp import TCPStore
+
+_TELLING_SECONDS = 1.0
+
+
+class MembersStore(PrefixStore):
+    """A part of a store for ranks that have to meet: waiting in it ends when one of them is lost.
+
+    prefix    stands before every key, as in a PrefixStore
+    store     the store below; only a TCPStore notices the end of a process. Over any other the
+              waits last until their timeouts
+    members   global ranks of all that have to come
+    what      what they meet for, for messages
+    holder    the rank whose process serves the store; None: not one of them
+
+    A rank that `join` announced is lost when its process ended without closing the store, or
+    when it called `leave`. Waiting for a key that is there, or that comes, is never disturbed.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        store: Any,
+        members: Collection[int],
+        *,
+        what: str = "rendezvous",
+        holder: int | None = None,
+    ) -> None:
+        super().__init__(prefix, store)
+        self.holder = holder
+        self._members = members
+        self._what = what
+        root, path = _below(self)
+        self._root = root if isinstance(root, TCPStore) else None
+        self._path = path
+        self._lost = f"{path}lost"
+        self._known = b""
+
+    def part(self, prefix: str, members: Collection[int], what: str) -> MembersStore:
+        """A part of this part, for some of its members."""
+        part = MembersStore(prefix, self, members, what=what, holder=self.holder)
+        part._lost = self._lost
+        return part
+
+    def join(self, rank: int) -> None:
+        """From now on the others learn if this process, which is `rank`, ends."""
+        if self._root is not None:
+            where = f"on {socket.gethostname()} (process {os.getpid()})"
+            with served_by(self.holder, self._what):
+                self._root.will(self._lost, f"{rank} {where} died or was cut off\n")
+
+    def leave(self, rank: int, why: str) -> None:
+        """Tell whoever waits for `rank` that it will not come; best effort."""
+        if self._root is not None:
+            with (
+                contextlib.suppress(DistStoreError),
+                contextlib.closing(self._root.clone()) as twin,
+            ):
+                twin.set_timeout(_TELLING_SECONDS)
+                twin.append(self._lost, f"{rank} on {socket.gethostname()} gave up: {why}\n")
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all `keys` have a value.
+
+        Raises PeerFailedError when a member is lost before, StoreTimeoutError after the timeout.
+        """
+        if self._root is None:
+            super().wait(keys, timeout)
+            return
+        limit = self.timeout.total_seconds() if timeout is None else seconds(timeout)
+        deadline = time.monotonic() + limit
+        named = [self._path + key for key in keys]
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with served_by(self.holder, self._what):
+                news = self._root.watch(self._lost, self._known, named, left)
+            if news is None:
+                return
+            self._known = news
+            self._check(news)
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`, waiting until it has one as `wait` does."""
+        self.wait([key])
+        with served_by(self.holder, self._what):
+            return super().get(key)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of `keys`, waiting until all have one as `wait` does."""
+        self.wait(keys)
+        with served_by(self.holder, self._what):
+            return super().multi_get(keys)
+
+    def set(self, key: str, value: Value) -> None:
+        """Give `key` a value. Raises PeerFailedError if the store went with its rank."""
+        with served_by(self.holder, self._what):
+            super().set(key, value)
+
+    def _check(self, news: bytes) -> None:
+        lines = [line.partition(" ") for line in news.decode(errors="replace").splitlines()]
+        lost = {int(rank): how for rank, _, how in lines if int(rank) in self._members}
+        if lost:
+            said = "; ".join(f"rank {rank} {how}" for rank, how in lost.items())
+            raise PeerFailedError(
+                f"{self._what}: {said}, before all {len(self._members)} ranks had met",
+                ranks=tuple(lost),
+            )
+
+
+@contextlib.contextmanager
+def served_by(holder: int | None, what: str) -> Iterator[None]:
+    """Turn the loss of the store into PeerFailedError about the rank that served it, if one did."""
+    try:
+        yield
+    except DistStoreError as error:
+        if holder is None or error.answered or isinstance(error, StoreTimeoutError):
+            raise
+        raise PeerFailedError(
+            f"{what}: rank {holder}, which serves the store, died or was cut off: {error}",
+            ranks=(holder,),
+        ) from error
+
+
+def _below(store: Any) -> tuple[Any, str]:
+    """The store at the bottom of prefixes, and all of them together."""
+    path = ""
+    while isinstance(store, PrefixStore):
+        path = f"{store.prefix}/{path}"
+        store = store.underlying_store
+    return store, path

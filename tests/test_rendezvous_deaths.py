@@ -1,0 +1,264 @@
+"""A rank that dies before the job is together: the others are told at once, and by its number."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cydist.errors import PeerFailedError, StoreTimeoutError
+from cydist.stores import MembersStore, TCPStore
+
+HOST = "127.0.0.1"
+DEADLINE = 50
+# Nobody may learn of a death by this: it is longer than any test may take.
+TIMEOUT = 600
+
+# A rank: joins, and says as one line of JSON how that went. `before` may change what it joins with.
+PROGRAM = """
+import json, os, signal, sys, threading, time
+import cydist as dist
+from cydist import auth
+auth.set_secret(bytes(range(32)))
+{before}
+try:
+    dist.init_process_group('tcp', {how}, timeout={timeout})
+    said = ['joined', [], '']
+except Exception as error:
+    said = [type(error).__name__, list(getattr(error, 'ranks', ())), str(error)]
+print(json.dumps(said), flush=True)
+"""
+
+# Where the victim ends, in each case when the others are there, else they would find nobody who
+# could tell them: rank 2 before it has checked in, rank 0 while the others wait for its word,
+# either when all have met, before it says where it listens.
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+CHECKING_IN = """
+from cydist.stores import MembersStore
+def join(self, rank, join=MembersStore.join):
+    join(self, rank)
+    self.wait(['here/0', 'here/1'])
+    dist._native.arm_failpoint('rendezvous:kill')
+MembersStore.join = join
+"""
+GATHERING = f"""
+import cydist.meeting as r
+def gather(meeting, *rest):
+    meeting.wait(['here/1', 'here/2'])
+    {KILL}
+r._gather = gather
+"""
+CONNECTING = f"""
+import cydist.backends.connections as c
+c.Connections = lambda *a, **k: {KILL}
+"""
+
+
+class Ranks:
+    """Processes, one per rank, that the test starts and that end with it."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, how: str, before: str = "", timeout: float = TIMEOUT, **env: str
+    ) -> subprocess.Popen[str]:
+        """A process that calls init_process_group with the arguments `how`."""
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MASTER_", "TORCHELASTIC_", "CYDIST_"))
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(how=how, before=before, timeout=timeout)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**clean, **env},
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[str]) -> tuple[str, list[int], str]:
+        """How joining went for it."""
+        assert process.stdout is not None
+        name, ranks, text = json.loads(process.stdout.readline())
+        return name, ranks, text
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate(timeout=DEADLINE)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    made.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+Way = tuple[str, dict[str, str]]
+
+
+def tcp(request: pytest.FixtureRequest) -> Way:
+    """By an URL."""
+    return f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3", {}
+
+
+def env(request: pytest.FixtureRequest) -> Way:
+    """By the environment."""
+    where = {"MASTER_ADDR": HOST, "MASTER_PORT": str(free_port())}
+    return "rank={rank}, world_size=3", where
+
+
+def torchrun(request: pytest.FixtureRequest) -> Way:
+    """Through the store of torchrun's agent."""
+    torch_dist = pytest.importorskip("torch.distributed")
+    agent = torch_dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
+    request.addfinalizer(lambda: agent)  # it lives as long as the test
+    return "rank={rank}, world_size=3", {
+        "MASTER_ADDR": HOST, "MASTER_PORT": str(agent.port), "WORLD_SIZE": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": secrets.token_hex(4),
+    }  # fmt: skip
+
+
+def store(request: pytest.FixtureRequest) -> Way:
+    """In a TCPStore that no rank serves."""
+    port = request.getfixturevalue("master").port
+    return f"rank={{rank}}, world_size=3, store=dist.TCPStore('{HOST}', {port})", {}
+
+
+@pytest.mark.parametrize(
+    ("victim", "before", "way"),
+    [
+        pytest.param(2, CHECKING_IN, tcp, id="rank 2 checks in"),
+        pytest.param(0, GATHERING, tcp, id="rank 0 gathers"),
+        pytest.param(2, CONNECTING, tcp, id="rank 2 connects"),
+        pytest.param(0, CONNECTING, tcp, id="rank 0 connects"),
+        pytest.param(2, CHECKING_IN, env, id="by the environment"),
+        pytest.param(2, CHECKING_IN, torchrun, id="under torchrun"),
+        pytest.param(0, GATHERING, store, id="in a store, rank 0 gathers"),
+        pytest.param(2, CONNECTING, store, id="in a store, rank 2 connects"),
+    ],
+)
+def test_death_is_told_at_once(
+    ranks: Ranks,
+    victim: int,
+    before: str,
+    way: Callable[[pytest.FixtureRequest], Way],
+    request: pytest.FixtureRequest,
+) -> None:
+    """Whoever waits for a rank that is killed while the job comes together raises
+    PeerFailedError with that rank, long before the timeout; also if it served the store."""
+    how, env = way(request)
+    others = [ranks.start(how.format(rank=rank), **env) for rank in range(3) if rank != victim]
+    ranks.start(how.format(rank=victim), before, **env)
+    for process in others:
+        name, about, text = ranks.said(process)
+        assert (name, about) == ("PeerFailedError", [victim]), text
+        assert f"rank {victim}" in text
+
+
+def test_a_forked_child_does_not_hide_a_death(ranks: Ranks) -> None:
+    """The death of a rank is noticed though a child that it forked lives on."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    others = [ranks.start(how.format(rank=rank)) for rank in range(2)]
+    fork = CHECKING_IN.replace(
+        "    dist._native", "    os.fork() or sys.stdin.read()\n    dist._native"
+    )
+    ranks.start(how.format(rank=2), fork)
+    for process in others:
+        assert ranks.said(process)[:2] == ("PeerFailedError", [2])
+
+
+def test_giving_up_is_told_at_once(ranks: Ranks) -> None:
+    """A rank that cannot make the group says why to those who wait for it."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    wrong = {"CYDIST_SOCKET_IFNAME": "nowhere0"}
+    processes = [
+        ranks.start(how.format(rank=rank), **(wrong if rank == 1 else {})) for rank in range(3)
+    ]
+    said = [ranks.said(process) for process in processes]
+    assert [name for name, _, _ in said] == [
+        "PeerFailedError",
+        "DistNetworkError",
+        "PeerFailedError",
+    ]
+    assert [about for _, about, _ in said] == [[1], [], [1]]
+    assert "nowhere0" in said[0][2]
+
+
+def test_stopped_rank_zero_costs_the_timeout(ranks: Ranks) -> None:
+    """Where the process that serves the store is stopped, the error at the timeout names it."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    stop = GATHERING.replace("SIGKILL", "SIGSTOP")
+    others = [ranks.start(how.format(rank=rank), timeout=3) for rank in (1, 2)]
+    ranks.start(how.format(rank=0), stop, timeout=3)
+    for process in others:
+        name, about, text = ranks.said(process)
+        assert (name, about) == ("RendezvousError", [0])
+        assert "does not answer" in text
+
+
+def test_leaving_is_no_death(master: TCPStore) -> None:
+    """A process that closes its store, or ends as programs do, is not reported as lost."""
+    script = (
+        "from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.stores import MembersStore, TCPStore\n"
+        f"store = TCPStore('{HOST}', {master.port}); part = MembersStore('p', store, [0, 1])\n"
+        "part.join(1); store.add('here', 1)\n"
+    )
+    for end in ("store.close()", "", "raise SystemExit(3)"):
+        subprocess.run([sys.executable, "-c", script + end], timeout=DEADLINE, check=False)
+    assert master.get("here") == b"3"
+    abrupt = f"{script}import os; os._exit(0)"
+    subprocess.run([sys.executable, "-c", abrupt], timeout=DEADLINE, check=True)
+    with pytest.raises(PeerFailedError, match="rank 1"):
+        MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
+    assert master.get("p/lost").count(b"\n") == 1
+
+
+def test_others_are_not_disturbed(master: TCPStore) -> None:
+    """Who does not wait for the lost rank goes on waiting, and gets what comes."""
+    whole = MembersStore("p", master, range(4))
+    whole.leave(3, "reason")
+    part = whole.part("q", [0, 1], "making a group")
+    with pytest.raises(StoreTimeoutError):
+        part.wait(["late"], 0.05)
+    part.set("late", "v")
+    assert part.get("late") == b"v"
+    assert whole.part("q", [0, 3], "making a group").multi_get(["late"]) == [b"v"]
+    with pytest.raises(PeerFailedError, match=r"making a group: rank 3 .*reason") as caught:
+        whole.part("q", [0, 3], "making a group").get("never")
+    assert caught.value.ranks == (3,)
+
+
+def test_watching_ends_a_wait(master: TCPStore) -> None:
+    """A wait that is under way ends when the watched key changes, and leaves the server clean."""
+    watched = MembersStore("p", master, range(2))
+    outcome: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            watched.wait(["never"], DEADLINE)
+        except PeerFailedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    MembersStore("p", master, range(2)).leave(1, "reason")
+    thread.join(DEADLINE)
+    assert len(outcome) == 1
+    watched.set("never", "v")
+    assert watched.get("never") == b"v"
