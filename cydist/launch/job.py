@@ -344,7 +344,8 @@ class Job:
         directory = os.path.join(self._logs, f"attempt_{number}", str(rank))
         for stream, name in STREAMS.items():
             if wanted & stream:
-                os.makedirs(directory, mode=0o700, exist_ok=True)
+                for folder in (os.path.dirname(directory), directory):
+                    os.makedirs(folder, mode=0o700, exist_ok=True)
                 worker.logs[stream] = LogFile(os.path.join(directory, f"{name}.log"))
 
 
