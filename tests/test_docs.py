@@ -48,12 +48,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_exist(page: Path) -> None:
-    """Every path of the repository that a page names is there."""
-    paths = {word for code in CODE.findall(prose(page)) for word in code.split()}
-    missing = [
-        path for path in paths if path.startswith(ROOMS) and not list(ROOT.glob(path.rstrip("/")))
-    ]
-    assert missing == []
+    """Every path of the repository that a page names is there, and every test of a file."""
+    words = {word.strip('"') for code in CODE.findall(prose(page)) for word in code.split()}
+    assert [word for word in words if word.startswith(ROOMS) and not is_there(word)] == []
+
+
+def is_there(word: str) -> bool:
+    """A path, also with wild cards, or a test as pytest names it: tests/test_x.py::test_y[z]."""
+    path, _, test = word.partition("::")
+    found = list(ROOT.glob(path.rstrip("/")))
+    return bool(found) and (not test or f"def {test.partition('[')[0]}(" in found[0].read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
