@@ -38,6 +38,7 @@ setup(
         native("exporters", "src/exporters.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
         native("notices", "src/notices.pyx"),
+        native("failures", "src/failures.pyx"),
         native("engine", "src/engine.pyx"),
         native("rehearsal", "src/rehearsal.pyx"),
         *(

@@ -160,7 +160,9 @@ def from_failure(
         "no_memory": "no memory for the temporaries of this call",
         "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
         f"{who[0].upper() + who[1:]}: {failure.theirs}",
-        "aborted": "the group was aborted",
+        "aborted": f"the group failed in {failure.ours}"
+        if failure.ours
+        else "the group was aborted",
         "closed": "the group was destroyed while the call was under way",
     }
     lost = lost or "it died, left, or was cut off"
@@ -168,7 +170,9 @@ def from_failure(
     if failure.teller >= 0:
         teller = _named(failure.teller, ranks)
         text |= {
-            "timeout": f"{teller} gave up waiting for {who} in {failure.ours}{step}",
+            "timeout": f"{teller} gave up waiting"
+            + (f" for {who}" if failure.peer >= 0 else "")
+            + f" in {failure.ours}{step}",
             "peer_lost": f"{who} was lost, says {teller}: {lost}",
             "no_memory": f"{teller} had no memory for {failure.ours}",
             "mismatch": "the ranks are in different calls. "
@@ -176,6 +180,7 @@ def from_failure(
             f"{who[0].upper() + who[1:]}: {failure.theirs}",
             "interrupted": f"{teller} was interrupted in {failure.ours}",
             "aborted": f"{teller} aborted the group",
+            "raised": f"{teller} raised an error in {failure.ours}; its output says which",
         }
         if failure.status != "peer_lost":
             about.append(failure.teller)

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist.agreement import agree
 from cydist.errors import (
     DistTimeoutError,
     ForkedError,
@@ -44,11 +45,13 @@ class Call:
     name        "all_reduce"
     seq         its number among the collectives of the group; 0 for point to point
     deadline    on time.monotonic(), in seconds
+    agreed      the ranks have compared it (derived collectives)
     """
 
     name: str
     seq: int
     deadline: float
+    agreed: bool = False
 
     @property
     def deadline_ns(self) -> int:
@@ -168,13 +171,13 @@ class ProcessGroup:
             except UnsupportedError:
                 raise
             except BaseException as error:
-                self.fail(error)
+                self.fail(error, f"{name} #{call.seq}")
                 raise
 
         try:
             if async_op:
                 return self._serial.start(name, run, result)
-            if self._serial.run(name, run, deadline, self._give_up):
+            if self._serial.run(name, run, deadline, lambda error: self._give_up(error, name)):
                 return None
             raise DistTimeoutError(
                 f"{name} on group {self.group_name!r}: timeout: calls that were issued before it "
@@ -185,12 +188,12 @@ class ProcessGroup:
         except BaseException as error:
             # It ended before its turn, which other ranks count, or an interrupt ended it.
             if not begun or not isinstance(error, Exception):
-                self.fail(error)
+                self.fail(error, name)
             raise
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException, name: str) -> None:
         """Fail the group and end the call that runs on it, on whatever thread."""
-        self.fail(error)
+        self.fail(error, name)
         self.abort()
 
     def deadline(self, timeout: float | timedelta | None) -> float:
@@ -198,8 +201,16 @@ class ProcessGroup:
         limit = seconds(timeout)
         return time.monotonic() + (self.timeout if limit is None else limit)
 
-    def fail(self, error: BaseException) -> None:
-        """The first error fails the group for good; later ones change nothing."""
+    def enter(self, call: Call) -> None:
+        """A collective of isend and irecv begins; a backend that compares calls overrides it."""
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """The first error fails the group for good; later ones change nothing.
+
+        A backend that can tells the other members, so that none waits for this rank.
+
+        call    what this rank was doing, for people
+        """
         if self._failed is None:
             self._failed = error
 
@@ -254,6 +265,7 @@ class ProcessGroup:
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         """Copy the root's array to everybody: a binomial tree, log2 p steps."""
+        agree(self, call, "broadcast", array, root=root)
         relative = (self._rank - root) % self._size
         mask = 1
         while mask < self._size and not relative & mask:
@@ -272,6 +284,7 @@ class ProcessGroup:
         Every block is reduced by one rank, in rank order with one rounding, so the bits are
         the same on all ranks.
         """
+        agree(self, call, "all_reduce", array, op=op)
         blocks = array.split(even_sizes(array.size, self._size))
         mine = blocks[self._rank]
         reduced = mine.empty_like()
@@ -281,6 +294,7 @@ class ProcessGroup:
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays are left as they were."""
+        agree(self, call, "reduce", array, op=op, root=root)
         blocks = array.split(even_sizes(array.size, self._size))
         reduced = blocks[self._rank].empty_like()
         self.reduce_scatter(call, reduced, blocks, op)
@@ -288,6 +302,7 @@ class ProcessGroup:
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         """Reduce block r of everybody's inputs into rank r's output, in rank order."""
+        agree(self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs])
         kind, factor = op_and_factor(op)
         sources = [output.empty_like() for _ in range(self._size)]
         own = list(inputs)
@@ -306,6 +321,7 @@ class ProcessGroup:
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
         """Everybody's array to everybody: outputs[r] is rank r's."""
+        agree(self, call, "all_gather", array, sizes=[output.size for output in outputs])
         if not outputs[self._rank].same_memory(array):
             outputs[self._rank].take(array)
         others = self._others()
@@ -317,6 +333,7 @@ class ProcessGroup:
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         """Everybody's array to the root: outputs[r] is rank r's; None off the root."""
+        agree(self, call, "gather", root=root)
         if outputs is None:
             self._swap(call, [(array, root)], [])
             return
@@ -326,6 +343,7 @@ class ProcessGroup:
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """inputs[r] of the root to rank r; None off the root."""
+        agree(self, call, "scatter", root=root)
         if inputs is None:
             self._swap(call, [], [(output, root)])
             return
@@ -337,6 +355,7 @@ class ProcessGroup:
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         """inputs[r] to rank r, outputs[r] from rank r. `even`: all blocks have one size."""
+        agree(self, call, "all_to_all", sizes=[outputs[0].size] * self._size if even else ())
         outputs[self._rank].take(inputs[self._rank])
         others = self._others()
         self._swap(
@@ -350,6 +369,7 @@ class ProcessGroup:
 
         Everybody gathers everything: simple, and fit for the small arrays that scans have.
         """
+        agree(self, call, "scan" if inclusive else "exscan", array, op=op)
         kind, factor = op_and_factor(op)
         own = array.empty_like()
         if factor is None:
@@ -365,13 +385,7 @@ class ProcessGroup:
     def barrier(self, call: Call) -> None:
         """Return when every rank has called: dissemination, log2 p steps (Hensgen, Finkel and
         Manber, Int. J. Parallel Programming 17(1), 1988)."""
-        out, into = _native.empty(1), _native.empty(1)
-        distance = 1
-        while distance < self._size:
-            to_peer = (self._rank + distance) % self._size
-            from_peer = (self._rank - distance) % self._size
-            self._swap(call, [(out, to_peer)], [(into, from_peer)])
-            distance *= 2
+        agree(self, call, "barrier")
 
     # torch.distributed's names for what a group knows of itself.
 

@@ -30,6 +30,7 @@ def monitored_barrier(
         return
 
     def body(backend: ProcessGroup, call: Call) -> None:
+        backend.enter(call)
         limit_ms = call.remaining() * 1000
         if backend.rank() == 0:
             _collect(backend, call, limit_ms, wait_all_ranks)

@@ -8,7 +8,10 @@ that names the rank on all others; the group stays usable.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,7 +21,10 @@ from cydist.collectives import all_gather, broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.group import ProcessGroup
 from cydist.p2p import recv, send
-from cydist.world import AnyGroup, current, usable_group
+from cydist.world import AnyGroup, current, member, usable_group
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FAILED = -1  # in place of a size: that rank could not encode its object
 
@@ -54,6 +60,23 @@ class _Encoded:
             )
 
 
+def _one_call(call: Callable[P, T]) -> Callable[P, T]:
+    """An interrupt between the steps of `call` fails its group, as one inside a step does."""
+
+    @wraps(call)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                given = signature(call).bind(*args, **kwargs).arguments
+                if (group := member(given.get("group"))) is not None:
+                    group.fail(error, call.__name__)
+            raise
+
+    return whole
+
+
 def _decode(data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[Any]:
     ends = np.cumsum(sizes)
     return [
@@ -62,6 +85,7 @@ def _decode(data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[Any
     ]
 
 
+@_one_call
 def all_gather_object(
     object_list: list[Any], obj: Any, group: AnyGroup = None, *, timeout: Timeout = None
 ) -> None:
@@ -84,6 +108,7 @@ def all_gather_object(
         object_list[rank] = obj if rank == chosen.rank() else _decode(block, sizes[rank])[0]
 
 
+@_one_call
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -120,6 +145,7 @@ def broadcast_object_list(
         object_list[:] = _decode(data, sizes)
 
 
+@_one_call
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -154,6 +180,7 @@ def gather_object(
             object_gather_list[rank] = obj if rank == root else _decode(block, sizes[rank])[0]
 
 
+@_one_call
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
@@ -191,6 +218,7 @@ def scatter_object_list(
     scatter_object_output_list[0] = values[root] if values else _decode(block, own)[0]
 
 
+@_one_call
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -215,6 +243,7 @@ def send_object_list(
     send(mine.data, dst, group, group_dst=group_dst, timeout=timeout)
 
 
+@_one_call
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,

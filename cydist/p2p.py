@@ -96,7 +96,7 @@ def _unpack(array: Array, packed: Array) -> Callable[[], None]:
     return lambda: array.take(packed)
 
 
-def _wait(group: AnyGroup, work: Work, timeout: float | None) -> None:
+def _wait(group: AnyGroup, name: str, work: Work, timeout: float | None) -> None:
     """Wait for a blocking message; one that is late, or given up because a signal handler
     raised, fails its group, as a collective would."""
     try:
@@ -105,7 +105,7 @@ def _wait(group: AnyGroup, work: Work, timeout: float | None) -> None:
         given_up = isinstance(error, DistTimeoutError) or not isinstance(error, DistError)
         chosen = usable_group(group, "wait")
         if given_up and chosen is not None:
-            chosen.fail(error)
+            chosen.fail(error, name)
         raise
 
 
@@ -122,7 +122,7 @@ def send(
     limit = seconds(timeout)
     work = isend(tensor, dst, group, tag, group_dst)
     if work is not None:
-        _wait(group, work, limit)
+        _wait(group, "send", work, limit)
 
 
 def recv(
@@ -142,7 +142,7 @@ def recv(
     work = irecv(tensor, src, group, tag, group_src)
     if work is None:
         return -1
-    _wait(group, work, limit)
+    _wait(group, "recv", work, limit)
     return work.source_rank()
 
 

@@ -116,8 +116,16 @@ def choose(
     return _chosen(collective, size_class, ranks, windows, even, commutative)
 
 
+@lru_cache(maxsize=1)
+def check() -> None:
+    """Raise ValueError for settings that make no sense, before a call that they are for."""
+    forced()
+    segment_bytes()
+
+
 def reload() -> None:
     """Read the settings again; they are kept because every collective asks."""
+    check.cache_clear()
     _chosen.cache_clear()
     segment_bytes.cache_clear()
 

@@ -104,10 +104,10 @@ class RoutedGroup(ProcessGroup):
         super().for_device(device)
         return self.by_device[device]
 
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
+    def fail(self, error: BaseException, call: str = "") -> None:
+        super().fail(error, call)
         for group in self.by_device.values():
-            group.fail(error)
+            group.fail(error, call)
 
     def abort(self) -> None:
         for group in self.by_device.values():

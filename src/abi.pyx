@@ -2,7 +2,7 @@
 from libc.string cimport memset, strcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from cydist._native.waiting cimport load_int
+from cydist._native.waiting cimport load_int, load_u64
 
 
 cdef class Link:
@@ -103,10 +103,34 @@ cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept no
         ended = t.wait(t, r, now_ns() + patience)
         if ended != TIMEOUT:
             return ended
+        if t.windows != NULL and seen_in_window(t, r):
+            return MISMATCH
         t.board.ask(t, r.peer)
         if patience < LONGEST_PATIENCE_NS:
             patience *= 2
     return t.wait(t, r, deadline_ns)
+
+
+cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:
+    """Has a peer taken a step through its window that belongs to this call, or to one before?
+
+    This rank, which is in a call of messages, will never take it.
+    """
+    cdef const Window *window
+    cdef const Fingerprint *theirs
+    cdef int peer
+    for peer in range(t.size):
+        window = &t.windows.of[peer]
+        if peer == t.rank or load_u64(&window.flags.posted) <= t.windows.step:
+            continue
+        theirs = &window.calls[t.windows.step & <uint64_t>(t.windows.slots - 1)]
+        if theirs.seq <= r.expected.seq:
+            r.theirs = theirs[0]
+            r.theirs.note = 0
+            r.theirs_bytes = 0
+            r.source = peer
+            return True
+    return False
 
 
 cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil:

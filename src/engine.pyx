@@ -5,7 +5,7 @@ the backend turns into an exception of cydist/errors.py.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memset
+from libc.string cimport memset, strncpy
 
 cimport cython
 
@@ -13,20 +13,21 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, BARRIER, CLOSED, COLLECTIVE_TAG, COLLECTIVES, EVEN, INTERRUPTED, OK,
-    MISMATCH, PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS,
-    Block, Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of,
-    set_interrupted,
+    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK, PENDING,
+    POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS, Block, Call, Entry,
+    Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
+    wait_and_ask,
 )
 from cydist._native.array cimport Array
 from cydist._native.failpoints cimport ENTER, reach
+from cydist._native.failures cimport described, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    FAILED, RECENT, Notice, Notices, close_notices, enter, fail, open_notices,
+    CALL_BYTES, FAILED, Notice, Notices, close_notices, enter, fail, hear_now, open_notices,
 )
 from cydist._native.waiting cimport load_int, store_int
 
-from cydist._native import abi, kernels
+from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
 
 # The algorithms enter themselves into the table when they are imported. The order decides
 # their numbers, which travel in fingerprints.
@@ -35,29 +36,12 @@ for algorithm in (
     "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
-ALGORITHM_NAMES = dict(enumerate(name for name, _, _ in abi.algorithms()))
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()
-
-# In the order of abi.pxd's Collective.
-COLLECTIVE_NAMES = (
-    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan",
-)
-CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
-
-# What a Status means, for errors.py.
-STATUS_NAMES = {
-    0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
-    -5: "interrupted", -6: "aborted", -7: "closed",
-}
-
-DTYPE_NAMES = {code: name for name, code in kernels.DTYPES.items()}
-OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 
 cdef unsigned long main_thread = threading.main_thread().ident
 # What a signal handler raised inside a wait; only the main thread runs handlers.
@@ -85,51 +69,6 @@ cdef int signal_handler_raised() noexcept:
 set_interrupted(run_signal_handlers)
 
 
-class Failure(Exception):
-    """Why a call ended early, as data.
-
-    status          a name of STATUS_NAMES
-    peer            group rank it was about, or -1
-    step            the algorithm's step, or -1
-    ours, theirs    what this rank and the peer were doing, as text (mismatches only)
-    teller          group rank on which it failed and which told us, or -1: this one; then
-                    `ours` is what the teller was doing
-    """
-
-    def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
-        super().__init__(status, peer, step, ours, theirs, teller)
-        self.teller = teller
-        self.status = status
-        self.peer = peer
-        self.step = step
-        self.ours = ours
-        self.theirs = theirs
-
-
-cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail=False):
-    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
-    cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
-    if f.collective == POINT_TO_POINT:
-        return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
-    words = f"{name} #{f.seq}"
-    if f.collective != BARRIER:
-        count = f"{f.count} " if f.count else ""
-        words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
-    parts = [words]
-    if f.op:
-        parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
-    if f.root >= 0:
-        parts.append(f"root {f.root}")
-    algorithm = ALGORITHM_NAMES.get(f.algorithm, f.algorithm)
-    size = f"{nbytes} bytes in this message, " if nbytes else ""
-    parts.append(f"{size}algorithm {algorithm}")
-    if with_detail:
-        parts.append(
-            "a structured dtype's fields, sizes of blocks, and of segments (CYDIST_SEGMENT_BYTES) "
-            f"hash to {f.detail:#x}")
-    return ", ".join(parts)
-
-
 cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
     global raised_by_handler
     if status == INTERRUPTED and raised_by_handler is not None:
@@ -138,31 +77,19 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
     return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
 
 
-cdef object told_failure(const Notices *notices, int rank):
-    """The Failure that a group's notices know of, as seen from group rank `rank`."""
-    cdef const Notice *n = &notices.failure
-    cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
-    cdef bint mismatch = n.status == MISMATCH
-    cdef bint sizes = mismatch and n.ours.detail != n.theirs.detail
-    cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
-    ours = described(&n.ours, n.our_bytes, sizes)
-    theirs = described(&n.theirs, n.their_bytes, sizes)
-    # Of two ranks that differ this one agrees with one, or is one.
-    if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
-        return Failure(status, n.peer, n.step, ours, theirs)
-    if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
-        return Failure(status, n.teller, n.step, theirs, ours)
-    return Failure(status, n.peer, n.step, ours, theirs, n.teller)
-
-
-cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
+cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil:
     cdef Notice notice
     memset(&notice, 0, sizeof(Notice))
     notice.kind = FAILED
     notice.status = status
     notice.teller = rank
-    notice.peer = call.failed_peer
-    notice.step = call.failed_step
+    notice.peer = peer
+    notice.step = step
+    return notice
+
+
+cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
+    cdef Notice notice = new_notice(status, rank, call.failed_peer, call.failed_step)
     notice.ours = call.fingerprint
     notice.our_bytes = call.our_bytes
     notice.theirs = call.theirs
@@ -240,6 +167,55 @@ cdef class Group:
         if self.open:
             store_int(&self.aborted, ABORTED)
 
+    def fail(self, str status not None, int peer=-1, str call="") -> None:
+        """The group failed here, above the engine: tell all members, unless they know of a
+        failure already. Every wait of theirs ends, or their next call.
+
+        status      a name of STATUS_NAMES
+        peer        group rank that it is about, or -1
+        call        what this rank was doing, for people
+        """
+        cdef Notice notice = new_notice(STATUSES[status], self.view.rank, peer, -1)
+        cdef bytes words = call.encode()
+        strncpy(notice.call, words, CALL_BYTES - 1)
+        self.tell(&notice)
+
+    cdef void tell(self, Notice *notice):
+        if self.open:
+            self.running += 1
+            with nogil:
+                fail(&self.notices, &self.view, notice)
+            self.running -= 1
+            self.leave_view()
+
+    def enter(self, str name not None, uint64_t seq) -> None:
+        """A collective that is made of messages begins: compared with what others are in.
+
+        Raises Failure when the group has failed.
+        """
+        cdef Fingerprint call
+        cdef Notice notice
+        cdef int status
+        memset(&call, 0, sizeof(Fingerprint))
+        call.seq = seq
+        call.collective = CODES[name]
+        call.root = -1
+        self.running += 1
+        with nogil:
+            status = load_int(&self.aborted)
+            if status == OK:
+                status = enter(&self.notices, &self.view, &call)
+            if status != OK and status != CLOSED:
+                notice = new_notice(status, self.view.rank, -1, -1)
+                notice.ours = call
+                fail(&self.notices, &self.view, &notice)
+        self.running -= 1
+        self.leave_view()
+        if status == CLOSED:
+            raise failure(status, -1, -1)
+        if status != OK:
+            raise told_failure(&self.notices, self.view.rank)
+
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
             size_t count=0, int flags=0, size_t segment_bytes=0) -> None:
@@ -308,13 +284,16 @@ cdef class Group:
         if status != OK:
             raise told_failure(&self.notices, self.view.rank)
 
-    def isend(self, Array array, int peer, uint64_t tag) -> Message:
-        """Post a send of contiguous memory to group rank `peer`; returns its Message."""
-        return posted(self, array, peer, tag, True)
+    def isend(self, Array array, int peer, uint64_t tag, bint asking=False) -> Message:
+        """Post a send of contiguous memory to group rank `peer`; returns its Message.
 
-    def irecv(self, Array array, int peer, uint64_t tag) -> Message:
+        asking      it is part of a collective (see `enter`)
+        """
+        return posted(self, array, peer, tag, asking, True)
+
+    def irecv(self, Array array, int peer, uint64_t tag, bint asking=False) -> Message:
         """Post a receive into contiguous memory; peer -1 takes from anyone."""
-        return posted(self, array, peer, tag, False)
+        return posted(self, array, peer, tag, asking, False)
 
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs):
@@ -351,6 +330,7 @@ cdef class Message:
     cdef Request request
     cdef Fingerprint fingerprint
     cdef bint told                  # it ended because the group failed elsewhere
+    cdef bint asking                # part of a collective: while it waits, the peer is asked
 
     def __dealloc__(self):
         if load_int(&self.request.status) == PENDING and self.group is not None:
@@ -399,7 +379,10 @@ cdef class Message:
         cdef int status = load_int(&self.request.status)
         if status == PENDING:
             with nogil:
-                status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
+                if self.asking:
+                    status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
+                else:
+                    status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
         if status == INTERRUPTED and load_int(&self.request.status) == PENDING:
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
@@ -411,9 +394,25 @@ cdef class Message:
             raise told_failure(&self.group.notices, self.group.view.rank)
         if load_int(&self.request.status) < 0:
             raise failure(
-                self.request.status, self.request.peer, -1,
-                described(&self.fingerprint, self.request.nbytes),
-                described(&self.request.theirs, self.request.theirs_bytes))
+                self.request.status, self.peer(), -1,
+                described(&self.fingerprint, self.request.nbytes, False),
+                described(&self.request.theirs, self.request.theirs_bytes, False))
+
+    cdef int peer(self) noexcept:
+        """Whom it is about."""
+        return self.request.source if self.request.status == MISMATCH else self.request.peer
+
+    def fail(self) -> None:
+        """It ended badly, and the group with it: tell all members, as `Group.fail` does."""
+        cdef Notice notice = new_notice(
+            self.request.status, self.group.view.rank, self.peer(), -1)
+        if notice.status >= OK or notice.status == CLOSED:
+            return
+        notice.ours = self.fingerprint
+        notice.our_bytes = self.request.nbytes
+        notice.theirs = self.request.theirs
+        notice.their_bytes = self.request.theirs_bytes
+        self.group.tell(&notice)
 
     def cancel(self) -> None:
         """Withdraw it; the memory is free again on return."""
@@ -421,11 +420,12 @@ cdef class Message:
             self.withdraw(ABORTED)
 
 
-cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sending):
+cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, bint sending):
     cdef Message m = Message.__new__(Message)
     cdef int status
     m.group = group
     m.array = array
+    m.asking = asking
     m.fingerprint = Fingerprint(
         0, array.size, POINT_TO_POINT, array.dtype, 0, 0, -1, array.dtype_hash, 0, 0)
     m.request.ptr = array.ptr
@@ -438,7 +438,7 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint sendi
     with nogil:
         status = load_int(&group.aborted)
         if status == OK:
-            status = load_int(&group.notices.failed)
+            status = hear_now(&group.notices, &group.view)
             m.told = status != OK
         if status == OK:
             if sending:

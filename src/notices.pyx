@@ -4,8 +4,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, MISMATCH, NOTICE_TAG, OK, PENDING, TIMEOUT, Fingerprint, Request,
-    Transport, now_ns,
+    ABORTED, ANY_SOURCE, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PENDING, TIMEOUT, Fingerprint,
+    Request, Transport, now_ns,
 )
 from cydist._native.waiting cimport exchange_int, load_int, sched_yield, store_int
 
@@ -15,7 +15,8 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef enum:
-    TELL_NS = 500000000         # the longest that telling everybody takes
+    TELL_NS = 50000000
+    EXPLAIN_NS = 150000000
     PAUSE_US = 200
 
 cdef Fingerprint none           # zero: what notices are sent and received under
@@ -68,6 +69,11 @@ cdef void close_notices(Notices *n, Transport *t) noexcept nogil:
         n.listening = False
     for i in range(ASKS):
         withdraw(t, &n.sends[i])
+    if n.tells != NULL:
+        for i in range(t.size):
+            withdraw(t, &n.tells[i])
+        free(n.tells)
+        n.tells = NULL
     unlock(n)
 
 
@@ -85,9 +91,10 @@ cdef int look(Transport *t) noexcept nogil:
 
 
 cdef int why(Notices *n) noexcept nogil:
-    """The status that ends a wait here: another's timeout is not the end of our patience."""
+    """The status that ends a wait here: another's timeout is not the end of our patience, and
+    no signal came to us."""
     cdef int failed = load_int(&n.failed)
-    return ABORTED if failed == TIMEOUT else failed
+    return ABORTED if failed == TIMEOUT or failed == INTERRUPTED else failed
 
 
 cdef void hear(Notices *n, Transport *t) noexcept nogil:
@@ -97,6 +104,7 @@ cdef void hear(Notices *n, Transport *t) noexcept nogil:
         if status == PENDING:
             return
         if status == OK:
+            n.inbox.call[CALL_BYTES - 1] = 0
             heed(n, t, &n.inbox)
         if status == OK or status == MISMATCH:
             listen(n, t)
@@ -125,25 +133,56 @@ cdef void compare(Notices *n, Transport *t, const Notice *asked) noexcept nogil:
     """Are we, or were we, in the call that the asker is in?"""
     cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
     cdef Notice found
-    if ours.seq != asked.ours.seq or memcmp(ours, &asked.ours, sizeof(Fingerprint)) == 0:
+    if ours.seq != asked.ours.seq or same(ours, &asked.ours):
         return
+    found = mismatch(t.rank, asked.teller, ours, &asked.ours)
+    keep(n, &found)
+
+
+cdef Notice mismatch(int rank, int peer, const Fingerprint *ours,
+                     const Fingerprint *theirs) noexcept nogil:
+    cdef Notice found
     memset(&found, 0, sizeof(Notice))
     found.kind = FAILED
     found.status = MISMATCH
-    found.teller = t.rank
-    found.peer = asked.teller
+    found.teller = rank
+    found.peer = peer
     found.step = -1
     found.ours = ours[0]
-    found.theirs = asked.ours
+    found.theirs = theirs[0]
+    return found
+
+
+cdef void catch_up(Notices *n, Transport *t) noexcept nogil:
+    if n.listening:
+        t.test(t, &n.receive)
+    hear(n, t)
+
+
+cdef int hear_now(Notices *n, Transport *t) noexcept nogil:
+    lock(n)
+    catch_up(n, t)
+    unlock(n)
+    return load_int(&n.failed)
+
+
+cdef void contradict(Notices *n, Transport *t, const Fingerprint *call,
+                     const Request *stray) noexcept nogil:
+    """A peer sent a message of a call that is over here."""
+    cdef const Fingerprint *ours = &n.recent[stray.theirs.seq % RECENT]
+    cdef Notice found = mismatch(
+        t.rank, stray.source, ours if ours.seq == stray.theirs.seq else call, &stray.theirs)
+    found.their_bytes = stray.theirs_bytes
     keep(n, &found)
 
 
 cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil:
     cdef int i, kept = 0
+    cdef Request stray
     lock(n)
-    if n.listening:
-        t.test(t, &n.receive)
-    hear(n, t)
+    catch_up(n, t)
+    if t.left_over != NULL and t.left_over(t, call.seq, &stray):
+        contradict(n, t, call, &stray)
     n.entered = call.seq
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
@@ -182,41 +221,61 @@ cdef void ask(Transport *t, int peer) noexcept nogil:
     unlock(n)
 
 
-cdef void fail(Notices *n, Transport *t, const Notice *failure) noexcept nogil:
+cdef void explain(Notices *n, Transport *t, Notice *found) noexcept nogil:
+    """Of two ranks that meet in different calls one took an earlier call for another, and the
+    one that is ahead remembers which: let it speak first.
+    """
+    cdef const Fingerprint *ours = &n.recent[found.theirs.seq % RECENT]
+    cdef int64_t until = now_ns() + EXPLAIN_NS
+    if found.status != MISMATCH or found.ours.seq == found.theirs.seq:
+        return
+    if found.ours.seq > found.theirs.seq:
+        if ours.seq == found.theirs.seq and not same(ours, &found.theirs):
+            found.ours = ours[0]
+        return
+    while hear_now(n, t) == OK and now_ns() < until:
+        usleep(PAUSE_US)
+
+
+cdef inline bint same(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
+    return memcmp(a, b, sizeof(Fingerprint)) == 0
+
+
+cdef void fail(Notices *n, Transport *t, Notice *failure) noexcept nogil:
+    cdef int64_t until
     cdef bint told
+    explain(n, t, failure)
     lock(n)
     keep(n, failure)
-    told = n.told
+    told = n.told or n.closed
     n.told = True
+    if not told:
+        tell(n, t)
     unlock(n)
     if not told:
-        tell(t, &n.failure)
+        until = now_ns() + TELL_NS
+        # Waits end at once in a failed group, so this looks by itself.
+        while under_way(n, t) and now_ns() < until:
+            usleep(PAUSE_US)
 
 
-cdef void tell(Transport *t, Notice *failure) noexcept nogil:
-    """Send to all members. Waits end at once in a failed group, so this looks by itself."""
-    cdef Request *sends = <Request *>calloc(t.size, sizeof(Request))
-    cdef int64_t until = now_ns() + TELL_NS
+cdef void tell(Notices *n, Transport *t) noexcept nogil:
     cdef int i, status
-    if sends == NULL:
+    n.tells = <Request *>calloc(t.size, sizeof(Request))
+    if n.tells == NULL:
         return
     for i in range(t.size):
         if i == t.rank:
             continue
-        address(&sends[i], failure, i)
-        status = t.send(t, &sends[i])
+        address(&n.tells[i], &n.failure, i)
+        status = t.send(t, &n.tells[i])
         if status != OK:
-            sends[i].status = status
-    while under_way(t, sends) and now_ns() < until:
-        usleep(PAUSE_US)
-    for i in range(t.size):
-        withdraw(t, &sends[i])
-    free(sends)
+            n.tells[i].status = status
 
 
-cdef bint under_way(Transport *t, Request *sends) noexcept nogil:
+cdef bint under_way(Notices *n, Transport *t) noexcept nogil:
     cdef int i
-    for i in range(t.size):
-        if load_int(&sends[i].status) == PENDING and t.test(t, &sends[i]) == PENDING:
+    for i in range(t.size if n.tells != NULL else 0):
+        if load_int(&n.tells[i].status) == PENDING and t.test(t, &n.tells[i]) == PENDING:
             return True
     return False

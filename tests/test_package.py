@@ -26,7 +26,7 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "codec group executor registry tuning "
+    2: "agreement codec group executor registry tuning "
     "rendezvous meeting launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
@@ -51,6 +51,7 @@ ROOM_OF = {
     "waiting": "abi",
     "failpoints": "abi",
     "notices": "abi",
+    "failures": "engine",
     "dlpack": "array",
     "exporters": "array",
     "linux": "transports",

@@ -8,10 +8,11 @@ if sys.platform != "linux":
 try:
     from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, overlapping
-    from cydist._native.engine import Failure, Group, Message
+    from cydist._native.engine import Group, Message
     from cydist._native.exporters import asarray
     from cydist._native.failpoints import arm as arm_failpoint
     from cydist._native.failpoints import failpoint
+    from cydist._native.failures import Failure
     from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
         combine_all,

@@ -20,6 +20,7 @@ cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     INTERRUPTED = -5        # a signal handler raised; the engine holds the exception
     ABORTED = -6            # the group's abort flag was raised
     CLOSED = -7             # the link was destroyed under the call
+    RAISED = -8             # what called the engine raised an exception of its own
 
 
 cdef enum Collective:       # the order is part of the wire format
@@ -35,7 +36,8 @@ cdef enum Collective:       # the order is part of the wire format
     BARRIER = 9
     SCAN = 10
     EXSCAN = 11
-    COLLECTIVES = 12        # how many there are
+    MONITORED_BARRIER = 12  # made of messages, above the engine
+    COLLECTIVES = 13        # how many there are
 
 
 cdef enum:
@@ -149,6 +151,12 @@ ctypedef struct Transport:
     void (*raise_flag)(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil
     int (*wait_flag)(Transport *t, uint64_t *flag, uint64_t value,
                      int64_t deadline_ns) noexcept nogil
+    # Has a message of a collective before call `seq` arrived that no receive has taken? Fills
+    # r.theirs and r.source. NULL: the link cannot tell.
+    bint (*left_over)(Transport *t, uint64_t seq, Request *r) noexcept nogil
+    # Windows: has a message arrived whose sender takes the call of `r`, which names its tag and
+    # fingerprint and is not posted, for another? Fills r.theirs and r.source. NULL as above.
+    bint (*contradicted)(Transport *t, Request *r) noexcept nogil
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports
@@ -265,6 +273,9 @@ cdef void set_interrupted(Interrupted f) noexcept nogil
 # withdraws whatever is unfinished when one fails, and notes peer, step and
 # fingerprint in the call. A failure to post is kept in the request's status.
 cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil
+# What complete() does for one request: wait, and ask the peer, when patience ends, which call
+# it is in. MISMATCH fills r.theirs and r.source.
+cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
 cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil
 cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,

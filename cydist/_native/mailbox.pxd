@@ -32,6 +32,8 @@ cdef int recv(Transport *t, Request *r) noexcept nogil
 cdef int test(Transport *t, Request *r) noexcept nogil
 cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
 cdef void cancel(Transport *t, Request *r) noexcept nogil
+cdef bint contradicted(Transport *t, Request *r) noexcept nogil
+cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group is gone: drop what arrived for it at this rank.
 cdef void drop_context(End *end, uint64_t context) noexcept nogil

@@ -66,5 +66,10 @@ cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept 
 # a step or a sender that no receive of ours will name.
 cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
 
+# Has a message of a collective before call `seq` of this group arrived that no receive has
+# taken? All receives of that call are over, so its sender took it for another. Fills r.theirs
+# and r.source if so.
+cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noexcept nogil
+
 # The group rank of link peer `peer`, or -1.
 cdef int group_rank(const Transport *t, int peer) noexcept nogil

@@ -14,6 +14,7 @@ cdef enum:
     RECENT = 16                 # calls that a rank remembers, to answer those who are behind
     EARLY = 8                   # notices kept from those who are ahead; they will ask again
     ASKS = 4                    # of ours under way at once
+    CALL_BYTES = 64             # of a call's name and number, ended by a zero
 
 
 cdef enum Kind:
@@ -32,6 +33,7 @@ ctypedef struct Notice:         # as it travels
     uint64_t their_bytes
     Fingerprint ours            # the call that the teller is in
     Fingerprint theirs          # FAILED with MISMATCH: what `peer` was doing
+    char call[CALL_BYTES]       # FAILED: what the teller was doing, where `ours` does not say
 
 
 ctypedef struct Notices:
@@ -50,15 +52,21 @@ ctypedef struct Notices:
     Notice early[EARLY]
     Request sends[ASKS]
     Notice asks[ASKS]
+    Request *tells              # of `failure`, to each member; NULL: nothing was told from here
 
 
 # Attach to a view that was opened; detach before it is closed.
 cdef void open_notices(Notices *n, Transport *t) noexcept nogil
 cdef void close_notices(Notices *n, Transport *t) noexcept nogil
 
-# A call begins. OK, or the Status with which the group has failed.
+# Hear what has arrived. OK, or the Status with which the group has failed.
+cdef int hear_now(Notices *n, Transport *t) noexcept nogil
+
+# A call begins. OK, or the Status that ends it because the group has failed.
 cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil
 
-# A call failed here: keep it, unless another failure is known already, and tell all members
-# what is known. Takes at most half a second.
-cdef void fail(Notices *n, Transport *t, const Notice *failure) noexcept nogil
+# The group failed here: keep it, unless another failure is known already, and tell all members
+# what is known, with `failure` made clearer where it can be. Waits at most TELL_NS for those who
+# do not take it at once, such as a rank to which the connection must be made; what is left goes
+# on until the group is closed.
+cdef void fail(Notices *n, Transport *t, Notice *failure) noexcept nogil

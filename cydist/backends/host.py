@@ -12,10 +12,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native, tuning
-from cydist.errors import from_failure
+from cydist.errors import (
+    DistError,
+    DistTimeoutError,
+    GroupDestroyedError,
+    GroupFailedError,
+    PeerFailedError,
+    from_failure,
+)
 from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.types import Op, op_and_factor
@@ -28,6 +36,13 @@ if TYPE_CHECKING:
 EVEN = 1  # abi.pxd: all blocks have the same size
 ANY_SOURCE = -1
 DERIVED_TAG = 1 << 62
+
+# How the others are told of an error that the engine does not know; else: "raised".
+STATUSES: dict[type[BaseException], str] = {
+    DistTimeoutError: "timeout",
+    PeerFailedError: "peer_lost",
+    GroupFailedError: "aborted",
+}
 
 
 class HostGroup(ProcessGroup):
@@ -71,18 +86,52 @@ class HostGroup(ProcessGroup):
         self._endpoint.release()
 
     def abort(self) -> None:
-        super().abort()
         self._native.abort()
+        super().abort()
+
+    def execute(
+        self,
+        name: str,
+        body: Callable[[Call], None],
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        result: object = None,
+    ) -> Work | None:
+        """As the base class. Raises ValueError for bad settings before anything is sent."""
+        tuning.check()
+        return super().execute(name, body, async_op=async_op, timeout=timeout, result=result)
+
+    def enter(self, call: Call) -> None:
+        with self.failures(call.name, call.seq, call.deadline):
+            self._native.enter(call.name, call.seq)
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """Also tells the other members, unless the engine has, and ends every message here."""
+        if self._failed is not None:
+            return
+        super().fail(error, call)
+        if isinstance(error, GroupDestroyedError):
+            return
+        status = "raised" if isinstance(error, Exception) else "interrupted"
+        about = error.ranks[:1] if isinstance(error, DistError) else ()
+        self._native.fail(
+            STATUSES.get(type(error), status),
+            self.ranks.index(about[0]) if about and about[0] in self.ranks else -1,
+            call,
+        )
+        for message in list(self._messages):
+            message.test()
 
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        message = self._native.isend(array, peer, wire_tag(tag))
+        message = self._native.isend(array, peer, wire_tag(tag), tag == COLLECTIVE_TAG)
         return MessageWork(self, "send", peer, self._kept(message))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         source = ANY_SOURCE if peer is None else peer
-        message = self._native.irecv(array, source, wire_tag(tag))
+        message = self._native.irecv(array, source, wire_tag(tag), tag == COLLECTIVE_TAG)
         return MessageWork(self, "recv", source, self._kept(message))
 
     def _kept(self, message: Message) -> Message:
@@ -230,7 +279,7 @@ class MessageWork(Work):
                 raise late
             self._message.cancel()
             self._error = late
-            self._group.fail(late)
+            self._group.fail(late, self._name)
         self._settle()
         if self._error is not None:
             raise self._error
@@ -250,7 +299,8 @@ class MessageWork(Work):
                     self._message.check()
             except Exception as error:
                 self._error = error
-                self._group.fail(error)
+                self._message.fail()
+                self._group.fail(error, self._name)
         source = self._message.source
         if self._source is None and source >= 0:
             self._source = self._group.ranks[source]

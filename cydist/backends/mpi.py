@@ -93,7 +93,7 @@ class MpiGroup(MpiMembers):
         Collectives that a derived one is made of are part of it, and not compared again.
         Raises MismatchError, on every rank, when they differ.
         """
-        if self._agreed or self._size == 1:
+        if call.agreed or self._size == 1:
             yield
             return
         text = collective
@@ -107,11 +107,8 @@ class MpiGroup(MpiMembers):
             text += f", root {self.ranks[root]}"
         comm = self._communicator(call)
         self._compare(call, comm, text)
-        self._agreed = True
-        try:
-            yield
-        finally:
-            self._agreed = False
+        call.agreed = True
+        yield
 
     def _compare(self, call: Call, comm: Any, text: str) -> None:
         """All ranks have the same text if the largest is also the smallest."""

@@ -68,7 +68,6 @@ class MpiMembers(ProcessGroup):
         self._id = int.from_bytes(digest[:8], "little")
         self._comm = comm
         self._owns_comm = False
-        self._agreed = False  # inside a collective whose fingerprint was compared
         self._told = False  # do all ranks know already how this group failed?
         self._relayed = False  # and do we know it from one of them?
         self._failed_seq = 0  # the last collective that had begun where it failed
@@ -142,11 +141,11 @@ class MpiMembers(ProcessGroup):
             return CompletedWork(result, error)
         return CompletedWork(result)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, call: str = "") -> None:
         """Also tells the other ranks, which may wait for this one."""
         if self._failed is not None:
             return
-        super().fail(error)
+        super().fail(error, call)
         self._messages.withdraw_all(self._id)
         if self._told or self._size == 1 or self._MPI.Is_finalized():
             return

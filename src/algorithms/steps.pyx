@@ -1,15 +1,16 @@
 """Windows, step by step; cydist/_native/steps.pxd says how."""
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Flags, MISMATCH, OK, TIMEOUT, Transport, Window, now_ns,
+    Call, Fingerprint, Flags, MISMATCH, OK, Request, TIMEOUT, Transport, Window, now_ns,
 )
 from cydist._native.waiting cimport load_u64 as peek
 
 
 cdef enum:
     SUSPICION_NS = 50000000     # after so long a wait, look for a mismatch
+    LONGEST_SUSPICION_NS = 1600000000
 
 
 cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
@@ -40,21 +41,40 @@ cdef int suspect(Transport *t, Call *c) noexcept nogil:
     return OK
 
 
+cdef bint sent_for_another(Transport *t, Call *c) noexcept nogil:
+    """Has anybody sent us a message of this call? It is not made of messages here."""
+    cdef Request probe
+    memset(&probe, 0, sizeof(Request))
+    probe.tag = c.tag
+    probe.expected = &c.fingerprint
+    if t.contradicted == NULL or not t.contradicted(t, &probe):
+        return False
+    c.failed_peer = probe.source
+    c.failed_step = -1
+    c.theirs = probe.theirs
+    c.theirs_bytes = probe.theirs_bytes
+    return True
+
+
 cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
                uint64_t step) noexcept nogil:
     """Wait in a step for a peer's flag."""
-    cdef int64_t until
+    cdef int64_t until, patience = SUSPICION_NS
     cdef int status
     while peek(flag) < value:
-        until = now_ns() + SUSPICION_NS
+        until = now_ns() + patience
         if until > c.deadline_ns:
             until = c.deadline_ns
         status = t.wait_flag(t, flag, value, until)
         if status == TIMEOUT:
             # Whoever found a mismatch has stopped: the peer we wait for may never come.
-            if suspect(t, c) != OK:
+            if suspect(t, c) != OK or sent_for_another(t, c):
                 return MISMATCH
             if now_ns() < c.deadline_ns:
+                if t.board != NULL:
+                    t.board.ask(t, peer)
+                if patience < LONGEST_SUSPICION_NS:
+                    patience *= 2
                 continue
         if status != OK:
             c.failed_peer = peer

@@ -18,8 +18,8 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Chosen, Item, add_arrived, add_posted, any_arrived, any_of_context, any_posted, compare,
-    contradicted, find_arrived, find_posted, free_item, free_queues, group_rank, init_queues,
-    new_item, remove,
+    contradicted as contradicted_in, find_arrived, find_posted, free_item, free_queues,
+    group_rank, init_queues, left_over as left_over_in, new_item, remove,
 )
 from cydist._native.waiting cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -196,14 +196,32 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
         now = now_ns()
         if now >= until:
             status = slice_end(t, deadline_ns)
-            pthread_mutex_lock(&own.lock)
-            if status == OK and contradicted(&own.queues, t, r):
+            if status == OK and contradicted(t, r):
                 status = MISMATCH
-            pthread_mutex_unlock(&own.lock)
             if status != OK:
                 return status
             now = now_ns()
             until = slice_until(now, deadline_ns)
+
+
+cdef bint contradicted(Transport *t, Request *r) noexcept nogil:
+    cdef End *end = <End *>t.link
+    cdef Box *own = &end.boxes[end.rank]
+    cdef bint found
+    pthread_mutex_lock(&own.lock)
+    found = contradicted_in(&own.queues, t, r)
+    pthread_mutex_unlock(&own.lock)
+    return found
+
+
+cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
+    cdef End *end = <End *>t.link
+    cdef Box *own = &end.boxes[end.rank]
+    cdef bint found
+    pthread_mutex_lock(&own.lock)
+    found = left_over_in(&own.queues, t, seq, r)
+    pthread_mutex_unlock(&own.lock)
+    return found
 
 
 cdef void cancel(Transport *t, Request *r) noexcept nogil:

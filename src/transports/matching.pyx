@@ -219,6 +219,25 @@ cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
     return True
 
 
+cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noexcept nogil:
+    cdef size_t first = row(t.context) * COLUMNS
+    cdef size_t i
+    cdef const Item *head
+    cdef const Item *item
+    for i in range(first, first + COLUMNS):
+        head = &q.arrived[i]
+        item = head.next
+        while item != head:
+            if (item.context == t.context and item.tag & COLLECTIVE_TAG
+                    and item.tag != NOTICE_TAG and item.fingerprint.seq < seq):
+                r.theirs = item.fingerprint
+                r.theirs_bytes = item.nbytes
+                r.source = group_rank(t, item.peer)
+                return True
+            item = item.next
+    return False
+
+
 cdef int group_rank(const Transport *t, int peer) noexcept nogil:
     cdef int i
     for i in range(t.size):

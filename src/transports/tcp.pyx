@@ -31,6 +31,7 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
+    left_over as left_over_in,
 )
 from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
 from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
@@ -233,6 +234,15 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     return status
 
 
+cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef bint found
+    pthread_mutex_lock(&net.lock)
+    found = left_over_in(&net.queues, t, seq, r)
+    pthread_mutex_unlock(&net.lock)
+    return found
+
+
 cdef void cancel(Transport *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
@@ -363,8 +373,7 @@ cdef class TcpLink(Link):
         t.test = test
         t.wait = wait
         t.cancel = cancel
-        t.raise_flag = NULL
-        t.wait_flag = NULL
+        t.left_over = left_over
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:

@@ -1,0 +1,11 @@
+"""How a call failed, as data and in words."""
+from cydist._native.abi cimport Fingerprint
+from cydist._native.notices cimport Notices
+
+
+# A fingerprint, and the size of the message that it was part of or 0, in words:
+# `all_reduce #12 of 1000 float32, op SUM`.
+cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail)
+
+# The Failure that a group's notices know of, as seen from group rank `rank`.
+cdef object told_failure(const Notices *notices, int rank)

@@ -1,0 +1,90 @@
+"""Derived collectives compare their calls first, so that no rank takes one message for another."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.errors import MismatchError
+from cydist.types import Op, op_and_factor
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.group import Call, ProcessGroup
+
+TEXT_BYTES = 188
+PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another's that differs
+NOBODY = -1
+
+Known = list[tuple[int, bytes]]
+
+
+def agree(
+    group: ProcessGroup,
+    call: Call,
+    collective: str,
+    array: Array | None = None,
+    *,
+    op: Op | None = None,
+    root: int | None = None,
+    sizes: Sequence[int] = (),
+) -> None:
+    """Compare this rank's call with everybody's; nobody leaves before everybody has come.
+
+    sizes   of the blocks, where every rank knows all of them
+
+    Collectives that a derived one is made of are part of it, and not compared again. After k
+    of log2 p rounds a rank knows of a call that differs from its own if one of the 2**k ranks
+    below it has one. Raises MismatchError, on every rank.
+    """
+    if call.agreed or group.size() == 1:
+        return
+    call.agreed = True
+    text = f"{collective} #{call.seq}"
+    if array is not None:
+        text += f" of {sum(sizes) or array.size} {array.dtype_name}"
+    if op is not None:
+        text += f", op {op_and_factor(op)[0].name}"
+    if root is not None:
+        text += f", root {root}"
+    if len(set(sizes)) > 1:
+        text += f", sizes of blocks hash to {zlib.crc32(repr(list(sizes)).encode()):#x}"
+    here = group.rank()
+    known: Known = [(here, text.encode()[:TEXT_BYTES])]
+    distance = 1
+    while distance < group.size():
+        _learn(known, _swapped(group, call, known, distance))
+        distance *= 2
+    if len(known) > 1:
+        rank, theirs = known[1]
+        raise MismatchError(
+            f"{call.name} #{call.seq} on group {group.group_name!r}: the ranks are in different "
+            f"calls. Here: {text}. Rank {group.ranks[rank]}: {theirs.decode('utf-8', 'replace')}",
+            op=call.name,
+            seq=call.seq,
+            group=group.group_name,
+            ranks=(group.ranks[rank],),
+        )
+
+
+def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:
+    """What the rank `distance` below knows, for what we know to the one above."""
+    out, into = _native.empty(PAIR.size), _native.empty(PAIR.size)
+    second = known[1] if len(known) > 1 else (NOBODY, b"")
+    memoryview(out)[:] = PAIR.pack(*known[0], *second)
+    above = (group.rank() + distance) % group.size()
+    below = (group.rank() - distance) % group.size()
+    group._swap(call, [(out, above)], [(into, below)])
+    first, its_call, other, other_call = PAIR.unpack(memoryview(into))
+    return [
+        (rank, text.rstrip(b"\0"))
+        for rank, text in ((first, its_call), (other, other_call))
+        if 0 <= rank < group.size()
+    ]
+
+
+def _learn(known: Known, heard: Known) -> None:
+    known += [pair for pair in heard if pair[1] != known[0][1]][: 2 - len(known)]

@@ -1,0 +1,95 @@
+"""How a call failed, as data and in words."""
+from libc.string cimport memcmp
+
+from cydist._native.abi cimport (
+    ABORTED, BARRIER, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Fingerprint,
+)
+from cydist._native.notices cimport RECENT, Notice, Notices
+
+from cydist._native import abi, kernels
+
+# In the order of abi.pxd's Collective.
+COLLECTIVE_NAMES = (
+    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan", "monitored_barrier",
+)
+CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
+
+# What a Status means, for errors.py.
+STATUS_NAMES = {
+    0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
+    -5: "interrupted", -6: "aborted", -7: "closed", -8: "raised",
+}
+STATUSES = {name: code for code, name in STATUS_NAMES.items()}
+
+DTYPE_NAMES = {code: name for name, code in kernels.DTYPES.items()}
+OP_NAMES = {code: name for name, code in kernels.OPS.items()}
+
+
+class Failure(Exception):
+    """Why a call ended early, as data.
+
+    status          a name of STATUS_NAMES
+    peer            group rank it was about, or -1
+    step            the algorithm's step, or -1
+    ours, theirs    what this rank and the peer were doing, as text (mismatches only)
+    teller          group rank on which it failed and which told us, or -1: this one; then
+                    `ours` is what the teller was doing
+    """
+
+    def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
+        super().__init__(status, peer, step, ours, theirs, teller)
+        self.teller = teller
+        self.status = status
+        self.peer = peer
+        self.step = step
+        self.ours = ours
+        self.theirs = theirs
+
+
+cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
+    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
+    cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
+    if f.collective == POINT_TO_POINT:
+        return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
+    words = f"{name} #{f.seq}"
+    if f.collective == MONITORED_BARRIER:
+        return words
+    if f.collective != BARRIER:
+        count = f"{f.count} " if f.count else ""
+        words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
+    parts = [words]
+    if f.op:
+        parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
+    if f.root >= 0:
+        parts.append(f"root {f.root}")
+    rows = abi.algorithms()
+    algorithm = rows[f.algorithm][0] if f.algorithm < len(rows) else f.algorithm
+    size = f"{nbytes} bytes in this message, " if nbytes else ""
+    parts.append(f"{size}algorithm {algorithm}")
+    if with_detail:
+        parts.append(
+            "a structured dtype's fields, sizes of blocks, and of segments (CYDIST_SEGMENT_BYTES) "
+            f"hash to {f.detail:#x}")
+    return ", ".join(parts)
+
+
+cdef object told_failure(const Notices *notices, int rank):
+    """The Failure that a group's notices know of, as seen from group rank `rank`."""
+    cdef const Notice *n = &notices.failure
+    cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
+    cdef bint mismatch = n.status == MISMATCH
+    cdef bint sizes = (mismatch and n.ours.collective == n.theirs.collective
+                       and n.ours.detail != n.theirs.detail)
+    cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
+    if n.teller == rank and (n.call[0] != 0 or n.status == ABORTED):
+        # Another call of this rank failed the group, or abort did.
+        return Failure(STATUS_NAMES[ABORTED], ours=n.call.decode("utf-8", "replace"))
+    ours = n.call.decode("utf-8", "replace") or described(&n.ours, n.our_bytes, sizes)
+    theirs = described(&n.theirs, n.their_bytes, sizes)
+    # Of two ranks that differ this one agrees with one, or is one.
+    if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
+        return Failure(status, n.peer, n.step, ours, theirs)
+    if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
+        return Failure(status, n.teller, n.step, theirs, ours)
+    return Failure(status, n.peer, n.step, ours, theirs, n.teller)

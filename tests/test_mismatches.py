@@ -1,0 +1,220 @@
+"""Every way in which ranks can be in different calls: all of them raise MismatchError, with both.
+
+Every wait has a deadline of many seconds, so a rank that was not told would end with another
+error. Ranks that could finish early, a broadcast's root for one, go on and learn in a later call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist import tuning
+from cydist.testing import run_threads
+
+LONG = 50.0
+MANY = 20000  # later calls until a rank that finished early must have learned
+
+
+def blocks(p: int, count: int = 3, dtype: str = "f4") -> list[np.ndarray]:
+    return [np.zeros(count, dtype) for _ in range(p)]
+
+
+def ones(count: int = 3, dtype: str = "f4") -> np.ndarray:
+    return np.ones(count, dtype)
+
+
+def rooted(rank: int, root: int, value: Any) -> Any:
+    """What only the root gives."""
+    return value if rank == root else None
+
+
+def call(
+    name: str, p: int, *, count: int = 3, dtype: str = "f4", op: str = "SUM", root: int = 0
+) -> None:
+    """Each collective, with arguments that can be wrong on one rank."""
+    rank = dist.get_rank()
+    x, kind = ones(count, dtype), getattr(dist.ReduceOp, op)
+    limit: dict[str, Any] = {"timeout": LONG}
+    if name in ("all_reduce", "scan", "exscan"):
+        getattr(dist, name)(x, kind, **limit)
+    elif name == "reduce":
+        dist.reduce(x, root, kind, **limit)
+    elif name == "broadcast":
+        dist.broadcast(x, root, **limit)
+    elif name == "all_gather":
+        dist.all_gather(blocks(p, count, dtype), x, **limit)
+    elif name == "gather":
+        dist.gather(x, rooted(rank, root, blocks(p, count, dtype)), root, **limit)
+    elif name == "scatter":
+        dist.scatter(x, rooted(rank, root, blocks(p, count, dtype)), root, **limit)
+    elif name == "reduce_scatter":
+        dist.reduce_scatter(x, blocks(p, count, dtype), kind, **limit)
+    elif name == "all_to_all":
+        dist.all_to_all_single(np.zeros(p * count, dtype), ones(p * count, dtype), **limit)
+    elif name == "all_gather_object":
+        dist.all_gather_object([None] * p, rank, **limit)
+    else:
+        assert name == "barrier"
+        dist.barrier(timeout=LONG)
+
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+COUNTED = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scan", "exscan")
+TYPED = (*COUNTED, "gather", "scatter", "all_to_all")
+
+
+def differences() -> list[Any]:
+    """(what all but one rank call, what one does instead, what tells the two apart)."""
+    found = []
+    for name in TYPED:
+        given = {"dtype": "i4"}  # as many bytes, so that nothing but the dtype differs
+        found.append((f"dtype-{name}", (name, {}), (name, given), ("float32", "int32")))
+    for name in COUNTED:
+        found.append((f"count-{name}", (name, {}), (name, {"count": 4}), None))
+    for name in REDUCING:
+        found.append((f"op-{name}", (name, {}), (name, {"op": "MAX"}), ("op SUM", "op MAX")))
+    for name in ROOTED:
+        found.append((f"root-{name}", (name, {}), (name, {"root": 1}), ("root 0", "root 1")))
+    for name in (*TYPED, "barrier", "all_gather_object"):
+        other = "barrier" if name == "all_reduce" else "all_reduce"
+        seen = {"all_gather_object": "all_gather"}.get(name, name)
+        found.append((f"collective-{name}", (name, {}), (other, {}), (f"{seen} #1", f"{other} #1")))
+    return [pytest.param(*case[1:], id=case[0]) for case in found]
+
+
+def until_told(call: Callable[[], None]) -> str:
+    """The MismatchError of a call, or of the calls after it, in words."""
+
+    def on_and_on() -> None:
+        call()
+        for _ in range(MANY):
+            dist.barrier(timeout=LONG)
+
+    with pytest.raises(dist.MismatchError) as caught:
+        on_and_on()
+    return str(caught.value)
+
+
+@pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
+def p(request: pytest.FixtureRequest) -> int:
+    """How many ranks."""
+    return int(request.param)
+
+
+@pytest.mark.parametrize(("usual", "odd", "words"), differences())
+def test_one_rank_differs(
+    backend: str,
+    p: int,
+    usual: tuple[str, dict[str, Any]],
+    odd: tuple[str, dict[str, Any]],
+    words: tuple[str, str] | None,
+) -> None:
+    """The last rank is in another call; every rank raises, and names both."""
+
+    def body(rank: int) -> str:
+        name, given = odd if rank == p - 1 else usual
+        return until_told(lambda: call(name, p, **given))
+
+    for text in run_threads(body, p, backend):
+        if words is not None:
+            assert words[0] in text
+            assert words[1] in text
+        else:
+            assert text.count(f"{usual[0]} #1 of ") == 2
+
+
+def test_another_order(backend: str, p: int) -> None:
+    """One rank skips a collective: the numbers say so, on every rank."""
+
+    def body(rank: int) -> str:
+        def calls() -> None:
+            dist.all_reduce(ones(), timeout=LONG)
+            if rank != p - 1:
+                dist.all_gather(blocks(p), ones(), timeout=LONG)
+            dist.all_reduce(ones(), timeout=LONG)
+
+        return until_told(calls)
+
+    for text in run_threads(body, p, backend):
+        assert "all_gather #2" in text
+        assert "all_reduce #2" in text
+
+
+ALGORITHMS = [
+    pytest.param(name, usual, odd, id=f"{name}-{usual}-{odd}")
+    for name, usual, odd in (
+        ("all_reduce", "ring", "doubling"),
+        ("all_reduce", "flat", "ring"),
+        ("all_reduce", "ring", "flat"),
+        ("broadcast", "flat", "tree"),
+        ("broadcast", "tree", "flat"),
+        ("reduce", "flat", "tree"),
+        ("reduce", "tree", "flat"),
+        ("gather", "flat", "linear"),
+        ("scatter", "flat", "linear"),
+        ("barrier", "flat", "dissemination"),
+        ("all_gather", "bruck", "ring"),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "usual", "odd"), ALGORITHMS)
+@pytest.mark.parametrize("rank", [0, 1], ids=["root", "other"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_another_algorithm(
+    transport: str,
+    p: int,
+    rank: int,
+    name: str,
+    usual: str,
+    odd: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when CYDIST_ALGORITHM is set on one rank only; through windows on some, too."""
+    if transport == "tcp" and "flat" in (usual, odd):
+        return  # tcp has no windows: there the table chooses for both
+    choose = tuning.choose
+
+    def chosen(collective: str, *rest: Any, **more: Any) -> str:
+        if collective != name:
+            return choose(collective, *rest, **more)
+        return odd if dist.get_rank() == rank else usual
+
+    monkeypatch.setattr(tuning, "choose", chosen)
+
+    def body(_: int) -> str:
+        return until_told(lambda: call(name, p))
+
+    for text in run_threads(body, p, transport):
+        assert f"algorithm {usual}" in text
+        assert f"algorithm {odd}" in text
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_a_wrong_setting_is_found_before_traffic(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CYDIST_ALGORITHM names what does not exist: ValueError, and the group stays usable."""
+
+    def body(rank: int) -> float:
+        dist.barrier()
+        if rank == 0:
+            monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:magic")
+            tuning.reload()
+            with pytest.raises(ValueError, match="magic"):
+                dist.all_reduce(ones())
+            with pytest.raises(ValueError, match="magic"):
+                dist.all_reduce(ones(), async_op=True)
+            monkeypatch.delenv("CYDIST_ALGORITHM")
+            tuning.reload()
+        total = np.ones(1)
+        dist.all_reduce(total)
+        return float(total[0])
+
+    assert run_threads(body, 2, transport) == [2.0, 2.0]
