@@ -166,7 +166,7 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize(("name", "usual", "odd"), ALGORITHMS)
 @pytest.mark.parametrize("rank", [0, 1], ids=["root", "other"])
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_another_algorithm(
     transport: str,
     p: int,
@@ -196,7 +196,7 @@ def test_another_algorithm(
         assert f"algorithm {odd}" in text
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_a_wrong_setting_is_found_before_traffic(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from cydist.testing import run_threads
 LONG = 50.0  # seconds for waits that end at once
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Where ranks can be threads."""
     return str(request.param)

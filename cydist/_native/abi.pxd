@@ -154,8 +154,8 @@ ctypedef struct Transport:
     # Has a message of a collective before call `seq` arrived that no receive has taken? Fills
     # r.theirs and r.source. NULL: the link cannot tell.
     bint (*left_over)(Transport *t, uint64_t seq, Request *r) noexcept nogil
-    # Windows: has a message arrived whose sender takes the call of `r`, which names its tag and
-    # fingerprint and is not posted, for another? Fills r.theirs and r.source. NULL as above.
+    # Has a message arrived whose sender takes the call of `r`, which names its tag and
+    # fingerprint and need not be posted, for another? Fills r.theirs and r.source. NULL as above.
     bint (*contradicted)(Transport *t, Request *r) noexcept nogil
 
 

@@ -234,11 +234,18 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     return status
 
 
+cdef bint is_contradicted(Transport *t, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    pthread_mutex_lock(&net.lock)
+    cdef bint found = contradicted(&net.queues, t, r)
+    pthread_mutex_unlock(&net.lock)
+    return found
+
+
 cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
-    cdef bint found
     pthread_mutex_lock(&net.lock)
-    found = left_over_in(&net.queues, t, seq, r)
+    cdef bint found = left_over_in(&net.queues, t, seq, r)
     pthread_mutex_unlock(&net.lock)
     return found
 
@@ -373,15 +380,15 @@ cdef class TcpLink(Link):
         t.test = test
         t.wait = wait
         t.cancel = cancel
+        t.contradicted = is_contradicted
         t.left_over = left_over
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:
-        cdef uint64_t context = t.context
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
-                drop_context(self.net, context)
+                drop_context(self.net, t.context)
                 pthread_mutex_unlock(&self.net.lock)
 
     @property
