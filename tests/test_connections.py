@@ -25,7 +25,6 @@ from transports import (
     Group,
     Ranks,
     done,
-    eventually,
     has_ipv6,
     run,
     soon,
@@ -174,29 +173,6 @@ def test_addresses_out_of_order() -> None:
 
 
 # Strangers
-
-
-def test_stranger_is_dismissed_at_the_deadline(
-    tcp: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody who says nothing is hung up on; the ranks do not notice."""
-    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.2)
-    world = tcp(2)
-    with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as stranger:
-        assert len(stranger.recv(4096)) == 40
-        assert ended(stranger)
-    eventually(lambda: world.connections[0].guests() == 0)
-
-
-def test_half_a_handshake_is_dismissed(
-    tcp: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half an answer buys no more time than none."""
-    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.2)
-    world = tcp(2)
-    with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as stranger:
-        stranger.sendall(bytes(50))
-        assert ended(stranger)
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.0\r\n\r\n" * 20, bytes(192), b"\xff" * 500])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import resource
 import select
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -21,6 +23,8 @@ from cydist import auth, door, multicast
 from cydist.backends import conversations
 from cydist.backends.addresses import Address
 from transports import DEADLINE, SECRET, Group, Ranks, done, eventually, run, soon, status_of
+
+FLOOD = bytes(1 << 20)
 
 # Many
 
@@ -52,6 +56,30 @@ def test_silent_and_slow_strangers_are_hung_up_on(
         assert len(read_to_end(stranger)) == len(auth.FULL)  # the greeting, then the end
         stranger.close()
     eventually(lambda: service.guests() == 0)
+
+
+def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
+    """Strangers that send as much as the network takes, and those that stop a byte before the
+    end of a proof, cost less than a KiB each, both ends' sockets included."""
+    service.use()
+    count = 200
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        with ExitStack() as stack:
+            for i in range(count):
+                stranger = stack.enter_context(service.stranger())
+                stranger.setblocking(False)
+                with contextlib.suppress(OSError):
+                    stranger.send(FLOOD if i % 2 else FLOOD[:159])
+            eventually(lambda: service.guests() <= count // 2)
+            service.member().close()
+            held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held - before < count * 1024
+    service.use()
 
 
 # Out of descriptors
@@ -150,6 +178,20 @@ def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
             eventually(lambda: world.connections[0].guests() >= 4)
             exchange(groups, 0, 2)
             exchange(groups, 0, 1)
+
+
+def test_port_whose_descriptors_strangers_hold(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While strangers hold the process's last descriptors members go on, and new ones get in."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.5)
+    service.use()
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.socket()) for _ in range(30)]
+        with descriptors(8):
+            for stranger in strangers:
+                stranger.connect(service.place)
+            service.use()
 
 
 # Announcements
