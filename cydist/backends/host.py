@@ -69,6 +69,11 @@ class HostGroup(ProcessGroup):
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
 
+    @property
+    def windows(self) -> bool:
+        """Can the ranks see each other's memory?"""
+        return self._native.windows
+
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
         return HostGroup(
             self._endpoint,

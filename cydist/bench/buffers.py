@@ -1,0 +1,107 @@
+"""The arrays of a cell: inputs whose sums are exact in any order, and the check of a result."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# Values repeat after a prime number of elements, so that no block looks like another.
+PERIOD = 65521
+# Sums of values below this are exact in every dtype for as many ranks as one host has.
+BOUND = 4
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype by its name, those of ml_dtypes too. Raises ValueError for one not to be summed."""
+    module: Any = np
+    if name.startswith(("bfloat", "float8")):
+        try:
+            module = importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise ValueError(f"dtype {name!r} needs ml_dtypes: pip install ml_dtypes") from None
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type) or np.dtype(kind).kind not in "iufcV":
+        raise ValueError(f"no dtype {name!r} whose sums could be checked")
+    return np.dtype(kind)
+
+
+class Buffers:
+    """A rank's arrays for one op.
+
+    send    what it contributes; for all_reduce and broadcast the same memory as `recv`
+    recv    what it receives
+    """
+
+    def __init__(self, op: str, count: int, dtype: str, rank: int, ranks: int) -> None:
+        self.op, self.rank, self.ranks = op, rank, ranks
+        self.dtype = dtype_of(dtype)
+        block = count // ranks
+        self.send = np.zeros(block if op == "all_gather" else count, self.dtype)
+        in_place = op in ("all_reduce", "broadcast")
+        size = block if op == "reduce_scatter" else count
+        self.recv = self.send if in_place else np.zeros(size, self.dtype)
+
+    def fill(self, salt: int) -> None:
+        """New inputs, the same on every run; what was received before is overwritten."""
+        self.recv.fill(0)
+        if self.op != "broadcast" or self.rank == 0:
+            _write(self.send, values(self.rank, salt).astype(self.dtype), 0)
+
+    def settle(self, salt: int) -> None:
+        """Inputs that a loop of calls leaves as they are: an all_reduce adds zeros in place."""
+        if self.op == "all_reduce":
+            self.recv.fill(0)
+        else:
+            self.fill(salt)
+
+    def wrong(self, salt: int, settled: bool = False) -> int:
+        """How many elements of the result are wrong, after `fill` or `settle` and a call."""
+        if self.op == "all_reduce":
+            total = self._sum(salt)
+            return _differing(self.recv, np.zeros_like(total) if settled else total, 0)
+        if self.op == "reduce_scatter":
+            return _differing(self.recv, self._sum(salt), self.rank * self.recv.size)
+        if self.op in ("all_gather", "all_to_all"):
+            start = self.rank * (self.recv.size // self.ranks) if self.op == "all_to_all" else 0
+            blocks = np.split(self.recv, self.ranks)
+            return sum(
+                _differing(block, values(source, salt).astype(self.dtype), start)
+                for source, block in enumerate(blocks)
+            )
+        if self.op == "pingpong" and self.rank > 1:
+            return 0
+        return _differing(self.recv, values(0, salt).astype(self.dtype), 0)
+
+    def _sum(self, salt: int) -> np.ndarray[Any, Any]:
+        total = sum(values(rank, salt) for rank in range(self.ranks))
+        return np.asarray(total).astype(self.dtype)
+
+
+def values(rank: int, salt: int) -> np.ndarray[Any, Any]:
+    """(PERIOD,) what `rank` contributes, again and again."""
+    return (np.arange(PERIOD) * (2 * rank + 3) // 7 + 5 * rank + salt) % BOUND
+
+
+def _pieces(size: int, start: int) -> Iterator[tuple[slice, slice]]:
+    """Where elements 0..size of an array lie in the period, when the first is number `start`."""
+    low = 0
+    while low < size:
+        offset = (start + low) % PERIOD
+        length = min(size - low, PERIOD - offset)
+        yield slice(low, low + length), slice(offset, offset + length)
+        low += length
+
+
+def _write(array: np.ndarray[Any, Any], period: np.ndarray[Any, Any], start: int) -> None:
+    for here, there in _pieces(array.size, start):
+        array[here] = period[there]
+
+
+def _differing(array: np.ndarray[Any, Any], period: np.ndarray[Any, Any], start: int) -> int:
+    return sum(
+        int(np.count_nonzero(array[here] != period[there]))
+        for here, there in _pieces(array.size, start)
+    )

@@ -1,0 +1,54 @@
+"""What is measured: an op, a size and a dtype; and nccl-tests' bandwidths.
+
+Bytes count as in nccl-tests' PERFORMANCE.md: the array of an all_reduce or a broadcast, and for
+all_gather, reduce_scatter and all_to_all the larger side, which is all ranks' blocks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+OPS = (
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "pingpong",
+)  # fmt: skip
+IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table: `count` elements of `dtype`; a barrier has none."""
+
+    op: str
+    count: int
+    dtype: str
+    nbytes: int
+
+
+def cells(
+    ops: Sequence[str], sizes: Sequence[int], dtype: str, itemsize: int, ranks: int
+) -> Iterator[Cell]:
+    """Every op at every size (bytes), rounded down to whole elements and equal blocks."""
+    for op in ops:
+        if op == "barrier":
+            yield Cell(op, 0, dtype, 0)
+            continue
+        unit = ranks if op in IN_BLOCKS else 1
+        counts = [max(1, size // itemsize // unit) * unit for size in sizes]
+        for count in dict.fromkeys(counts):
+            yield Cell(op, count, dtype, count * itemsize)
+
+
+def algbw(cell: Cell, seconds: float) -> float:
+    """Bytes per second: the cell's bytes over the time of a call.
+
+    A ping-pong's time is there and back, in which its bytes travel twice.
+    """
+    return (2 if cell.op == "pingpong" else 1) * cell.nbytes / seconds
+
+
+def busbw(cell: Cell, seconds: float, ranks: int) -> float:
+    """Bytes per second that each rank's link carries if the algorithm is the best there is."""
+    share = (ranks - 1) / ranks
+    factor = {"all_reduce": 2 * share, **dict.fromkeys(IN_BLOCKS, share)}.get(cell.op, 1.0)
+    return factor * algbw(cell, seconds)

@@ -1,0 +1,205 @@
+"""The libraries that are measured, behind one face: which function, with which arguments.
+
+Every library does the same job on the same memory: all_reduce and broadcast in place, the
+others from one array into another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+TIMEOUT = 100  # seconds that a library may wait, where one can tell it
+
+# What a loop calls: a function and up to two arguments.
+Bound = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class Library(Protocol):
+    """A library, started on this rank.
+
+    about   what to print of it: versions, transport
+    """
+
+    rank: int
+    size: int
+    about: dict[str, str]
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        """The call that does `op` on these numpy arrays."""
+        ...
+
+    def barrier(self) -> object:
+        """Wait for all ranks."""
+        ...
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        """What it would run for `op`, if it tells; else an empty string."""
+        ...
+
+    def close(self) -> None:
+        """Leave the job."""
+        ...
+
+
+class TorchLike:
+    """torch.distributed, or anything with its names.
+
+    wrap    makes an array of the library from a numpy array, sharing the memory
+    """
+
+    def __init__(self, module: Any, wrap: Callable[[Any], Any], about: dict[str, str]) -> None:
+        self.rank, self.size = module.get_rank(), module.get_world_size()
+        self.barrier: Callable[[], object] = module.barrier
+        self.about = about
+        self._module, self._wrap = module, wrap
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        module = self._module
+        if op == "barrier":
+            return module.barrier, ()
+        into, of = self._wrap(recv), self._wrap(send)
+        if op == "pingpong":
+            return pingpong(module.send, module.recv, self.rank, of, into)
+        return {
+            "all_reduce": (module.all_reduce, (into,)),
+            "broadcast": (module.broadcast, (into, 0)),
+            "all_gather": (getattr(module, "all_gather_into_tensor", None), (into, of)),
+            "reduce_scatter": (getattr(module, "reduce_scatter_tensor", None), (into, of)),
+            "all_to_all": (module.all_to_all_single, (into, of)),
+        }[op]
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._module.destroy_process_group()
+
+
+class Cydist(TorchLike):
+    """This project; which algorithm it runs is no secret."""
+
+    def __init__(self, backend: str, arrays: str) -> None:
+        import cydist
+        from cydist.bench.machine import version
+
+        cydist.init_process_group(backend, timeout=TIMEOUT)
+        self._windows = bool(getattr(cydist.group.WORLD, "windows", False))
+        about = {
+            "version": f"cydist {version('cydist') or 'from its source tree'}",
+            "transport": f"{backend}, {'windows' if self._windows else 'messages'}",
+        }
+        wrap: Callable[[Any], Any] = as_tensor if arrays == "torch" else same
+        if arrays == "torch":
+            about["version"] += f" on torch {importlib.import_module('torch').__version__}"
+        super().__init__(cydist, wrap, about)
+        self._backend = backend
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        from cydist import tuning
+
+        if self._backend == "mpi":
+            return "mpi"
+        if op == "pingpong":
+            return "send"
+        return tuning.choose(op, nbytes, self.size, self._windows, even=True, commutative=True)
+
+
+def gloo() -> Library:
+    """torch.distributed with gloo, one thread a rank as everybody has."""
+    torch: Any = importlib.import_module("torch")
+    distributed: Any = importlib.import_module("torch.distributed")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    return TorchLike(distributed, as_tensor, {"version": f"torch {torch.__version__}"})
+
+
+class Mpi:
+    """An MPI through mpi4py, with the datatypes named so that it looks nothing up."""
+
+    def __init__(self) -> None:
+        mpi4py: Any = importlib.import_module("mpi4py")
+        self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        self._comm = self._mpi.COMM_WORLD
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.barrier: Callable[[], object] = self._comm.Barrier
+        library = self._mpi.Get_library_version().replace("\0", "").split("\n")[0]
+        said = " ".join(library.split(",")[0].split())
+        self.about = {"version": f"{said}, mpi4py {mpi4py.__version__}"}
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        comm = self._comm
+        if op == "barrier":
+            return comm.Barrier, ()
+        into, of = self._spec(recv), self._spec(send)
+        if op == "pingpong":
+            return pingpong(comm.Send, comm.Recv, self.rank, of, into)
+        block = self._spec(send, send.size // self.size), self._spec(recv, recv.size // self.size)
+        return {
+            "all_reduce": (comm.Allreduce, (self._mpi.IN_PLACE, into)),
+            "broadcast": (comm.Bcast, (into, 0)),
+            "all_gather": (comm.Allgather, (of, block[1])),
+            "reduce_scatter": (comm.Reduce_scatter_block, (block[0], into)),
+            "all_to_all": (comm.Alltoall, block),
+        }[op]
+
+    def _spec(self, array: Any, count: int | None = None) -> list[Any]:
+        kind = self._mpi.Datatype.fromcode(array.dtype.char)
+        return [array, array.size if count is None else count, kind]
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+def pingpong(
+    send: Callable[..., object], recv: Callable[..., object], rank: int, of: Any, into: Any
+) -> Bound:
+    """There and back between the ranks 0 and 1; the others have nothing to do."""
+
+    def serve() -> None:
+        send(of, 1)
+        recv(into, 1)
+
+    def give_back() -> None:
+        recv(into, 0)
+        send(into, 0)
+
+    return (serve, give_back)[rank] if rank < 2 else (lambda: None), ()
+
+
+def same(array: Any) -> Any:
+    """A numpy array as it is."""
+    return array
+
+
+def as_tensor(array: Any) -> Any:
+    """A torch tensor on the memory of a numpy array."""
+    torch: Any = importlib.import_module("torch")
+    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
+        bits = torch.from_numpy(array.view(np.dtype(f"u{array.itemsize}")))
+        return bits.view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
+def start(library: str, options: Mapping[str, str]) -> Library:
+    """Start a library on this rank.
+
+    library     "cydist", "gloo" or "mpi"
+    options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if library == "gloo":
+        return gloo()
+    if library == "mpi":
+        return Mpi()
+    settings = dict(options)
+    backend, arrays = settings.pop("backend"), settings.pop("arrays")
+    os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
+    return Cydist(backend, arrays)

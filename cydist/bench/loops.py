@@ -1,0 +1,123 @@
+"""The timed loop, and what a rank does for each command of the driver."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from itertools import pairwise, repeat
+from typing import Any
+
+from cydist.bench.buffers import Buffers
+from cydist.bench.libraries import Bound, Library
+
+CHECKED_CALLS = 2
+BARRIERS = 16  # that are checked
+
+Answer = dict[str, Any]
+
+
+def loop(bound: Bound, iterations: int) -> int:
+    """Nanoseconds that `iterations` calls take, with nothing between them."""
+    function, arguments = bound
+    clock = time.perf_counter_ns
+    rounds = repeat(None, iterations)
+    if len(arguments) == 0:
+        start = clock()
+        for _ in rounds:
+            function()
+        return clock() - start
+    if len(arguments) == 1:
+        (a,) = arguments
+        start = clock()
+        for _ in rounds:
+            function(a)
+        return clock() - start
+    a, b = arguments
+    start = clock()
+    for _ in rounds:
+        function(a, b)
+    return clock() - start
+
+
+def sampled_loop(bound: Bound, iterations: int) -> list[int]:
+    """Nanoseconds of each of `iterations` calls; the clock costs each some 50 ns."""
+    function, arguments = bound
+    clock = time.perf_counter_ns
+    marks = [clock()]
+    for _ in repeat(None, iterations):
+        function(*arguments)
+        marks.append(clock())
+    return [after - before for before, after in pairwise(marks)]
+
+
+class Session:
+    """One rank, one library; a cell at a time."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._buffers: Buffers | None = None
+        self._bound: Bound = (library.barrier, ())
+        self._commands: dict[str, Callable[..., Answer]] = {
+            "cell": self.cell,
+            "round": self.round,
+        }
+
+    def do(self, command: Answer) -> Answer:
+        """Carry a command out: {"do": name, and its arguments}."""
+        arguments = dict(command)
+        return self._commands[arguments.pop("do")](**arguments)
+
+    def cell(self, op: str, count: int, dtype: str) -> Answer:
+        """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""
+        library = self.library
+        self._buffers = None
+        gc.collect()
+        if op == "barrier":
+            self._bound = library.bind(op, None, None)
+            return self._check_barrier() | {"algorithm": library.algorithm(op, 0)}
+        buffers = self._buffers = Buffers(op, count, dtype, library.rank, library.size)
+        self._bound = library.bind(op, buffers.send, buffers.recv)
+        function, arguments = self._bound
+        wrong = 0
+        for salt in range(CHECKED_CALLS):
+            buffers.fill(salt)
+            function(*arguments)
+            wrong += buffers.wrong(salt)
+        nbytes = count * buffers.send.itemsize
+        return {"wrong": wrong, "algorithm": library.algorithm(op, nbytes)}
+
+    def _check_barrier(self) -> Answer:
+        """When this rank entered and left some barriers, late for each in turn."""
+        function, arguments = self._bound
+        entered, left = [], []
+        for number in range(BARRIERS):
+            if number % self.library.size == self.library.rank:
+                sum(range(20_000))  # some 200 us: others would leave before us if they could
+            entered.append(time.monotonic_ns())
+            function(*arguments)
+            left.append(time.monotonic_ns())
+        return {"wrong": 0, "entered": entered, "left": left}
+
+    def round(self, iterations: int, sampled: bool, checked: bool) -> Answer:
+        """One more call to get warm, then `iterations` on the clock.
+
+        sampled     say how long each call took, instead of all
+        checked     check the result too
+        """
+        buffers = self._buffers
+        if buffers is not None:
+            buffers.settle(CHECKED_CALLS)
+        function, arguments = self._bound
+        self.library.barrier()
+        function(*arguments)
+        self.library.barrier()
+        answer: Answer
+        if sampled:
+            answer = {"each_ns": sampled_loop(self._bound, iterations)}
+        else:
+            answer = {"ns": loop(self._bound, iterations)}
+        answer["wrong"] = 0
+        if checked and buffers is not None:
+            answer["wrong"] = buffers.wrong(CHECKED_CALLS, settled=True)
+        return answer

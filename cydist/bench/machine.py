@@ -1,0 +1,61 @@
+"""Where and when something was measured: what a table is worth nothing without."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def version(package: str) -> str:
+    """The version of an installed package; of one that is not, an empty string."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def describe(arguments: Sequence[str]) -> dict[str, str]:
+    """This machine, now; `arguments` are those of the command line."""
+    load = os.getloadavg()
+    cores = len(os.sched_getaffinity(0))
+    about = {
+        "command": shlex.join(["python", "-m", "cydist.bench", *arguments]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "machine": f"{_cpu()}, {cores} cores, {platform.system()} {platform.release()}",
+        "load": f"{load[0]:.2f} in the last minute"
+        + (": others use this machine, the figures are worth less" if load[0] > cores / 2 else ""),
+        "python": f"{platform.python_version()}, numpy {version('numpy')}",
+    }
+    return {name: said for name, said in about.items() if said}
+
+
+def _cpu() -> str:
+    """The CPU as it calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the source tree that this runs from, if it is one."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        return ""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except OSError:
+        return ""
+    return said.stdout.strip()

@@ -1,0 +1,127 @@
+"""The command line of `python -m cydist.bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cydist.bench.buffers import dtype_of
+from cydist.bench.cells import OPS
+from cydist.bench.starting import Spec
+
+SIZES = "8,1Ki,64Ki,1Mi,16Mi"
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
+MPIS = ("openmpi", "openmpi-tcp", "mpich")
+OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
+
+EPILOG = """
+Peers of --vs, separated by commas:
+  gloo              torch.distributed with gloo; needs torch here
+  openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
+  mpich=PYTHON      beside it or in PATH; the same with MPICH
+  openmpi-tcp=PYTHON    Open MPI over TCP only
+  tcp               cydist over TCP only
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run, checked: see `parse`."""
+
+    participants: list[Spec]  # cydist first
+    ranks: int
+    ops: list[str]
+    sizes: list[int]
+    dtype: str
+    rounds: int
+    timeout: float
+    json: str | None
+    plot: str | None
+
+
+def size(text: str) -> int:
+    """Bytes: 8, 1Ki, 64k, 1MiB; k, M and G are powers of 1024. Raises ValueError."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a size: write bytes as 8, 1Ki, 64Ki, 1Mi or 1Gi")
+    return int(match[1]) * UNITS[(match[2] or "").lower()]
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options; a wrong one ends the program with a message."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cydist.bench",
+        description="Time collectives between ranks on this machine, and their peers beside them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="processes of each participant (2)")
+    add("--ops", default=",".join(OPS), help=f"which of {','.join(OPS)} (all)")
+    add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
+    add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
+    add("--rounds", type=int, default=7, help="how often each cell is measured (7)")
+    add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
+    add("--backend", default="tcp", help="of cydist: tcp (default), or mpi under mpirun")
+    add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
+    add("--json", metavar="FILE", help="save all figures")
+    add("--plot", metavar="FILE", help="draw time against size (.png, .svg, .pdf)")
+    add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
+    given = parser.parse_args(arguments)
+    try:
+        sizes = [size(text) for text in given.sizes.split(",")]
+        dtype_of(given.dtype)
+        participants = [cydist(given.backend, given.arrays), *peers(given.vs, given.arrays)]
+    except ValueError as error:
+        parser.error(str(error))
+    ops = given.ops.split(",")
+    if unknown := [op for op in ops if op not in OPS]:
+        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join(OPS)}")
+    if given.ranks < 2:
+        parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: at least one")
+    if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'cydist[bench]'")
+    if given.arrays == "torch" and importlib.util.find_spec("torch") is None:
+        parser.error("--arrays torch needs torch: pip install torch")
+    for path in filter(None, (given.json, given.plot)):
+        if not Path(path).resolve().parent.is_dir():
+            parser.error(f"{path}: there is no such folder")
+    return Options(
+        participants, given.ranks, ops, sizes, given.dtype, given.rounds, given.timeout,
+        given.json, given.plot,
+    )  # fmt: skip
+
+
+def cydist(backend: str, arrays: str, name: str = "cydist", **settings: str) -> Spec:
+    """This project as a participant; `settings` by what follows CYDIST_ in their names."""
+    python = sys.executable if backend == "mpi" else None
+    options = {"backend": backend, "arrays": arrays, **settings}
+    return Spec(name, "cydist", python, options)
+
+
+def peers(text: str, arrays: str = "numpy") -> list[Spec]:
+    """What --vs asks for. Raises ValueError."""
+    specs: dict[str, Spec] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, python = item.partition("=")
+        if name in MPIS:
+            if not python:
+                raise ValueError(f"--vs {name}=PYTHON: which interpreter has that MPI's mpi4py?")
+            specs[name] = Spec(
+                name, "mpi", python, arguments=OVER_TCP if name.endswith("tcp") else ()
+            )
+        elif item == "gloo":
+            specs[name] = Spec("gloo", "gloo")
+        elif item == "tcp":
+            specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
+        else:
+            raise ValueError(f"--vs {item}: the peers are gloo, tcp, and with =PYTHON {MPIS}")
+    return list(specs.values())

@@ -1,0 +1,157 @@
+"""The driver's side of a participant: tell its ranks what to do, hear what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+from typing import IO, Any
+
+from cydist.bench import starting
+from cydist.bench.starting import Spec
+from cydist.launch.processes import pretty_exit
+
+Answer = dict[str, Any]
+
+END_SECONDS = 10.0
+# After one rank has refused a command, the others have so long to refuse it as well.
+GRACE_SECONDS = 5.0
+LOOK_SECONDS = 0.05  # between looks at whether processes that should connect still run
+
+
+class ParticipantError(Exception):
+    """A participant did not do what it was told; `lost`: it is gone, or out of step."""
+
+    def __init__(self, text: str, lost: bool) -> None:
+        super().__init__(text)
+        self.lost = lost
+
+
+class Participant:
+    """A library on `size` ranks that wait for commands.
+
+    directory   for its socket and its log
+    timeout     seconds for its start, and for each command
+
+    Raises ParticipantError when it cannot be started, with the end of what it printed.
+    """
+
+    def __init__(self, spec: Spec, size: int, directory: str, timeout: float) -> None:
+        self.name = spec.name
+        self.about: dict[str, str] = {}
+        self._size = size
+        self._timeout = timeout
+        self._log = os.path.join(directory, f"{spec.name}.log")
+        self._ranks: list[tuple[socket.socket, IO[bytes]]] = []  # and what to read lines from
+        address = os.path.join(directory, f"{spec.name}.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(size)
+            try:
+                self._processes = starting.start(spec, size, address, self._log)
+            except OSError as error:
+                raise self._failure(f"cannot be started: {error}") from None
+            try:
+                self._meet(listener)
+            except BaseException:
+                self.close(0.0)
+                raise
+
+    def _meet(self, listener: socket.socket) -> None:
+        """Wait for every rank, and put them in order."""
+        deadline = time.monotonic() + self._timeout
+        listener.settimeout(LOOK_SECONDS)
+        while len(self._ranks) < self._size:
+            ended = self._processes.status()  # first: who has ended cannot connect after this
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if ended is not None:
+                    raise self._failure(
+                        f"cannot be started: ended with {pretty_exit(ended)}"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise self._failure(f"did not start in {self._timeout:g} s") from None
+                continue
+            connection.settimeout(self._timeout)
+            self._ranks.append((connection, connection.makefile("rb")))
+        hellos = self._answers(deadline)
+        if sizes := {hello["size"] for hello in hellos} - {self._size}:
+            raise self._failure(
+                f"a rank of {self._size} thinks that it is one of {min(sizes)}: "
+                "mpirun belongs to another MPI than mpi4py"
+            )
+        numbers = [int(hello["rank"]) for hello in hellos]
+        self._ranks = [self._ranks[numbers.index(rank)] for rank in range(self._size)]
+        self.about = hellos[numbers.index(0)]["about"]
+
+    def ask(self, command: Answer) -> list[Answer]:
+        """Tell every rank; their answers by rank.
+
+        Raises ParticipantError: every rank refused, and all are ready for another command; or
+        some rank is gone, late, or refused alone, and the participant is lost.
+        """
+        line = json.dumps(command).encode() + b"\n"
+        try:
+            for rank, _ in self._ranks:
+                rank.sendall(line)
+        except OSError:
+            raise self._failure("a rank is gone") from None
+        return self._answers(time.monotonic() + self._timeout)
+
+    def _answers(self, deadline: float) -> list[Answer]:
+        """One line of every rank."""
+        answers: dict[int, Answer] = {}
+        refused = ""
+        with selectors.DefaultSelector() as selector:
+            for number, (rank, _) in enumerate(self._ranks):
+                selector.register(rank, selectors.EVENT_READ, number)
+            while len(answers) < self._size:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    silent = sorted(set(range(self._size)) - answers.keys())
+                    raise self._failure(refused or f"no answer of ranks {silent} in time")
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    answer = answers[key.data] = self._answer(key.data, refused)
+                    if "error" in answer and not refused:
+                        refused = f"rank {key.data}: {answer['error']}"
+                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if refused:
+            if not all("error" in answer for answer in answers.values()):
+                raise self._failure(refused)
+            raise ParticipantError(f"{self.name}: {refused}", lost=False)
+        return [answers[rank] for rank in range(self._size)]
+
+    def _answer(self, number: int, refused: str) -> Answer:
+        try:
+            line = self._ranks[number][1].readline()
+        except OSError:
+            line = b""
+        if not line:
+            raise self._failure(refused or f"rank {number} is gone")
+        answer: Answer = json.loads(line)
+        return answer
+
+    def _failure(self, what: str) -> ParticipantError:
+        """The participant is lost; what it printed last may say why."""
+        try:
+            with open(self._log, "rb") as file:
+                said = file.read().decode(errors="replace").strip().splitlines()[-8:]
+        except OSError:
+            said = []
+        text = "".join(f"\n    {line}" for line in said)
+        return ParticipantError(f"{self.name}: {what}{text}", lost=True)
+
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End its ranks, which may take `seconds`."""
+        for rank, lines in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.sendall(b'{"do": "close"}\n')
+            lines.close()
+            rank.close()
+        self._ranks.clear()
+        self._processes.end(seconds)

@@ -1,0 +1,65 @@
+"""A rank of a participant: starts its library, then does what the driver says.
+
+Between commands it sleeps in a read, so that it disturbs nobody. Commands and answers are lines
+of JSON on a Unix socket; the end of the driver is the end of the stream, and of the rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from cydist.bench.libraries import start
+from cydist.bench.loops import Session
+
+
+def main(address: str, log: str, library: str, options: Mapping[str, str]) -> None:
+    """Serve the driver that listens at `address`; what the library prints goes to `log`."""
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    control = socket.socket(socket.AF_UNIX)
+    control.connect(address)
+    with control, control.makefile("rwb") as stream:
+        try:
+            running = start(library, options)
+        except Exception as error:
+            say(stream, refusal(error))
+            return
+        session = Session(running)
+        gc.disable()  # no collection in the middle of a loop; `cell` collects
+        say(stream, {"rank": running.rank, "size": running.size, "about": running.about})
+        for line in stream:
+            command = json.loads(line)
+            if command["do"] == "close":
+                running.close()
+                return
+            try:
+                answer = session.do(command)
+            except Exception as error:
+                answer = refusal(error)
+            say(stream, answer)
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """What the driver is told of an exception; the log has all of it."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    lines = str(error).splitlines() or [""]
+    return {"error": f"{type(error).__name__}: {lines[0]}"}
+
+
+def say(stream: Any, answer: Mapping[str, Any]) -> None:
+    """One line to the driver."""
+    stream.write(json.dumps(answer).encode() + b"\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))

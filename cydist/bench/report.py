@@ -1,0 +1,186 @@
+"""What is printed and saved of a comparison."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cydist.bench.cells import Cell, algbw, busbw
+from cydist.bench.rounds import Row, Series, ratio
+
+OURS = "cydist"
+OURSELVES = (OURS, "tcp")  # not peers: cydist over another transport is no competitor
+Rows = Sequence[tuple[Cell, Row]]
+
+
+def header(about: Mapping[str, str]) -> str:
+    """One line for each fact."""
+    width = max(len(name) for name in about)
+    return "\n".join(f"# {name:<{width}}  {said}" for name, said in about.items())
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that can be printed one after the other: all widths are known before the first.
+
+    peers   the columns after cydist's own
+    """
+
+    peers: Sequence[str]
+    ranks: int
+
+    def head(self) -> str:
+        """The names of the columns, and their units."""
+        peers = "".join(f" {name[:12] + ' us':>15} {'ratio':>6}" for name in self.peers)
+        return (
+            f"{'bytes':>10} {'count':>10} {'dtype':>8} {'op':<14} {'algorithm':<16}"
+            f" {'median us':>11} {'p99 us':>11} {'algbw GB/s':>10} {'busbw GB/s':>10} {'#wrong':>6}"
+            + peers
+        )
+
+    def line(self, cell: Cell, row: Row) -> str:
+        """One cell."""
+        ours = row.get(OURS, Series(failure="lost"))
+        text = f"{cell.nbytes:>10} {cell.count:>10} {cell.dtype:>8} {cell.op:<14} "
+        if ours.failure:
+            text += f"{'failed':<16} {'-':>11} {'-':>11} {'-':>10} {'-':>10} {'-':>6}"
+        else:
+            p99 = "-" if ours.p99 is None else micro(ours.p99)
+            bandwidths = (algbw(cell, ours.median), busbw(cell, ours.median, self.ranks))
+            text += f"{ours.algorithm:<16} {micro(ours.median):>11} {p99:>11}"
+            text += "".join(f" {giga(each) if cell.nbytes else '-':>10}" for each in bandwidths)
+            text += f" {ours.wrong:>6}"
+        for name in self.peers:
+            theirs = row.get(name)
+            if theirs is None or theirs.failure or ours.failure:
+                text += f" {'-':>15} {'-':>6}"
+            else:
+                wrong = "!" if theirs.wrong else ""
+                text += f" {micro(theirs.median) + wrong:>15} {ratio(ours, theirs):>6.2f}"
+        return text
+
+
+def micro(seconds: float) -> str:
+    """Microseconds, four digits or whole."""
+    us = seconds * 1e6
+    return f"{us:.{max(0, 3 - max(0, math.floor(math.log10(us))))}f}" if us > 0 else "0"
+
+
+def giga(rate: float) -> str:
+    """10^9 a second."""
+    return f"{rate / 1e9:.3f}"
+
+
+def failures(cell: Cell, row: Row) -> list[str]:
+    """Whatever a user must be told of a row."""
+    where = f"{cell.op} of {cell.nbytes} bytes"
+    said = [f"{where}: {series.failure}" for series in row.values() if series.failure]
+    return said + [
+        f"{where}: {name}: {series.wrong} wrong" for name, series in row.items() if series.wrong
+    ]
+
+
+def ratios(row: Row) -> dict[str, float]:
+    """Our time by each peer's, of those that finished."""
+    ours = row.get(OURS)
+    if ours is None or ours.failure:
+        return {}
+    return {
+        name: ratio(ours, series)
+        for name, series in row.items()
+        if name != OURS and not series.failure
+    }
+
+
+def summary(rows: Rows) -> list[dict[str, Any]]:
+    """For each op and for all: geometric means of the ratios, and the worst cell.
+
+    The best peer of a cell is the fastest, so the ratio to it is the largest.
+    """
+    found = []
+    for op in [*dict.fromkeys(cell.op for cell, _ in rows), "all"]:
+        mine = [(cell, ratios(row)) for cell, row in rows if op in (cell.op, "all")]
+        names = list(dict.fromkeys(name for _, each in mine for name in each))
+        best = [
+            (max(each[name] for name in each if name not in OURSELVES), cell)
+            for cell, each in mine
+            if each.keys() - set(OURSELVES)
+        ]
+        entry: dict[str, Any] = {"op": op}
+        for name in names:
+            entry[name] = geometric_mean([each[name] for _, each in mine if name in each])
+        if best:
+            worst, where = max(best, key=lambda pair: pair[0])
+            entry["best peer"] = geometric_mean([value for value, _ in best])
+            entry["worst"] = worst
+            entry["worst cell"] = f"{where.op} {where.nbytes}"
+        if names:
+            found.append(entry)
+    return found
+
+
+def summary_lines(rows: Rows) -> list[str]:
+    """The summary as a table; nothing when there are no peers."""
+    entries = summary(rows)
+    if not entries:
+        return []
+    names = [name for name in entries[-1] if name not in ("op", "worst", "worst cell")]
+    lines = ["", "geometric means of cydist's time by the peer's (below 1: cydist is faster)"]
+    lines.append(f"{'op':<14}" + "".join(f" {name:>12}" for name in names) + "  worst cell")
+    for entry in entries:
+        cells = [f"{entry[name]:.3f}" if name in entry else "-" for name in names]
+        worst = f"  {entry['worst']:.2f} at {entry['worst cell']}" if "worst" in entry else ""
+        lines.append(f"{entry['op']:<14}" + "".join(f" {each:>12}" for each in cells) + worst)
+    return lines
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean of ratios."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def document(about: Mapping[str, Any], rows: Rows, ranks: int) -> dict[str, Any]:
+    """All figures, for JSON: seconds, bytes, bytes per second."""
+    return {"header": dict(about), "cells": [_entry(*each, ranks) for each in rows],
+            "summary": summary(rows)}  # fmt: skip
+
+
+def _entry(cell: Cell, row: Row, ranks: int) -> dict[str, Any]:
+    found = {}
+    for name, series in row.items():
+        entry: dict[str, Any] = {"wrong": series.wrong}
+        if series.failure:
+            entry["failure"] = series.failure
+        if series.rounds:
+            entry |= {
+                "median": series.median, "p99": series.p99, "rounds": series.rounds,
+                "iterations": series.iterations, "algorithm": series.algorithm,
+                "algbw": algbw(cell, series.median), "busbw": busbw(cell, series.median, ranks),
+            }  # fmt: skip
+        found[name] = entry
+    return {
+        "op": cell.op, "bytes": cell.nbytes, "count": cell.count, "dtype": cell.dtype,
+        "participants": found, "ratios": ratios(row),
+    }  # fmt: skip
+
+
+class Progress:
+    """One line on stderr that is written over and over, if stderr is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._seen = total, dict[Cell, int]()
+        self._on = sys.stderr.isatty()
+
+    def __call__(self, cell: Cell, what: str) -> None:
+        number = self._seen.setdefault(cell, len(self._seen) + 1)
+        if self._on:
+            text = f"{number}/{self._total} {cell.op} {cell.nbytes} bytes, {what}"
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Before something else is printed."""
+        if self._on:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,159 @@
+"""The driver: every participant in turn, round by round, cell by cell."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cydist.bench.cells import Cell
+from cydist.bench.participants import ParticipantError
+
+ROUND_NS = 30_000_000  # a round lasts about so long, or one call
+MOST_ITERATIONS = 1_000_000
+SAMPLED_NS = 20_000  # calls that take longer are timed one by one
+
+
+class Asked(Protocol):
+    """What the driver needs of a participant."""
+
+    name: str
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank answers."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclass
+class Series:
+    """What one participant did in one cell.
+
+    rounds      seconds per call of the slowest rank, by round
+    calls       seconds of each call on the rank where it took longest; empty for short calls
+    wrong       elements that were wrong, on all ranks
+    failure     why there is nothing, or nothing more
+    """
+
+    algorithm: str = ""
+    iterations: int = 0
+    rounds: list[float] = field(default_factory=list)
+    calls: list[float] = field(default_factory=list)
+    wrong: int = 0
+    failure: str = ""
+
+    @property
+    def median(self) -> float:
+        """Seconds per call."""
+        return statistics.median(self.rounds)
+
+    @property
+    def p99(self) -> float | None:
+        """Seconds that 99 % of the calls stay below; None where calls are too short to time."""
+        if not self.calls:
+            return None
+        return sorted(self.calls)[min(len(self.calls) - 1, int(len(self.calls) * 0.99))]
+
+
+Row = dict[str, Series]  # by participant
+Progress = Callable[[Cell, str], None]
+
+
+def compare(
+    cells: Iterable[Cell],
+    participants: Sequence[Asked],
+    rounds: int,
+    progress: Progress = lambda cell, what: None,
+) -> Iterator[tuple[Cell, Row]]:
+    """Run every cell in every participant; each cell's row as soon as it is done.
+
+    A participant that fails leaves its reason in the row. One that is lost is left out of the
+    cells after that.
+    """
+    lost: set[str] = set()
+    for cell in cells:
+        row: Row = {}
+        for participant in participants:
+            if participant.name in lost:
+                continue
+            progress(cell, f"{participant.name}: preparing")
+            series = row[participant.name] = Series()
+            with _noting(participant, series, lost):
+                _prepare(participant, cell, series)
+        for number in range(rounds):
+            running = [each for each in participants if each.name in row]
+            # In turn the first: whoever follows a quiet moment has it easier.
+            shift = number % max(1, len(running))
+            for participant in running[shift:] + running[:shift]:
+                series = row[participant.name]
+                if series.failure:
+                    continue
+                progress(cell, f"{participant.name}: round {number + 1} of {rounds}")
+                with _noting(participant, series, lost):
+                    _round(participant, series, checked=number == 0)
+        yield cell, row
+
+
+@contextlib.contextmanager
+def _noting(participant: Asked, series: Series, lost: set[str]) -> Iterator[None]:
+    """Put a participant's failure down in its series, and in `lost` if it is gone."""
+    try:
+        yield
+    except ParticipantError as error:
+        series.failure = str(error)
+        if error.lost:
+            lost.add(participant.name)
+            participant.close()
+
+
+def _prepare(participant: Asked, cell: Cell, series: Series) -> None:
+    """Have the arrays made and single calls checked; find out how many calls make a round."""
+    answers = participant.ask(
+        {"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
+    )
+    series.algorithm = answers[0]["algorithm"]
+    series.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
+    iterations = 1
+    while True:
+        command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
+        slowest = max(answer["ns"] for answer in participant.ask(command))
+        if slowest >= ROUND_NS // 4 or iterations >= MOST_ITERATIONS:
+            break
+        iterations = min(10 * iterations, MOST_ITERATIONS)
+    wanted = round(iterations * ROUND_NS / max(1, slowest))
+    series.iterations = max(1, min(wanted, MOST_ITERATIONS))
+
+
+def _passed(answers: Sequence[dict[str, Any]]) -> int:
+    """How many barriers some rank left before another had entered."""
+    if "entered" not in answers[0]:
+        return 0
+    entered = zip(*(answer["entered"] for answer in answers), strict=True)
+    left = zip(*(answer["left"] for answer in answers), strict=True)
+    return sum(max(came) > min(went) for came, went in zip(entered, left, strict=True))
+
+
+def _round(participant: Asked, series: Series, checked: bool) -> None:
+    sampled = series.iterations * SAMPLED_NS < ROUND_NS
+    answers = participant.ask(
+        {"do": "round", "iterations": series.iterations, "sampled": sampled, "checked": checked}
+    )
+    series.wrong += sum(answer["wrong"] for answer in answers)
+    if sampled:
+        slowest = max(sum(answer["each_ns"]) for answer in answers)
+        each = zip(*(answer["each_ns"] for answer in answers), strict=True)
+        series.calls += [max(call) / 1e9 for call in each]
+    else:
+        slowest = max(answer["ns"] for answer in answers)
+    series.rounds.append(slowest / series.iterations / 1e9)
+
+
+def ratio(ours: Series, theirs: Series) -> float:
+    """The median over the rounds of our time by theirs."""
+    pairs = zip(ours.rounds, theirs.rounds, strict=False)
+    return statistics.median(our / their for our, their in pairs)

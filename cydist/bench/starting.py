@@ -1,0 +1,128 @@
+"""Starting a participant's processes by the launcher that is theirs, and ending them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cydist.bench import rank
+from cydist.launch.spawn import ProcessContext, spawn
+
+# mpirun's own answers: yes, as root if so; and more ranks than cores are meant.
+MPIRUN_VARIABLES = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to start.
+
+    name        what it is called in the table
+    library     "cydist", "gloo" or "mpi"
+    python      for mpirun: an interpreter of an environment with mpi4py; None: children of ours
+    options     what `libraries.start` is told
+    arguments   for mpirun
+    """
+
+    name: str
+    library: str
+    python: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+@dataclass
+class Processes:
+    """What was started.
+
+    status      exit status of one that has ended, None while all run
+    signal      sends all of them a signal
+    """
+
+    status: Callable[[], int | None]
+    signal: Callable[[int], None]
+    ended: Callable[[], bool]
+
+    def end(self, seconds: float) -> None:
+        """Let them end by themselves for so long, then make them."""
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self.signal(number)
+            deadline = time.monotonic() + (seconds if number is None else 5.0)
+            while not self.ended() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if self.ended():
+                return
+
+
+def start(spec: Spec, size: int, address: str, log: str) -> Processes:
+    """Start `size` ranks that will connect to `address`. Raises OSError."""
+    if spec.python is None:
+        return _spawned(spec, size, address, log)
+    return _under_mpirun(spec, size, address, log)
+
+
+def _spawned(spec: Spec, size: int, address: str, log: str) -> Processes:
+    context = spawn(_child, (address, log, spec.library, dict(spec.options)), size, join=False)
+    assert isinstance(context, ProcessContext)
+    children = context.processes
+
+    def status() -> int | None:
+        codes = [child.exitcode for child in children if child.exitcode is not None]
+        return max(codes, key=abs) if codes else None
+
+    def send(number: int) -> None:
+        for child in children:
+            if child.pid is not None and child.exitcode is None:
+                os.kill(child.pid, number)
+
+    return Processes(status, send, lambda: all(child.exitcode is not None for child in children))
+
+
+def _child(_rank: int, address: str, log: str, library: str, options: Mapping[str, str]) -> None:
+    rank.main(address, log, library, options)
+
+
+def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
+    assert spec.python is not None
+    options = json.dumps(dict(spec.options))
+    variables = {**os.environ, **MPIRUN_VARIABLES}
+    if spec.library == "cydist":
+        program = ["-m", "cydist.bench.rank"]
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    else:
+        program = [str(Path(__file__).with_name("mpi_start.py"))]
+    command = [mpirun(spec.python), *spec.arguments, "-n", str(size), spec.python, *program]
+    with open(log, "ab") as out:
+        process = subprocess.Popen(
+            [*command, address, log, spec.library, options],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=variables,
+        )
+    return Processes(process.poll, process.send_signal, lambda: process.poll() is not None)
+
+
+def mpirun(python: str) -> str:
+    """The mpirun beside an interpreter, or else the one in PATH. Raises OSError."""
+    if not os.access(python, os.X_OK):
+        raise FileNotFoundError(f"{python} is not an interpreter")
+    beside = str(Path(python).parent)
+    for name in ("mpirun", "mpiexec"):
+        found = shutil.which(name, path=beside) or shutil.which(name)
+        if found is not None:
+            return found
+    raise FileNotFoundError(f"no mpirun or mpiexec beside {python}, nor in PATH")

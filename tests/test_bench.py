@@ -1,0 +1,413 @@
+"""`python -m cydist.bench`: fair rounds, checked results, and honest arithmetic."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist
+from cydist.bench import mpi_start, options, report
+from cydist.bench.buffers import Buffers, dtype_of
+from cydist.bench.cells import IN_BLOCKS, OPS, Cell, algbw, busbw, cells
+from cydist.bench.libraries import Bound, TorchLike, same
+from cydist.bench.loops import Session
+from cydist.bench.participants import Participant, ParticipantError
+from cydist.bench.rounds import Row, Series, compare, ratio
+from cydist.bench.starting import Spec
+
+ROOT = Path(__file__).resolve().parent.parent
+BYTES = 4096
+
+
+def run(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """The program, to its end."""
+    command = [sys.executable, "-m", "cydist.bench", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+# ---- the command line ----
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("8", 8), ("8B", 8), ("1Ki", 1024), ("64k", 65536), ("1MiB", 1 << 20), ("2G", 2 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    """Sizes are bytes, with the units that people write."""
+    assert options.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-8", "1.5Mi", "8Ti", "Ki"])
+def test_sizes_that_are_none(text: str) -> None:
+    """What is not a size is named in the error."""
+    with pytest.raises(ValueError, match="is not a size"):
+        options.size(text)
+
+
+def test_peers() -> None:
+    """--vs names the peers, and the interpreters of the MPIs."""
+    specs = options.peers("gloo,openmpi=/a/python,tcp")
+    assert [(spec.name, spec.library, spec.python) for spec in specs] == [
+        ("gloo", "gloo", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
+    ]  # fmt: skip
+    assert specs[2].options["TRANSPORT"] == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sizes", "8,zwei"], "'zwei' is not a size"),
+        (["--ops", "all_reduce,sort"], "no 'sort'"),
+        (["--vs", "openmpi"], "--vs openmpi=PYTHON"),
+        (["--vs", "nccl"], "--vs nccl"),
+        (["--dtype", "object_"], "no dtype 'object_'"),
+        (["--ranks", "1"], "--ranks 1"),
+        (["--rounds", "0"], "--rounds 0"),
+        (["--json", "/no/such/folder/x.json"], "no such folder"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong option ends the program before anything is started, with a message that helps."""
+    with pytest.raises(SystemExit):
+        options.parse(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_cells_are_whole_blocks() -> None:
+    """Sizes become elements, and equal blocks where there is one for each rank."""
+    found = [(c.op, c.count, c.nbytes) for c in cells(OPS, [8, 100], "float32", 4, 3)]
+    assert ("all_reduce", 2, 8) in found
+    assert ("all_gather", 3, 12) in found
+    assert ("all_to_all", 24, 96) in found
+    assert [each for each in found if each[0] == "barrier"] == [("barrier", 0, 0)]
+
+
+# ---- arithmetic ----
+
+
+@pytest.mark.parametrize(
+    ("op", "algorithm", "bus"),
+    [
+        ("all_reduce", 1.0, 1.5),
+        ("broadcast", 1.0, 1.0),
+        ("all_gather", 1.0, 0.75),
+        ("reduce_scatter", 1.0, 0.75),
+        ("all_to_all", 1.0, 0.75),
+        ("pingpong", 2.0, 2.0),
+    ],
+)
+def test_bandwidths(op: str, algorithm: float, bus: float) -> None:
+    """A MB in a ms is a GB/s; the bus carries what nccl-tests says that 4 ranks make of it."""
+    cell = Cell(op, 250_000, "float32", 1_000_000)
+    assert algbw(cell, 1e-3) == pytest.approx(algorithm * 1e9)
+    assert busbw(cell, 1e-3, 4) == pytest.approx(bus * 1e9)
+
+
+def test_p99_is_of_single_calls() -> None:
+    """The calls' 99th percentile, or nothing when they were too short to time."""
+    assert Series(calls=[float(n) for n in range(1000)]).p99 == 990.0
+    assert Series(rounds=[1.0]).p99 is None
+
+
+def test_ratio_is_taken_inside_rounds() -> None:
+    """The median of the rounds' ratios: what slows a whole round down changes nothing."""
+    ours, theirs = Series(rounds=[1.0, 20.0, 3.0]), Series(rounds=[2.0, 40.0, 6.0])
+    assert ratio(ours, theirs) == 0.5
+
+
+def row(ours: float, **peers: float) -> Row:
+    return {name: Series(rounds=[time]) for name, time in {"cydist": ours, **peers}.items()}
+
+
+def test_summary_takes_the_best_peer() -> None:
+    """Ratios go to the fastest peer of each cell; cydist over TCP is no peer."""
+    small, large = Cell("broadcast", 2, "float32", 8), Cell("broadcast", 16, "float32", 64)
+    rows = [
+        (small, row(1.0, gloo=4.0, mpich=2.0, tcp=0.1)),
+        (large, row(8.0, gloo=4.0, mpich=16.0, tcp=0.1)),
+    ]
+    entry = report.summary(rows)[-1]
+    assert entry["op"] == "all"
+    assert entry["best peer"] == pytest.approx(math.sqrt(0.5 * 2.0))
+    assert (entry["worst"], entry["worst cell"]) == (2.0, "broadcast 64")
+    assert entry["mpich"] == pytest.approx(0.5)
+
+
+# ---- checked results ----
+
+
+class Ranks:
+    """A participant whose ranks are threads: cydist on the backend "inproc", or a library of ours.
+
+    library     made on every rank, as TorchLike is
+    """
+
+    def __init__(self, job: Any, library: type[TorchLike] = TorchLike, name: str = "cydist"):
+        self.name = name
+        self._job = job
+        self._sessions = job.run(lambda rank: Session(library(cydist, same, {})))
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        if "iterations" in command:
+            command = command | {"iterations": 1, "sampled": "sampled" in command}
+        answers: list[dict[str, Any]] = self._job.run(
+            lambda rank: self._sessions[rank].do(command) | {"ns": 10**9}
+        )
+        return answers
+
+    def close(self) -> None:
+        pass
+
+
+class Careless(TorchLike):
+    """Damages the last element of what rank 1 receives, in every call."""
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        function, arguments = super().bind(op, send, recv)
+
+        def call(*given: Any) -> None:
+            function(*given)
+            if self.rank == 1:
+                recv[-1] += 1
+
+        return call, arguments
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
+def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
+    """A library that is right has nothing counted against it, in single calls and in loops."""
+    found = list(cells([op], [BYTES], dtype, dtype_of(dtype).itemsize, 3))
+    ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3))], rounds=1)
+    assert (seen["cydist"].failure, seen["cydist"].wrong) == ("", 0)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "barrier"])
+def test_wrong_results_are_counted(jobs: Any, op: str) -> None:
+    """One damaged element is one in #wrong for each call that is checked: two and a loop's last."""
+    found = list(cells([op], [BYTES], "float32", 4, 3))
+    ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3), Careless)], rounds=2)
+    # In place, what a call damages goes round in the next: all see it, and rank 1 twice.
+    expected = {"all_reduce": 2 + 3}.get(op, 2 + 1)
+    assert seen["cydist"].wrong == expected
+
+
+def test_early_barriers_are_counted() -> None:
+    """A barrier that some rank leaves before another has come is wrong."""
+
+    class Early(Scripted):
+        def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+            if command["do"] == "round":
+                return super().ask(command)
+            early, fine = [10, 100], [20, 130]
+            return [
+                {"wrong": 0, "algorithm": "", "entered": [1, 110], "left": early},
+                {"wrong": 0, "algorithm": "", "entered": [12, 90], "left": fine},
+            ]
+
+    ((_, seen),) = compare([Cell("barrier", 0, "float32", 0)], [Early("cydist", [])], rounds=1)
+    assert seen["cydist"].wrong == 2
+
+
+@pytest.mark.parametrize("op", sorted(IN_BLOCKS | {"all_reduce"}))
+def test_nothing_received_is_wrong(op: str) -> None:
+    """A call that does nothing leaves wrong elements behind: the check cannot pass by itself."""
+    buffers = Buffers(op, 3000, "float32", 1, 3)
+    buffers.fill(0)
+    assert buffers.wrong(0) > buffers.recv.size // 2
+
+
+def test_values_fill_long_arrays() -> None:
+    """Arrays longer than the period of the values are filled and checked to their end."""
+    buffers = Buffers("broadcast", 200_000, "float32", 0, 2)
+    buffers.fill(1)
+    assert buffers.wrong(1) == 0
+    buffers.recv[-1] = np.nan
+    assert buffers.wrong(1) == 1
+
+
+# ---- rounds ----
+
+
+class Scripted:
+    """A participant of one rank that answers at once, and notes who was asked when.
+
+    fails   {number of the command: what it raises}
+    """
+
+    def __init__(
+        self, name: str, seen: list[str], fails: dict[int, ParticipantError] | None = None
+    ) -> None:
+        self.name = name
+        self.closed = False
+        self._seen, self._fails, self._asked = seen, fails or {}, 0
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        self._asked += 1
+        if (error := self._fails.get(self._asked)) is not None:
+            raise error
+        if command["do"] == "cell":
+            return [{"wrong": 0, "algorithm": "ring"}]
+        if command["checked"] or command["sampled"]:
+            self._seen.append(self.name)
+        each = {"each_ns": [10**9]} if command["sampled"] else {}
+        return [{"ns": 10**9, "wrong": 0, **each}]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def scripted(cell: Sequence[Cell], *participants: Scripted, rounds: int = 3) -> list[Row]:
+    return [row for _, row in compare(cell, participants, rounds)]
+
+
+ONE = Cell("broadcast", 2, "float32", 8)
+TWO = Cell("broadcast", 4, "float32", 16)
+
+
+def test_rounds_are_interleaved() -> None:
+    """Each round runs everybody once, and each time somebody else comes first."""
+    seen: list[str] = []
+    scripted([ONE], *(Scripted(name, seen) for name in "abc"))
+    assert seen == list("abcbcacab")
+
+
+def test_a_refusal_costs_one_cell() -> None:
+    """Who refuses a cell is asked for the next one; the others have their rows in full."""
+    refusal = ParticipantError("b: no such dtype", lost=False)
+    first, second = scripted([ONE, TWO], Scripted("a", []), Scripted("b", [], {1: refusal}))
+    assert first["b"].failure == "b: no such dtype"
+    assert len(first["a"].rounds) == len(second["b"].rounds) == 3
+
+
+def test_a_loss_is_for_good() -> None:
+    """Who is lost in a round keeps what it had, is ended, and is not asked again."""
+    loss = ParticipantError("b: rank 0 is gone", lost=True)
+    lost = Scripted("b", [], {4: loss})
+    first, second = scripted([ONE, TWO], Scripted("a", []), lost)
+    assert (first["b"].failure, len(first["b"].rounds)) == ("b: rank 0 is gone", 1)
+    assert lost.closed
+    assert list(second) == ["a"]
+
+
+# ---- participants ----
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    """A library that does not start on its ranks is named, with its own error."""
+    spec = Spec("other", "cydist", None, {"backend": "nosuch", "arrays": "numpy"})
+    with pytest.raises(ParticipantError, match=r"other: rank \d: ValueError.*nosuch"):
+        Participant(spec, 2, str(tmp_path), 60)
+
+
+def test_a_rank_that_dies_is_a_loss(tmp_path: Path) -> None:
+    """When a rank's process ends, the next command says so at once and the rest is ended."""
+    participant = Participant(options.cydist("tcp", "numpy"), 2, str(tmp_path), 60)
+    try:
+        connection, _ = participant._ranks[1]
+        connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ParticipantError, match="gone") as raised:
+            participant.ask({"do": "cell", "op": "barrier", "count": 0, "dtype": "float32"})
+        assert raised.value.lost
+    finally:
+        participant.close()
+
+
+def test_mpi_ranks_need_no_compiled_code(tmp_path: Path) -> None:
+    """What an MPI's own Python runs comes as far as mpi4py without anything compiled of ours."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text(
+        "import sys\n"
+        "raise ImportError('compiled' if 'cydist._native' in sys.modules else 'plain')\n"
+    )
+    address = str(tmp_path / "sock")
+    heard: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        listener.settimeout(50)
+
+        def listen() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                heard.append(lines.readline())
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        command = [sys.executable, mpi_start.__file__, address, str(tmp_path / "log"), "mpi", "{}"]
+        subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, timeout=50, check=True)
+        thread.join(50)
+    assert json.loads(heard[0]) == {"error": "ImportError: plain"}
+
+
+# ---- the program ----
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_run(tmp_path: Path) -> None:
+    """A table with a row for each cell and a JSON file; a peer that is not there is told."""
+    file = tmp_path / "figures.json"
+    ended = run(
+        "--ops", "all_reduce,barrier", "--sizes", "8,1Ki", "--rounds", "2",
+        "--vs", "tcp,openmpi=/no/such/python", "--json", str(file),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == "openmpi: cannot be started: /no/such/python is not an interpreter\n"
+    lines = [line.split() for line in ended.stdout.splitlines() if line and line[0] == " "]
+    assert [line[:4] for line in lines[1:]] == [
+        ["8", "2", "float32", "all_reduce"],
+        ["1024", "256", "float32", "all_reduce"],
+        ["0", "0", "float32", "barrier"],
+    ]
+    found = json.loads(file.read_text())
+    assert {"command", "date", "machine", "python", "ranks", "load"} <= found["header"].keys()
+    assert [cell["op"] for cell in found["cells"]] == ["all_reduce", "all_reduce", "barrier"]
+    for cell in found["cells"]:
+        assert cell["participants"].keys() == {"cydist", "tcp"}
+        for series in cell["participants"].values():
+            assert series["wrong"] == 0
+            assert len(series["rounds"]) == 2
+            assert series["median"] == pytest.approx(sum(series["rounds"]) / 2)
+        assert cell["ratios"].keys() == {"tcp"}
+    assert found["summary"][-1]["op"] == "all"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_gloo_beside_us(tmp_path: Path) -> None:
+    """torch's gloo runs every op beside cydist, and both are right."""
+    pytest.importorskip("torch")
+    file = tmp_path / "figures.json"
+    ended = run("--sizes", "64", "--rounds", "1", "--vs", "gloo", "--json", str(file))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    cells = json.loads(file.read_text())["cells"]
+    assert [(cell["op"], cell["participants"]["gloo"]["wrong"]) for cell in cells] == [
+        (op, 0) for op in OPS
+    ]
+
+
+def test_plot(tmp_path: Path) -> None:
+    """The plot is written, whatever is missing from the rows."""
+    pytest.importorskip("matplotlib")
+    from cydist.bench.plot import draw
+
+    barrier = Cell("barrier", 0, "float32", 0)
+    rows = [(ONE, row(1.0, gloo=2.0)), (TWO, row(1.0)), (barrier, row(1.0))]
+    draw(rows, "two ranks", str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
