@@ -27,6 +27,7 @@ that the error is about). After one of those the group has failed for good.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,18 @@ class GroupDestroyedError(DistBackendError):
 
 class ForkedError(DistBackendError):
     """A forked child used a group of its parent."""
+
+
+def check_process(pid: int, op: str, group: str | None = None) -> None:
+    """Raise ForkedError unless this is process `pid`, which made the group of a call."""
+    if os.getpid() != pid:
+        raise ForkedError(
+            f"{op}: {'this call' if group is None else f'group {group!r}'} belongs to process "
+            f"{pid}, which forked this one: its connections stay there. Start workers by spawn, "
+            "or let them compute and the parent communicate",
+            op=op,
+            group=group,
+        )
 
 
 class DistNetworkError(DistError):

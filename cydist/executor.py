@@ -5,6 +5,7 @@ A group with asynchronous work outstanding borrows one thread; an idle group own
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from cydist.errors import DistTimeoutError
+from cydist.errors import DistTimeoutError, check_process
 from cydist.work import Work
 
 T = TypeVar("T")
@@ -28,12 +29,15 @@ class Threads:
     """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._idle = 0
 
     def run(self, task: Callable[[], None]) -> None:
         """Run `task`, which must not raise, on some thread."""
+        if os.getpid() != self._pid:
+            self.__init__()  # type: ignore[misc]  # a forked child has none of these threads
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -67,6 +71,7 @@ class TaskWork(Work):
     def __init__(self, name: str, body: Callable[[], None], result: object) -> None:
         super().__init__(result)
         self._name = name
+        self._pid = os.getpid()
         self._body: Callable[[], None] | None = body
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -87,7 +92,7 @@ class TaskWork(Work):
             THREADS.run(follower)
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._done.wait(timeout):
+        if not self._poll() and not self._done.wait(timeout):
             raise DistTimeoutError(
                 f"{self._name}: not complete after {timeout:g} s; it goes on, and can be "
                 "waited for again",
@@ -97,7 +102,10 @@ class TaskWork(Work):
             raise self._error
 
     def _poll(self) -> bool:
-        return self._done.is_set()
+        if self._done.is_set():
+            return True
+        check_process(self._pid, self._name)
+        return False
 
     def done_by(self, deadline: float) -> bool:
         """Wait until time.monotonic() is `deadline`, at most: has it run?"""

@@ -22,10 +22,10 @@ from cydist import _native
 from cydist.agreement import agree
 from cydist.errors import (
     DistTimeoutError,
-    ForkedError,
     GroupDestroyedError,
     GroupFailedError,
     UnsupportedError,
+    check_process,
 )
 from cydist.executor import Serial
 from cydist.types import Op, op_and_factor
@@ -214,16 +214,14 @@ class ProcessGroup:
         if self._failed is None:
             self._failed = error
 
+    def check_process(self, name: str) -> None:
+        """Raise ForkedError in a forked child."""
+        check_process(self._pid, name, self.group_name)
+
     def check_usable(self, name: str) -> None:
         """Raise if the group was destroyed or has failed, or belongs to another process."""
         if os.getpid() != self._pid:
-            raise ForkedError(
-                f"{name}: group {self.group_name!r} belongs to process {self._pid}, which forked "
-                "this one: its connections stay there. Start workers by spawn, or let them "
-                "compute and the parent communicate",
-                op=name,
-                group=self.group_name,
-            )
+            self.check_process(name)
         if self._destroyed:
             raise GroupDestroyedError(
                 f"{name}: group {self.group_name!r} was destroyed", op=name, group=self.group_name

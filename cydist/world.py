@@ -309,6 +309,7 @@ def new_group(
     Raises ValueError for unknown or repeated ranks.
     """
     world = current()
+    world.groups[DEFAULT_GROUP].check_process("new_group")
     members = tuple(range(world.size)) if ranks is None else tuple(ranks)
     if sort_ranks:
         members = tuple(sorted(members))
@@ -389,7 +390,9 @@ def get_pg_count() -> int:
 
 def abort(group: AnyGroup = None) -> None:
     """End every call under way on the group with an error, at once. The group has failed."""
-    _members_only(group, "abort").abort()
+    chosen = _members_only(group, "abort")
+    chosen.check_process("abort")
+    chosen.abort()
 
 
 def check_group(group: Any) -> None:

@@ -43,6 +43,9 @@ cdef extern from "Python.h":
 cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()
 
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
 cdef unsigned long main_thread = threading.main_thread().ident
 # What a signal handler raised inside a wait; only the main thread runs handlers.
 cdef object raised_by_handler = None
@@ -113,6 +116,7 @@ cdef class Group:
     cdef int running                # collectives under way; changed with the GIL held
     cdef bint open
     cdef bint asked_for_windows
+    cdef int pid                    # that made it; in a forked child locks may be held for ever
     cdef Notices notices
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
@@ -131,6 +135,7 @@ cdef class Group:
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.open = True
+        self.pid = getpid()
         with nogil:
             open_notices(&self.notices, &self.view)
 
@@ -147,7 +152,8 @@ cdef class Group:
         if self.open:
             self.open = False
             store_int(&self.aborted, CLOSED)
-            self.leave_view()
+            if self.pid == getpid():
+                self.leave_view()
 
     cdef void leave_view(self) noexcept:
         if not self.open and self.running == 0:
@@ -333,7 +339,8 @@ cdef class Message:
     cdef bint asking                # part of a collective: while it waits, the peer is asked
 
     def __dealloc__(self):
-        if load_int(&self.request.status) == PENDING and self.group is not None:
+        if (load_int(&self.request.status) == PENDING and self.group is not None
+                and self.group.pid == getpid()):
             self.group.view.cancel(&self.group.view, &self.request)
 
     @property

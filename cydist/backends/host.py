@@ -272,6 +272,8 @@ class MessageWork(Work):
     def _wait(self, timeout: float | None) -> None:
         own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
         deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
+        if not self._message.over:
+            self._group.check_process(self._name)
         if self._error is None and not self._message.wait(int(deadline * 1e9)):
             late = from_failure(
                 _native.Failure("timeout", self._peer),
@@ -290,8 +292,10 @@ class MessageWork(Work):
             raise self._error
 
     def _poll(self) -> bool:
-        if not self._message.test():
-            return False
+        if not self._message.over:
+            self._group.check_process(self._name)
+            if not self._message.test():
+                return False
         self._settle()
         return True
 

@@ -355,6 +355,7 @@ class MessageWork(Work):
         """Is it over, well or badly?"""
         if self._error is not None:
             return True
+        self._group.check_process(self._name)
         done = self._operation.test()
         try:
             self._group.check(self._name, None, self._operation)

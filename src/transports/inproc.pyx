@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport Link, OK, Transport, Window, Windows
 from cydist._native.linux cimport (
-    MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
+    MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, getpid, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
@@ -173,6 +173,7 @@ cdef class InprocLink(Link):
     cdef Hub hub
     cdef End end
     cdef bint closed
+    cdef int pid                # that made it
 
     def __init__(self, Hub hub not None, int rank):
         if not 0 <= rank < hub.size:
@@ -182,6 +183,7 @@ cdef class InprocLink(Link):
                 raise ValueError(f"rank {rank} of hub {hub.key!r} has a link already")
             hub.ranks.add(rank)
         self.hub = hub
+        self.pid = getpid()
         self.rank = rank
         self.size = hub.size
         cdef int spins = SPINS if cores() >= hub.size else 0
@@ -231,7 +233,7 @@ cdef class InprocLink(Link):
                 leave(&self.end)
 
     def __dealloc__(self):
-        if self.hub is not None and not self.closed:
+        if self.hub is not None and not self.closed and self.pid == getpid():
             leave(&self.end)
 
     def lost(self, int peer):
