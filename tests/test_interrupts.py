@@ -114,7 +114,7 @@ def test_an_interrupt_at_any_point_leaves_the_group_usable_or_failed() -> None:
     assert 10 < usable < points - 10  # before anything began, and when it was over
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(transport: str) -> None:
     """It had begun on another thread; when the caller gets the exception it has ended."""
     begun = threading.Event()
