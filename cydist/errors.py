@@ -154,22 +154,24 @@ def from_failure(
     ranks: Sequence[int],
     seq: int | None = None,
     waited: float | None = None,
-    lost: str = "",
+    why: str = "",
 ) -> DistError:
     """The exception for what the engine reported.
 
     ranks       global rank of each group rank, to name the peer by both
     waited      seconds that the call was given, for a timeout
-    lost        why the peer is lost, where the link knows
+    why         why the peer is lost or late, where the backend knows
     """
+    lost = why or "it died, left, or was cut off"
     who = _named(failure.peer, ranks)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
         "timeout": f"timeout: nothing from {who}"
         + (f" within {waited:.3g} s" if waited is not None else "")
-        + step,
-        "peer_lost": f"{who} was lost{step}: {lost or 'it died, left, or was cut off'}",
+        + step
+        + (f" ({why})" if why else ""),
+        "peer_lost": f"{who} was lost{step}: {lost}",
         "no_memory": "no memory for the temporaries of this call",
         "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
         f"{who[0].upper() + who[1:]}: {failure.theirs}",
@@ -178,7 +180,6 @@ def from_failure(
         else "the group was aborted",
         "closed": "the group was destroyed while the call was under way",
     }
-    lost = lost or "it died, left, or was cut off"
     about = [failure.peer] if failure.peer >= 0 else []
     if failure.teller >= 0:
         teller = _named(failure.teller, ranks)

@@ -6,12 +6,14 @@ import contextlib
 import gc
 import os
 import random
+import re
 import resource
 import select
 import socket
+import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -19,9 +21,12 @@ import numpy as np
 import pytest
 from ports import JOB, Service, read_to_end
 
+import cydist as dist
 from cydist import auth, door, multicast
 from cydist.backends import conversations
 from cydist.backends.addresses import Address
+from cydist.errors import DistTimeoutError
+from cydist.testing import run_threads
 from transports import DEADLINE, SECRET, Group, Ranks, done, eventually, run, soon, status_of
 
 FLOOD = bytes(1 << 20)
@@ -154,6 +159,33 @@ def test_no_descriptor_for_a_connection_says_so(
         send.wait(soon())
     assert status_of(send) == "peer_lost"
     assert "[Errno 24] Too many open files: close files, or raise" in world.links[2].lost(0)
+
+
+@pytest.mark.parametrize(
+    "receive",
+    [
+        lambda: dist.recv(np.zeros(1), 1, timeout=0.5),
+        lambda: dist.irecv(np.zeros(1), 1).wait(0.5),
+    ],
+    ids=["call", "wait"],
+)
+def test_timeout_for_want_of_a_descriptor_says_so(receive: Callable[[], object]) -> None:
+    """A call that ends at its own deadline before that says why nothing came."""
+    ready, over = threading.Barrier(2, timeout=DEADLINE), threading.Event()
+
+    def body(rank: int) -> None:
+        ready.wait()
+        if rank == 0:
+            try:
+                with descriptors(0), pytest.raises(DistTimeoutError) as caught:
+                    receive()
+            finally:
+                over.set()
+            assert re.search(r"nothing from rank 1 .*no connection.*\[Errno 24\].*ulimit -n",
+                             str(caught.value))  # fmt: skip
+        over.wait(DEADLINE)
+
+    run_threads(body, 2, "tcp")
 
 
 def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,11 @@ class Connections:
         self._peers = peers
         self._nudge()
 
+    def trouble(self, peer: int) -> str:
+        """Why there is no connection to `peer` yet, for people; "" where none is being made."""
+        tries = [attempt for key, attempt in list(self._attempts.items()) if key[0] == peer]
+        return f"no connection to it yet: {tries[0].last_error}" if tries else ""
+
     def close(self) -> None:
         """Leave: close the listeners, then the link, which says goodbye. Idempotent."""
         self._stopping = True

@@ -240,12 +240,17 @@ class HostGroup(ProcessGroup):
         try:
             yield
         except _native.Failure as failure:
-            lost = self._endpoint.link.lost(self._peers[failure.peer]) if failure.peer >= 0 else ""
             waited = max(0.0, deadline - started)
-            error = from_failure(
-                failure, name, self.group_name, self.ranks, seq, waited, lost
-            )  # fmt: skip
+            why = self.trouble_with(failure.peer)
+            error = from_failure(failure, name, self.group_name, self.ranks, seq, waited, why)
             raise error from self._failed
+
+    def trouble_with(self, rank: int) -> str:
+        """Why nothing comes from a group rank, for people; "" where nothing is known."""
+        if not 0 <= rank < self._size:
+            return ""
+        peer = self._peers[rank]
+        return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer)
 
 
 def wire_tag(tag: int) -> int:
@@ -281,6 +286,7 @@ class MessageWork(Work):
                 self._group.group_name,
                 self._group.ranks,
                 waited=self._group.timeout if timeout is None else timeout,
+                why=self._group.trouble_with(self._peer),
             )
             if not own_limit:
                 raise late
@@ -322,10 +328,19 @@ class MessageWork(Work):
 
 
 class Endpoint:
-    """This process's end of a link, shared by groups and closed by the last of them."""
+    """This process's end of a link, shared by groups and closed by the last of them.
 
-    def __init__(self, link: Link, close: Callable[[], None]) -> None:
+    trouble     why there is no connection to a peer yet, for people; "" where that is unknown
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        close: Callable[[], None],
+        trouble: Callable[[int], str] = lambda peer: "",
+    ) -> None:
         self.link = link
+        self.trouble = trouble
         self._close = close
         self._users = 0
         self._lock = threading.Lock()
@@ -371,7 +386,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         link.close()
         connections.close()
 
-    return of_link(Endpoint(link, close), options)
+    return of_link(Endpoint(link, close, connections.trouble), options)
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
