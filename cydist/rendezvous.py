@@ -330,7 +330,7 @@ def _by_file(call: _Call) -> tuple[Any, int, int]:
     if call.world_size is None:
         call = _from_launcher(call)
     size = _size(call)
-    store = FileStore(call.url.path, size, max(0.001, call.remaining))
+    store = FileStore(call.url.path, size, max(0.001, call.remaining), fresh=True)
     return store, _seat(store, call.rank, size, call), size
 
 

@@ -123,3 +123,88 @@ def test_locked_file_is_a_timeout(tmp_path: Path) -> None:
     store.set_timeout(30)
     store.set("key", "v")
     assert store.get("key") == b"v"
+
+
+@pytest.fixture
+def short_log(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A log is written anew when it is longer than so many bytes."""
+    monkeypatch.setattr("cydist.stores.file._SHORTEST_BYTES", 4096)
+    return 4096
+
+
+def test_log_stays_short(tmp_path: Path, short_log: int) -> None:
+    """A job that uses the store for long has a file of the size of what is in it; nothing that two
+    users wrote in turn is lost, and the count of users goes on."""
+    path = tmp_path / "store"
+    (tmp_path / "store.new").write_bytes(b"what somebody left who died while he wrote")
+    first, second = FileStore(str(path), 2), FileStore(str(path), 2)
+    for i in range(500):
+        (first if i % 2 else second).add("n", 1)
+        first.set(f"key {i % 10}", f"{i}")
+        second.queue_push("q", f"{i}")
+        if i >= 3:
+            assert first.queue_pop("q") == b"%d" % (i - 3)
+        assert path.stat().st_size <= 2 * short_log
+    for store in (first, second, FileStore(str(path))):
+        assert store.get("n") == b"500"
+        assert store.multi_get([f"key {i}" for i in range(10)]) == [
+            b"%d" % i for i in range(490, 500)
+        ]
+        assert store.queue_len("q") == 3
+    assert [second.queue_pop("q") for _ in range(3)] == [b"497", b"498", b"499"]
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_who_waits_sees_through_a_new_log(tmp_path: Path, short_log: int) -> None:
+    """A process that waits for a key gets it from the file that has taken the place of its own."""
+    path = str(tmp_path / "store")
+    code = (
+        "import sys; from cydist.stores import FileStore; s = FileStore(sys.argv[1])\n"
+        "s.set('ready', ''); print(s.get('key').decode())"
+    )
+    waiter = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
+    store = FileStore(path)
+    store.get("ready")
+    with open(path) as before:
+        for _ in range(100):
+            store.set("filler", "x" * 100)
+        assert os.fstat(before.fileno()).st_nlink == 0
+    store.set("key", "v")
+    assert waiter.communicate(timeout=60)[0] == b"v\n"
+
+
+def test_fresh_empties_what_nobody_uses(tmp_path: Path) -> None:
+    """A file whose users were killed is emptied, one that somebody uses is not, whoever forked."""
+    path = str(tmp_path / "store")
+    code = (
+        "import os, signal, sys; from cydist.stores import FileStore; s = FileStore(sys.argv[1])\n"
+        "s.set('key', 'v')\n"
+        "if os.fork() == 0:\n"
+        "    os.write(1, b'ready\\n'); sys.stdin.read(); os._exit(0)\n"
+        "os.write(1, b'ready\\n'); signal.pause()"
+    )
+    user = subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert user.stdout is not None
+    assert [user.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+    second = FileStore(path, fresh=True)
+    assert second.get("key") == b"v"
+    user.kill()
+    user.wait()
+    assert FileStore(path, fresh=True).check(["key"])
+    second.close()
+    del second
+    assert not FileStore(path, fresh=True).check(["key"])
+    assert user.stdin is not None
+    user.stdin.close()
+    user.stdout.close()
+
+
+def test_fresh_leaves_other_files_alone(tmp_path: Path) -> None:
+    """A file that is no FileStore's is never emptied."""
+    path = tmp_path / "notes"
+    path.write_text("my notes")
+    with pytest.raises(DistStoreError, match="not a FileStore"):
+        FileStore(str(path), fresh=True)
+    assert path.read_text() == "my notes"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -218,6 +221,25 @@ def test_dirty_file_serves_again(tmp_path: Path) -> None:
     first = meet(url, [0, 1])
     check_met(first)
     check_met(meet(url, [-1, -1]))
+
+
+def test_file_of_a_dead_job_serves_again(tmp_path: Path) -> None:
+    """What ranks that were killed on the way left in the file does not disturb the next job."""
+    url = file(tmp_path)
+    script = (
+        "import os, signal, threading; from cydist import rendezvous\n"
+        "from cydist.stores import FileStore\n"
+        "add = FileStore.add\n"
+        "def die(self, key, amount):\n"
+        "    number = add(self, key, amount)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "FileStore.add = die\n"
+        f"rendezvous.rendezvous({url!r}, rank=1, world_size=3)"
+    )
+    died = subprocess.run([sys.executable, "-c", script], timeout=WAIT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert (tmp_path / "meeting").stat().st_size > 8
+    check_met(meet(url, [0, 1, 2]))
 
 
 # The meeting

@@ -3,7 +3,11 @@
 The file is a log of the requests that changed the store, in the layout of
 `cydist.stores.protocol` behind eight bytes of magic. Everyone replays what others
 appended, under a lock of fcntl, and so has the same table. A request that was cut off by
-the death of its writer is found by its length and overwritten.
+the death of its writer is found by its length and overwritten. A log that has become much
+longer than what is in the table is written anew, beside it, and takes its place.
+
+Who uses the file also holds, as long as it lives, a lock on one byte far behind the log: so
+everyone can see whether the file is in use, or left behind by processes that are gone.
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ from cydist.stores.table import Table
 
 _MAGIC = b"cydist\x01\n"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
+# A log is written anew when it is longer than this, and than so many times its table.
+_SHORTEST_BYTES, _TIMES_THE_TABLE = 1 << 20, 4
+# What is locked: the log, and the byte that says that somebody uses the file.
+_LOG = (0, 1 << 62)
+_IN_USE = (1 << 62, 1)
 
 _OPENED = INTERNAL + b"opened"
 _CLOSED = INTERNAL + b"closed"
@@ -45,21 +54,26 @@ class FileStore(Store):
                  has it open any more; if one dies, it stays. Negative: not fixed, and the file
                  is never removed
     timeout      of later calls by default
+    fresh        empty a file that nobody uses any more: its users died before they closed it
 
     A user closes the store with `close`, with garbage collection, or at its process's end.
-    A file that an earlier job left behind keeps its keys. The log only grows: meant for the
-    thousands of requests of a job's start, not for a counter in a loop.
+    A file that an earlier job left behind keeps its keys, unless `fresh` is asked for.
 
     Raises DistStoreError if the directory is missing or the file is something else.
     """
 
     def __init__(
-        self, file_name: str, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT
+        self,
+        file_name: str,
+        world_size: int = -1,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        *,
+        fresh: bool = False,
     ) -> None:
         super().__init__(timeout)
         self._path = os.fspath(file_name)
         self._world_size = world_size
-        self._log = _Log(self._path)
+        self._log = _Log(self._path, fresh)
         self._request(Request(Op.ADD, (_OPENED,), (b"1",), False, self._timeout))
         self._leave = weakref.finalize(self, _leave, self._log, world_size, os.getpid())
 
@@ -117,19 +131,19 @@ def _leave(log: _Log, world_size: int, pid: int) -> None:
 class _Log:
     """The open file, and the table that its requests add up to."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fresh: bool) -> None:
         self.path = path
+        self._fresh = fresh
         self._lock = threading.Lock()
         self._fd = -1
-        self._pid = os.getpid()
+        self._in_use = False  # by us: do we hold that lock?
         self._table = Table()
         self._end = 0  # of what is replayed
+        _logs.add(self)
 
     @contextlib.contextmanager
     def locked(self, deadline: float, *, exclusive: bool) -> Iterator[Table]:
         """The table as of now, while nobody else writes (exclusive: nor reads)."""
-        if self._pid != os.getpid():
-            self._forked()
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise self._locked_out()
         try:
@@ -139,7 +153,7 @@ class _Log:
                 yield self._table
             finally:
                 if self._fd >= 0:
-                    _flock(self._fd, fcntl.F_UNLCK)
+                    _flock(self._fd, fcntl.F_UNLCK, _LOG)
         finally:
             self._lock.release()
 
@@ -159,6 +173,36 @@ class _Log:
             self._reset()
             raise DistStoreError(f"FileStore {self.path}: cannot write: {error}") from None
         self._end += len(frame)
+        if self._end > max(_SHORTEST_BYTES, _TIMES_THE_TABLE * self._table.used_bytes):
+            self._write_anew()
+
+    def _write_anew(self) -> None:
+        """Replace the file by one that holds the table and not how it came about.
+
+        The others find that theirs has no name any more, and open the new one. It is complete
+        before it has the name, so whoever dies on the way leaves the old one.
+        """
+        beside = f"{self.path}.new"  # one at most, whoever died writing it: we hold the lock
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(beside, flags, 0o600)
+        except OSError:
+            return  # a directory that we may not write to: the log goes on growing
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(_MAGIC)
+                file.writelines(encode_request(request) for request in self._table.requests())
+                end = file.tell()
+            _flock(fd, fcntl.F_RDLCK, _IN_USE)
+            _flock(fd, fcntl.F_WRLCK, _LOG)  # our caller is not done yet
+            os.rename(beside, self.path)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            return
+        os.close(self._fd)
+        self._fd, self._end = fd, end
 
     def pause(self, seconds: float) -> float:
         """Wait a little for somebody to write; return how long to wait next time."""
@@ -174,13 +218,13 @@ class _Log:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+        self._in_use = False
         self._table = Table()
         self._end = 0
 
-    def _forked(self) -> None:
-        """A child shares its parent's locks as long as it shares its open file."""
+    def abandon(self) -> None:
+        """In a forked child: it shares its parent's locks as long as it shares its open file."""
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._reset()
 
     def _open_and_lock(self, deadline: float, exclusive: bool) -> None:
@@ -188,10 +232,30 @@ class _Log:
         while True:
             if self._fd < 0:
                 self._open()
-            self._wait_for_lock(deadline, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
-            if os.fstat(self._fd).st_nlink:
-                return
+            # The first time exclusively, for no one else shall look whether we use the file.
+            alone = exclusive or not self._in_use
+            try:
+                self._wait_for_lock(deadline, fcntl.F_WRLCK if alone else fcntl.F_RDLCK)
+                if os.fstat(self._fd).st_nlink:
+                    self._use()
+                    return
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # another host removed it
+                    raise
             self._reset()
+
+    def _use(self) -> None:
+        """Hold the lock of a user; the log's is held exclusively, the first time."""
+        if self._in_use:
+            return
+        if self._fresh:
+            with contextlib.suppress(OSError):  # somebody else uses it
+                _flock(self._fd, fcntl.F_WRLCK, _IN_USE)
+                if os.pread(self._fd, len(_MAGIC), 0) == _MAGIC:  # ours to empty
+                    os.ftruncate(self._fd, 0)
+        self._fresh = False
+        _flock(self._fd, fcntl.F_RDLCK, _IN_USE)
+        self._in_use = True
 
     def _open(self) -> None:
         try:
@@ -203,9 +267,11 @@ class _Log:
         pause = _FIRST_PAUSE / 4
         while True:
             try:
-                _flock(self._fd, kind)
+                _flock(self._fd, kind, _LOG)
                 return
             except OSError as error:
+                if error.errno == errno.ESTALE:
+                    raise
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise DistStoreError(
                         f"FileStore {self.path}: cannot lock: {error}; the file system must "
@@ -269,10 +335,21 @@ class _Log:
             raise DistStoreError(f"FileStore {self.path} is damaged: {error}") from None
 
 
-def _flock(fd: int, kind: int) -> None:
-    """Lock or unlock the whole file for this open file, so that threads exclude each other too.
+def _flock(fd: int, kind: int, region: tuple[int, int]) -> None:
+    """Lock or unlock a region for this open file, so that threads exclude each other too.
 
     Raises OSError with EAGAIN when somebody else holds it.
     """
     command = fcntl.F_OFD_SETLK
-    fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+    fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, *region, 0))
+
+
+_logs: weakref.WeakSet[_Log] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_logs):
+        log.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 
 from cydist.errors import DistStoreError, QueueEmptyError
 from cydist.stores.protocol import INTERNAL, Op, Request
@@ -113,6 +114,14 @@ class Table:
             case Op.LIST_KEYS:
                 return tuple(self._user_keys())
         return ()
+
+    def requests(self) -> Iterator[Request]:
+        """Requests that make an empty table equal to this one."""
+        for key, value in self._values.items():
+            yield Request(Op.SET, (key,), (value,))
+        for key, queue in self._queues.items():
+            for value in queue:
+                yield Request(Op.QUEUE_PUSH, (key,), (value,))
 
     def _found(self, request: Request) -> tuple[bytes, ...]:
         try:
