@@ -3,7 +3,7 @@
     python leaks.py TRANSPORT '[["messages", 100, 1000], ...]'
 
 does each kind 100 times, and then 1000 times more, and prints, as JSON by kind, what the process
-held after each: [kilobytes resident, descriptors, threads].
+held after each: [kilobytes of its own, descriptors, threads].
 """
 
 import contextlib
@@ -178,7 +178,7 @@ def count(what):
 
 
 def held(threads, descriptors):
-    """Kilobytes resident, descriptors, threads; once there are no more of the latter."""
+    """Kilobytes of its own, descriptors, threads; once there are no more of the latter."""
     gc.collect()
     limit = time.monotonic() + 20
     while count("task") > threads or count("fd") > descriptors:
@@ -186,7 +186,8 @@ def held(threads, descriptors):
             break
         time.sleep(0.01)
     with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[1])
+        _, resident, shared, *_ = map(int, statm.read().split())
+    pages = resident - shared  # the memory of windows is one piece, of a size of its own
     return [pages * (os.sysconf("SC_PAGE_SIZE") // 1024), count("fd"), count("task")]
 
 
