@@ -10,7 +10,6 @@ process is dropped when its store does not answer.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
 import ipaddress
 import secrets
@@ -20,6 +19,7 @@ import time
 
 from cydist import auth, config, launchers
 from cydist.errors import DistError, DistStoreError, RendezvousError
+from cydist.stores.listening import interface_address
 from cydist.stores.tcp import TCPStore
 
 # Hops that announcements may go: as far as the routers of a site pass them on.
@@ -29,7 +29,6 @@ HOPS = 8
 _ANNOUNCEMENT = struct.Struct("<8s16s16s16sH32s")
 _MAGIC = b"cydistm\x02"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
-_SIOCGIFADDR = 0x8915
 
 
 def find_store(group: str, port: int, size: int, group_name: str, deadline: float) -> TCPStore:
@@ -172,18 +171,6 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
 def _interface() -> str:
     """The interface that announcements go out by; "": as the routes say."""
     return config.INTERFACES.get().split(",")[0].strip()
-
-
-def interface_address(name: str) -> str:
-    """The IPv4 address of an interface; RendezvousError if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError as error:
-            raise RendezvousError(
-                f"{config.INTERFACES.names[0]}={name}: no IPv4 address there ({error})"
-            ) from None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _own_address(group: str, port: int) -> str:

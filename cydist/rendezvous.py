@@ -22,6 +22,7 @@ from cydist.errors import RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
 from cydist.stores import FileStore, MembersStore, PrefixStore, Store, TCPStore
+from cydist.stores.listening import public_address
 from cydist.stores.members import served_by
 from cydist.stores.store import Timeout, seconds
 
@@ -154,8 +155,7 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
             raise ValueError("env:// needs MASTER_PORT beside MASTER_ADDR")
         if not host and rank > 0:
             raise ValueError("env:// needs MASTER_ADDR on every rank but 0")
-        # Without an address others reach rank 0 by one that it does not know: listen on all.
-        return _tcp(call, host or "0.0.0.0", _port(port)), rank, size
+        return _tcp(call, host, _port(port)), rank, size
     if size == 1:
         return _tcp(replace(call, rank=0), "127.0.0.1", 0), rank, size
     return _without_address(call), rank, size
@@ -257,7 +257,7 @@ def _by_mpi(call: _Call, MPI: Any) -> Store:
     secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
     if fresh:
         auth.set_secret(secret)
-    host = _public_address()
+    host = public_address()
     store = _tcp(call, host, 0)
     content = _ADDRESS.pack(secret, fresh, store.port, host.encode())
     me = MPI.COMM_WORLD.Get_rank()
@@ -278,23 +278,6 @@ def _unfinished(requests: list[Any], deadline: float) -> list[int]:
         if not waiting or time.monotonic() >= deadline:
             return waiting
         time.sleep(0.001)
-
-
-def _public_address() -> str:
-    """An address of this host that others can reach: the interface that is configured, else
-    the one with the default route, else what the host's name means."""
-    names = [name for name in config.INTERFACES.get().split(",") if name]
-    if names:
-        return multicast.interface_address(names[0])
-    for target in (("192.0.2.1", 9), ("2001:db8::1", 9)):  # addresses of documentation
-        family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(target)  # sends nothing
-                return str(probe.getsockname()[0])
-            except OSError:
-                continue
-    return socket.gethostbyname(socket.gethostname())
 
 
 def _by_tcp(call: _Call) -> tuple[Any, int, int]:

@@ -466,7 +466,7 @@ def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     monkeypatch.setattr(launchers, "import_mpi", lambda: fake)
-    monkeypatch.setattr(rendezvous, "_public_address", lambda: HOST)
+    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
     check_met(meet("env://", [0, 1, 2]))
 
 
@@ -478,7 +478,7 @@ def test_ranks_missing_from_mpi_are_named(
     monkeypatch.setenv("PMI_RANK", str(rank))
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setattr(launchers, "import_mpi", lambda: FakeMPI(3))
-    monkeypatch.setattr(rendezvous, "_public_address", lambda: HOST)
+    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
     with pytest.raises(RendezvousError, match="timeout") as caught:
         rendezvous.rendezvous(timeout=0.05)
     assert caught.value.ranks == late

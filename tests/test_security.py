@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from ports import JOB, Service, listening, read_to_end
 
+from cydist import rendezvous
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.backends.connections import CLAIM, Connections
 from cydist.errors import AuthenticationError, DistError, PeerFailedError
-from cydist.stores import TCPStore
-from cydist.stores.listening import bind
+from cydist.stores import PrefixStore, TCPStore
+from cydist.stores.listening import bind, public_address
 from transports import DEADLINE, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,12 +266,34 @@ def test_all_addresses_only_if_written(
         listener.close()
 
 
+def test_rank_0_without_an_address_listens_on_two(
+    secret: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    new_listeners: Callable[[], set[tuple[str, int]]],
+) -> None:
+    """With MASTER_PORT and no MASTER_ADDR: on loopback and on the way out, not on everything."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name in ("MASTER_ADDR", "CYDIST_MASTER_ADDR", "CYDIST_MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    store, _, _ = rendezvous.rendezvous("env://", rank=0, world_size=1, timeout=DEADLINE)
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    assert isinstance(store, TCPStore)
+    with closing(store), closing(TCPStore("127.0.0.1", port, timeout=DEADLINE)) as other:
+        assert new_listeners() == {(host, port) for host in ("127.0.0.1", public_address())}
+        assert store.host == public_address()
+        assert other.add("n", 1) == 1
+
+
 # What can be seen of the secret
 
 WATCHED = """
 import os, sys
 import cydist as dist
-from cydist import auth
+from cydist import auth, rendezvous
 dist.init_process_group("tcp")
 dist.barrier()
 shown = [open(f"/proc/{pid}/{name}", "rb").read()

@@ -29,7 +29,7 @@ from cydist.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from cydist.stores.listening import adopt, bind, resolve
+from cydist.stores.listening import adopt, bind, public_address, resolve
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
@@ -60,7 +60,8 @@ _WORKER = INTERNAL + b"worker/%d"
 class TCPStore(Store):
     """A store in the memory of one process, the master, which all others reach over TCP.
 
-    host_name          where the master listens, and nowhere else: a name, IPv4 or IPv6
+    host_name          where the master listens, and nowhere else: a name, IPv4 or IPv6; "" on the
+                       master: on loopback and on the address by which it reaches other hosts
     port               0 on the master: any free one, then found in `port`
     world_size         number of users, the master included; None: not fixed
     is_master          serve the store from this process
@@ -101,6 +102,7 @@ class TCPStore(Store):
         if is_master:
             lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
             port = lease.server.port
+            host_name = host_name or public_address()
         self._hold(_Pool(host_name, port, secret, job), lease)
         try:
             self._pool.give(self._pool.connect(deadline, patient=True))
