@@ -147,6 +147,8 @@ cdef class Array:
             raise ValueError(f"the source is not contiguous: strides {dense.strides}")
         if not self.writable:
             raise ValueError("the memory is read-only")
+        if self.size == 0:
+            return
         with nogil:
             if self.contiguous:
                 memmove(self.ptr, dense.ptr, self.nbytes)

@@ -390,7 +390,7 @@ def prepare(op: int, dtype: int, out, own, factor=None) -> None:
     with nogil:
         if r.prepare != NULL:
             r.prepare(&r, into.ptr, both.ptrs[0], count)
-        else:
+        elif count != 0:
             memmove(into.ptr, both.ptrs[0], count * r.itemsize)
 
 

@@ -6,7 +6,7 @@ finished. `Recording` is a link without peers: what is posted and waited for is 
 taken for done. An algorithm's messages do not depend on its data, so the logs of all ranks, taken
 one after another in one thread, are the messages of a whole group of any size.
 """
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
@@ -18,11 +18,15 @@ from cydist._native.abi cimport (
 
 # A reduction that knows who took part
 
+cdef enum:
+    MISTAKE = 0xFFFFFFFF        # Part.first
+
+# On paper nothing arrives, and what is there is added up again and again: sums wrap.
 ctypedef struct Part:           # one element
-    int32_t first               # of the ranks in it, or -1 after a mistake; their sum where
-    int32_t end                 # the reduction commutes, and here their number
-    int32_t prepared            # how often its contributions were, together
-    int32_t finished
+    uint32_t first              # of the ranks in it, or MISTAKE; their sum where the reduction
+    uint32_t end                # commutes, and here their number
+    uint32_t prepared           # how often its contributions were, together
+    uint32_t finished
 
 
 cdef void unite(const Reduction *r, Part *out, const Part *low, const Part *high) noexcept nogil:
@@ -33,7 +37,7 @@ cdef void unite(const Reduction *r, Part *out, const Part *low, const Part *high
         both.first = low.first + high.first
         both.end = low.end + high.end
     else:
-        both.first = low.first if low.first >= 0 and low.end == high.first else -1
+        both.first = low.first if low.first != MISTAKE and low.end == high.first else MISTAKE
         both.end = high.end
     out[0] = both
 

@@ -5,7 +5,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
+    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy,
 )
 from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
@@ -118,8 +118,8 @@ cdef void take(Net *net, Item *item, Transport *t, Request *r) noexcept nogil:
         else:
             complete(net, r, fit)
         return
-    if fit == OK and item.nbytes != 0:
-        memcpy(r.ptr, item.data, item.nbytes)
+    if fit == OK:
+        copy(r.ptr, item.data, item.nbytes)
     complete(net, r, fit)
     free_item(item)
 
@@ -228,7 +228,7 @@ cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil:
     if message.data == NULL:
         free_item(message)
         return NO_MEMORY
-    memcpy(message.data, r.ptr, r.nbytes)
+    copy(message.data, r.ptr, r.nbytes)
     incoming(message).stage = ARRIVED
     add_arrived(&net.queues, message)
     r.status = OK
@@ -348,7 +348,7 @@ cdef void frame_ends(Connection *c) noexcept nogil:
             return
         remove_pulling(c, item)
     elif item.data != NULL and item.request != NULL:
-        memcpy(item.request.ptr, item.data, item.nbytes)
+        copy(item.request.ptr, item.data, item.nbytes)
     if item.request != NULL:
         complete(c.net, item.request, OK)
     free_item(item)

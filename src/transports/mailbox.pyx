@@ -7,11 +7,10 @@ lock is released. Messages of at most EAGER_BYTES do not wait for a receiver: th
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
-from libc.string cimport memcpy
 
 from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, Request,
-    Transport, now_ns, slice_end,
+    Transport, copy, now_ns, slice_end,
 )
 from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -54,8 +53,8 @@ cdef int deliver(Request *r, const Transport *view, int sender, const Fingerprin
     """Fill a claimed receive; returns the status to complete it with."""
     cdef int status = compare(r, theirs, nbytes)
     r.source = group_rank(view, sender)
-    if status == OK and nbytes != 0:
-        memcpy(r.ptr, data, nbytes)
+    if status == OK:
+        copy(r.ptr, data, nbytes)
     return status
 
 
@@ -93,7 +92,7 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
     if r.nbytes <= EAGER_BYTES and box.held_bytes + r.nbytes <= HELD_BYTES:
         message.data = <char *>malloc(r.nbytes + 1)
     if message.data != NULL:
-        memcpy(message.data, r.ptr, r.nbytes)
+        copy(message.data, r.ptr, r.nbytes)
         message.request = NULL
         box.held_bytes += r.nbytes
         r.status = OK
