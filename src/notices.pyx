@@ -103,13 +103,20 @@ cdef void hear(Notices *n, Transport *t) noexcept nogil:
         status = load_int(&n.receive.status)
         if status == PENDING:
             return
-        if status == OK:
+        if status == OK and makes_sense(&n.inbox, t, n.receive.source):
             n.inbox.call[CALL_BYTES - 1] = 0
             heed(n, t, &n.inbox)
         if status == OK or status == MISMATCH:
             listen(n, t)
         else:
             n.listening = False         # nobody is left to hear
+
+
+cdef bint makes_sense(const Notice *notice, const Transport *t, int source) noexcept nogil:
+    """A member that is broken may say anything: what nobody would say is not heard."""
+    return (notice.teller == source and 0 <= source < t.size and -1 <= notice.peer < t.size
+            and (notice.kind == ASK or (notice.kind == FAILED
+                                        and ABORTED <= notice.status <= TIMEOUT)))
 
 
 cdef void heed(Notices *n, Transport *t, const Notice *notice) noexcept nogil:

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How hard hypothesis tries: the same examples every time, for seconds; or others each time, for
+# minutes (scripts/test-long).
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("seconds", derandomize=True, deadline=None, database=None)
+settings.register_profile("minutes", max_examples=20_000, deadline=None, suppress_health_check=slow)
+settings.load_profile("seconds")
 
 # Ranks share few cores; set before numpy is imported, and inherited by every rank.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

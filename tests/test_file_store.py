@@ -208,3 +208,16 @@ def test_fresh_leaves_other_files_alone(tmp_path: Path) -> None:
     with pytest.raises(DistStoreError, match="not a FileStore"):
         FileStore(str(path), fresh=True)
     assert path.read_text() == "my notes"
+
+
+def test_damaged_log_is_not_counted_twice(tmp_path: Path) -> None:
+    """What stands before a broken request is replayed once, also when the file is repaired."""
+    path = tmp_path / "store"
+    store, other = FileStore(str(path)), FileStore(str(path))
+    other.add("n", 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + encode_request(Request(Op.SET, (b"key",))))
+    with pytest.raises(DistStoreError, match="damaged: SET does not take 1 keys and 0 values"):
+        store.add("n", 1)
+    path.write_bytes(whole)
+    assert store.add("n", 1) == 2

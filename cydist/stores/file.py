@@ -123,7 +123,7 @@ def _leave(log: _Log, world_size: int, pid: int) -> None:
         (closed,) = table.execute(request)
         log.append(request)
         (opened,) = table.execute(Request(Op.GET, (_OPENED,)))
-        if 0 < world_size <= int(closed) == int(opened):
+        if 0 < world_size <= int(closed) and closed == opened:
             os.unlink(log.path)
     log.close()
 
@@ -332,6 +332,7 @@ class _Log:
         try:
             self._table.execute(decode_request(body))
         except DistStoreError as error:
+            self._reset()  # half of it is in the table, and would be a second time
             raise DistStoreError(f"FileStore {self.path} is damaged: {error}") from None
 
 

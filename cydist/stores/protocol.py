@@ -12,6 +12,7 @@ Little-endian; `length` counts what follows it. Numbers travel as ASCII decimals
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -83,6 +84,12 @@ MUTATING = frozenset(
 )
 
 
+# Those whose answer is a number; the others that have an answer of one item.
+_COUNTING = frozenset((Op.ADD, Op.CHECK, Op.DELETE, Op.NUM_KEYS, Op.QUEUE_LEN))
+_ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
+_NUMBER = re.compile(rb"-?[0-9]{1,19}")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request.
@@ -124,6 +131,21 @@ class Reply:
 
     status: Status
     items: tuple[bytes, ...] = ()
+
+    def answers(self, request: Request) -> bool:
+        """Has it as many items as a reply to `request`, with numbers where those belong?"""
+        numbers = self.items[:1]
+        if self.status is Status.TIMEOUT:
+            fits = len(self.items) >= 1
+        elif self.status is not Status.OK or request.op is Op.LIST_KEYS:
+            return True
+        elif request.op in _COUNTING:
+            fits = len(self.items) == 1
+        else:
+            numbers = ()
+            most = len(request.keys) if request.op is Op.GET else int(request.op in _ANSWERED)
+            fits = len(self.items) == most
+        return fits and all(_NUMBER.fullmatch(number) for number in numbers)
 
 
 def encode_request(request: Request) -> bytes:

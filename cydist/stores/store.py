@@ -154,8 +154,8 @@ class Store:
         return int(self._call(Op.QUEUE_LEN, [key])[0])
 
     def list_keys(self) -> list[str]:
-        """The user's keys, in no particular order."""
-        return [key.decode() for key in self._call(Op.LIST_KEYS)]
+        """The user's keys, in no particular order; a key that is no text with backslashes."""
+        return [key.decode(errors="backslashreplace") for key in self._call(Op.LIST_KEYS)]
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long this object waits by default."""

@@ -171,7 +171,7 @@ class TCPStore(Store):
             (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
             if size > MAX_FRAME_BYTES:
                 raise DistStoreError(f"the store at {self._pool.name} sent {size} bytes")
-            return decode_reply(_receive(connection, size, deadline + _GRACE))
+            reply = decode_reply(_receive(connection, size, deadline + _GRACE))
         except TimeoutError:
             raise StoreTimeoutError(
                 f"{request.op.name.lower()}: timeout: the store at {self._pool.name} did not "
@@ -184,6 +184,12 @@ class TCPStore(Store):
                 "the process that served it has probably ended",
                 answered=False,
             ) from None
+        if not reply.answers(request):
+            raise DistStoreError(
+                f"{request.op.name.lower()}: the store at {self._pool.name} has no answer to that: "
+                f"{reply.status.name} with {len(reply.items)} items"
+            )
+        return reply
 
     def watch(self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout) -> bytes | None:
         """Wait until all `keys` have a value, or until `key` has another than the `known` one.

@@ -1,0 +1,102 @@
+"""Notices of a member that is broken: a group fails for a reason that exists, or goes on."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutation import mutated
+from wire import EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
+
+from cydist import _native
+from cydist.errors import DistError, from_failure
+from transports import soon
+
+NOTICE = struct.Struct("=6i2Q40s40s")
+NOTICE_TAG = (1 << 64) - 1
+ASK, FAILED = 1, 2
+RANKS = [4, 7]
+
+small = st.sampled_from([-(2**31), -8, -7, -1, 0, 1, 2, 3, 99, 2**31 - 1])
+bytes8 = st.integers(0, 2**64 - 1)
+calls = st.builds(
+    FINGERPRINT.pack,
+    st.integers(0, 20) | bytes8,
+    bytes8,
+    *[st.integers(0, 255)] * 4,
+    small,
+    *[st.integers(0, 2**32 - 1)] * 2,
+    bytes8,
+)
+notices = st.builds(
+    NOTICE.pack,
+    st.sampled_from([ASK, FAILED, FAILED, FAILED, 0, 3]),
+    st.integers(-8, 2),
+    *[st.integers(-2, 2) | small] * 2,
+    small,
+    small,
+    bytes8,
+    bytes8,
+    calls,
+    calls,
+)
+
+
+def told(notice: bytes) -> bytes:
+    """The frame that carries it."""
+    head = HEADER.pack(
+        MAGIC, EAGER, 0, 0, 1, NOTICE_TAG, len(notice), 0, 0, 0, bytes(FINGERPRINT.size)
+    )
+    return head + notice
+
+
+@given(st.lists(notices | mutated(notices) | st.binary(max_size=200), max_size=12))
+def test_notices(said: list[bytes]) -> None:
+    """After any notices a call ends with a typed error about members of the group, and a message
+    that is on its way arrives or ends with such an error."""
+    wire = Wire()
+    with wire.peer:
+        memory = np.zeros(3, np.uint8)
+        receive = wire.group.irecv(memory, 1, 5)
+        wire.say([told(notice) for notice in said])
+        wire.say([frame(EAGER, tag=5, nbytes=3) + b"abc"])
+        assert receive.wait(soon())
+        x = _native.asarray(np.ones(4))
+        failures = []
+        for end in (
+            receive.check,
+            lambda: wire.group.run(
+                "broadcast", [x], [x], algorithm=b"tree", deadline_ns=soon(0.001), seq=3, root=1,
+                count=4,
+            ),
+        ):  # fmt: skip
+            try:
+                end()
+            except _native.Failure as failure:
+                failures.append(from_failure(failure, "broadcast", "g", RANKS, 3))
+        for error in failures:
+            assert isinstance(error, DistError)
+            assert set(error.ranks) <= set(RANKS)
+            assert "status" not in str(error)
+        if len(failures) == 1:
+            assert memory.tobytes() == b"abc"
+        wire.close()
+
+
+@pytest.mark.parametrize("size", [0, 119, 121, 60_000])
+def test_notice_of_another_size(size: int) -> None:
+    """A notice of a size that no notice has is dropped, and the next one is heard."""
+    wire = Wire()
+    with wire.peer:
+        wire.say([told(bytes(size))])
+        abort = NOTICE.pack(FAILED, -6, 1, -1, -1, 0, 0, 0, bytes(40), bytes(40))
+        wire.say([told(abort)])
+        receive = wire.group.irecv(np.zeros(1), 1, 5)
+        receive.wait(soon())
+        with pytest.raises(_native.Failure) as caught:
+            receive.check()
+        assert (caught.value.status, caught.value.teller) == ("aborted", 1)
+        wire.close()
