@@ -8,7 +8,9 @@ that unpickles.
 from __future__ import annotations
 
 import pickle
+import re
 import struct
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +18,8 @@ import numpy as np
 
 TAGGED, PICKLED = b"\x00", b"\x01"
 DEPTH_LIMIT = 64  # of nested containers; deeper ones are pickled
+# What numpy's dtype.str looks like; numpy itself reads much more than it writes.
+_DTYPE = re.compile(rb"[<>|][biufcSUmM][0-9]+(\[[0-9]*[A-Za-z]+\])?")
 
 
 class NotPlain(Exception):
@@ -65,8 +69,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
 
 
 def _plain(dtype: np.dtype[Any]) -> bool:
-    """Numbers, strings and times of a fixed size that is not zero."""
-    return dtype.kind in "biufcSUmM" and dtype.itemsize > 0
+    """Numbers, strings and times of a fixed size."""
+    return dtype.kind in "biufcSUmM"
 
 
 def _sized(tag: bytes, body: bytes) -> bytes:
@@ -86,14 +90,15 @@ def _encode(value: Any, parts: list[bytes], depth: int) -> None:
         parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
         for item in items:
             _encode(item, parts, depth + 1)
-    elif kind is np.ndarray and _plain(value.dtype):
+    elif kind is np.ndarray and _plain(value.dtype) and value.itemsize > 0:
         name = value.dtype.str.encode()
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
         parts.append(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, np.generic) and _plain(value.dtype):
         name = value.dtype.str.encode()
-        parts.append(b"G" + struct.pack("<B", len(name)) + name + value.tobytes())
+        data = value.tobytes()[: value.itemsize]  # numpy gives an empty str_ four bytes
+        parts.append(b"G" + struct.pack("<B", len(name)) + name + data)
     else:
         raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
 
@@ -169,14 +174,20 @@ class _Reader:
             raise CodecError(f"a broken container in an object message: {error}") from None
 
     def dtype(self, length: int) -> np.dtype[Any]:
-        name = bytes(self.take(length)).decode()
+        name = bytes(self.take(length))
         try:
-            dtype = np.dtype(name)
-        except (TypeError, ValueError, SyntaxError):
-            raise CodecError(f"unknown dtype {name!r} in an object message") from None
-        if not _plain(dtype):
-            raise CodecError(f"dtype {name!r} in an object message is none of plain values")
-        return dtype
+            if _DTYPE.fullmatch(name):
+                return np.dtype(name.decode())
+        except (TypeError, ValueError):
+            pass
+        raise CodecError(f"unknown dtype {name!r} in an object message")
+
+    def elements(self, dtype: np.dtype[Any], count: int) -> bytearray:
+        """The bytes of `count` elements; text is made of characters that there are."""
+        data = bytearray(self.take(count * dtype.itemsize))
+        if dtype.kind == "U" and (np.frombuffer(data, dtype.str[0] + "u4") > sys.maxunicode).any():
+            raise CodecError("text in an object message is no Unicode")
+        return data
 
     def array(self) -> Any:
         length, ndim = self.unpack("<BB")
@@ -185,7 +196,9 @@ class _Reader:
         size = 1
         for extent in shape:
             size *= extent
-        data = bytearray(self.take(size * dtype.itemsize))
+        if dtype.itemsize == 0:
+            raise CodecError("an array of nothing in an object message")
+        data = self.elements(dtype, size)
         try:
             return (
                 np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
@@ -198,7 +211,7 @@ class _Reader:
     def scalar(self) -> Any:
         (length,) = self.unpack("<B")
         dtype = self.dtype(length)
-        data = self.take(dtype.itemsize)
+        data = self.elements(dtype, 1)
         return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 

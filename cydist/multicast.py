@@ -149,7 +149,8 @@ class _Party:
                 continue
             magic, place, name, packed, port, mac = _ANNOUNCEMENT.unpack(data)
             expected = hmac.digest(self._key, data[:-32], "sha256")
-            if magic == _MAGIC and place == self._place and hmac.compare_digest(mac, expected):
+            genuine = place == self._place and hmac.compare_digest(mac, expected)
+            if magic == _MAGIC and genuine and port:
                 # Not the sender's: whoever repeats an announcement is not whom it is about.
                 length = 16 if self._family == socket.AF_INET6 else 4
                 host = socket.inet_ntop(self._family, packed[:length])

@@ -160,7 +160,8 @@ def segment_bytes() -> int:
     value = config.SEGMENT_BYTES.get().strip()
     if not value:
         return DEFAULT_SEGMENT_BYTES
-    if not value.isdecimal() or int(value) == 0:
+    # More than 18 digits are no number of bytes that could be counted.
+    if not (value.isascii() and value.isdecimal() and len(value) <= 18) or int(value) == 0:
         raise ValueError(f"{config.SEGMENT_BYTES.names[0]}={value!r} is not a number of bytes")
     return int(value)
 

@@ -83,6 +83,6 @@ class Wire:
         assert self.probe.wait(soon())
         assert self.link.statistics()["connections"] == 0
         self.group.close()
+        self.link.close()
         counts = self.link.statistics()
         assert (counts["posted"], counts["arrived"], counts["moving"]) == (0, 0, 0)
-        self.link.close()

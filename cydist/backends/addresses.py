@@ -128,11 +128,13 @@ class Address:
             if len(data) > MAX_BYTES:
                 raise ValueError(f"{len(data)} bytes")
             fields = json.loads(data)
-            lanes = [
-                [(str(ipaddress.ip_address(host)), int(port)) for host, port in lane]
-                for lane in fields["lanes"]
-            ]
-            return Address(int(fields["rank"]), str(fields["host"]), lanes)
+            rank, host = fields["rank"], fields["host"]
+            lanes = [[_endpoint(*pair) for pair in lane] for lane in fields["lanes"]]
+            if type(rank) is not int or rank < 0 or type(host) is not str:
+                raise ValueError(f"rank {rank!r} on host {host!r}")
+            if not lanes or not all(lanes):
+                raise ValueError("nowhere to connect to")
+            return Address(rank, host, lanes)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RendezvousError(f"{data[:80]!r} is no rank's address: {error!r}") from None
 
@@ -141,3 +143,11 @@ def this_host() -> str:
     """A name that two ranks share if they share cores."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+
+
+def _endpoint(host: object, port: object) -> Endpoint:
+    """What a socket can connect to, whatever it then says; ValueError for anything else."""
+    plain = type(host) is str and host.isascii() and host.isprintable()
+    if not plain or type(port) is not int or not 0 < port < 65536:
+        raise ValueError(f"no address {host!r}, port {port!r}")
+    return str(ipaddress.ip_address(str(host))), port

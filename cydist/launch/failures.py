@@ -104,7 +104,7 @@ def last_words(output: bytes) -> list[str]:
 
 def _error_file(path: str) -> list[str]:
     """What a worker wrote to its error file: ours, or that of torch's @record."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         with open(path, "rb") as file:
             content = json.loads(file.read(_ERROR_FILE_BYTES))
         while isinstance(content, dict):

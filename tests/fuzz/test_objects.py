@@ -1,0 +1,102 @@
+"""Objects as bytes, after something broken changed the bytes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from mutation import mutated
+
+from cydist import codec
+
+DTYPES = (
+    npst.boolean_dtypes()
+    | npst.integer_dtypes(endianness="?")
+    | npst.floating_dtypes(endianness="?")
+    | npst.complex_number_dtypes(endianness="?")
+    | npst.datetime64_dtypes(endianness="?")
+    | npst.timedelta64_dtypes(endianness="?")
+    | npst.unicode_string_dtypes(endianness="?", min_len=1)
+    | npst.byte_string_dtypes(min_len=1)
+)
+arrays = npst.arrays(DTYPES, npst.array_shapes(min_dims=0, min_side=0, max_side=3))
+keys = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+plain = st.recursive(
+    keys | st.complex_numbers() | arrays | npst.arrays(DTYPES, (1,)).map(lambda a: a[0]),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(keys, inner)
+        | st.frozensets(keys)
+        | st.sets(keys)
+    ),
+    max_leaves=20,
+)
+messages = plain.map(lambda value: codec.encode(value, allow_pickle=False))
+
+
+@given(messages)
+def test_whole(message: bytes) -> None:
+    """What was encoded decodes to what encodes to the same bytes."""
+    value = codec.decode(message, allow_pickle=False)
+    assert len(codec.encode(value, allow_pickle=False)) == len(message)
+
+
+def sized(tag: bytes, *sizes: int) -> bytes:
+    """A message that begins with claims about its size."""
+    return codec.TAGGED + tag + b"".join(size.to_bytes(8, "little") for size in sizes)
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(mutated(messages) | st.binary(max_size=100).map(lambda body: codec.TAGGED + body))
+@example(sized(b"l", 1 << 60))
+@example(sized(b"b", 1 << 63))
+@example(sized(b"A\x03\x02<f8", 1 << 32, 1 << 32))
+@example(sized(b"A\x03\x02<f8", 0, 1 << 60))
+@example(sized(b"A\x0d\x01S999999999999", 0))
+@example(codec.TAGGED + b"G\x03<U1\xff\xff\xff\xff")
+@example(codec.TAGGED + b"G\x08<M8[1e9s]" + bytes(8))
+@example(codec.TAGGED + b"A\x02\x00a3abc")
+def test_changed(message: bytes) -> None:
+    """A changed message raises CodecError, or TypeError where it turned into pickle, or is a plain
+    value; and however large it says that it is, decoding it takes memory for what is there."""
+    tracemalloc.start()
+    try:
+        value = codec.decode(message, allow_pickle=False)
+        codec.encode(value, allow_pickle=False)
+    except codec.CodecError:
+        pass
+    except TypeError:
+        assert message[:1] == codec.PICKLED
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 100 * len(message) + 50_000
+
+
+@pytest.mark.parametrize(
+    "name", ["f4,f4", "(2,3)f4", "object", "|V8", "float64", "i4", "<i3", "|S0", ""]
+)
+def test_only_our_own_dtypes(name: str) -> None:
+    """Of numpy's many ways to spell a dtype a message may use the one that we write."""
+    message = codec.TAGGED + b"A" + bytes([len(name), 1]) + name.encode() + bytes(8)
+    with pytest.raises(codec.CodecError, match=r"dtype|of nothing"):
+        codec.decode(message, allow_pickle=False)
+
+
+@given(mutated(messages))
+def test_flat_arrays_of_bytes(message: bytes) -> None:
+    """It makes no difference whether the bytes are in bytes or in an array, as received."""
+    received = np.frombuffer(bytearray(message), np.uint8)
+
+    def outcome(data: bytes | memoryview) -> str:
+        try:
+            return repr(codec.decode(data, allow_pickle=False))
+        except (codec.CodecError, TypeError) as error:
+            return f"{type(error)}: {error}"
+
+    assert outcome(received.data) == outcome(message)
