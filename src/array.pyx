@@ -11,7 +11,7 @@ from cpython.buffer cimport (
     Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release,
 )
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport INT64_MAX, int64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
@@ -235,12 +235,12 @@ cdef class Array:
             return False
         cdef int64_t stride, count, reach = <int64_t>self.itemsize
         for stride, count in sorted(
-            [(abs(self.strides_[i]), self.shape_[i]) for i in range(self.ndim)]
+            [(abs(self.strides_[i]), self.shape_[i])
+             for i in range(self.ndim) if self.shape_[i] > 1]
         ):
-            if count > 1:
-                if stride < reach:
-                    return True
-                reach += (count - 1) * stride
+            if stride < reach:
+                return True
+            reach += (count - 1) * stride
         return False
 
 
@@ -293,7 +293,7 @@ cdef int lay_out(Array self, int ndim) except -1:
         self.shape_ = self.near
         self.strides_ = self.near + NEAR
     else:
-        self.shape_ = <int64_t *>PyMem_Malloc(2 * ndim * sizeof(int64_t))
+        self.shape_ = <int64_t *>PyMem_Malloc(2 * <size_t>ndim * sizeof(int64_t))
         if self.shape_ == NULL:
             raise MemoryError
         self.strides_ = self.shape_ + ndim
@@ -303,10 +303,10 @@ cdef int lay_out(Array self, int ndim) except -1:
 
 cdef int set_contiguous_strides(Array self) except -1:
     cdef int i
-    cdef int64_t step = <int64_t>self.itemsize
+    cdef uint64_t step = self.itemsize      # may wrap: settle() refuses what is that large
     for i in range(self.ndim - 1, -1, -1):
-        self.strides_[i] = step
-        step *= max(self.shape_[i], 1)
+        self.strides_[i] = <int64_t>step
+        step *= <uint64_t>max(self.shape_[i], 1)
     return 0
 
 
@@ -317,6 +317,8 @@ cdef int settle(Array self) except -1:
     cdef int64_t n, nbytes = <int64_t>self.itemsize
     if self.itemsize == 0:
         raise TypeError(f"elements of {self.dtype_name} have no bytes")
+    if nbytes < 0:
+        raise ValueError(f"more than 2**63 bytes: an element has {self.itemsize}")
     for i in range(self.ndim):
         if self.shape_[i] <= 0:
             if self.shape_[i] < 0:
@@ -334,6 +336,22 @@ cdef int settle(Array self) except -1:
     self.nbytes = <size_t>nbytes
     self.size = self.nbytes // self.itemsize
     self.contiguous = contiguous
+    if not contiguous and nbytes != 0:
+        check_reach(self)
+    return 0
+
+
+cdef int check_reach(Array self) except -1:
+    """ValueError unless all elements lie within 2**62 bytes: then no sum of strides overflows."""
+    cdef int64_t stride, left = INT64_MAX // 2 - <int64_t>self.itemsize
+    cdef int i
+    for i in range(self.ndim):
+        stride = self.strides_[i]
+        if self.shape_[i] == 1:
+            continue
+        if stride == INT64_MIN or abs(stride) > left // (self.shape_[i] - 1):
+            raise ValueError(f"strides that leave memory: shape {self.shape}, {self.strides}")
+        left -= (self.shape_[i] - 1) * abs(stride)
     return 0
 
 
@@ -427,7 +445,8 @@ cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:
     cdef int64_t a_start = 0, a_bytes, b_start = 0, b_bytes, step = 0, distance
     a_bytes = run(a, threshold, &a_start, &step)
     b_bytes = run(b, threshold, &b_start, &step)
-    distance = (<int64_t>b.ptr + b_start) - (<int64_t>a.ptr + a_start)
+    distance = <int64_t>(<uint64_t>b.ptr + <uint64_t>b_start
+                         - (<uint64_t>a.ptr + <uint64_t>a_start))
     if step == 0:
         return distance >= a_bytes or -distance >= b_bytes
     distance %= step

@@ -6,7 +6,7 @@ format: ml_dtypes, datetime64), `__dlpack__` (everyone else). Nothing is ever co
 library is imported: an object's own library is there already.
 """
 import sys
-from re import sub
+from re import fullmatch, sub
 
 cimport cython
 from cpython.buffer cimport PyBUF_FULL_RO, PyObject_CheckBuffer, PyObject_GetBuffer
@@ -15,7 +15,7 @@ from cpython.object cimport PyObject_TypeCheck, PyTypeObject
 from cpython.pycapsule cimport (
     PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName,
 )
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int64_t, uintptr_t
 
 from cydist._native.array cimport (
     Array, lay_out, name_dtype, set_contiguous_strides, set_dtype, settle,
@@ -29,6 +29,9 @@ from cydist._native.kernels cimport (
     DT_BF16, DT_BOOL, DT_C64, DT_C128, DT_F8E4M3FN, DT_F8E5M2, DT_F16, DT_F32, DT_F64, DT_I8,
     DT_I16, DT_I32, DT_I64, DT_OTHER, DT_U8, DT_U16, DT_U32, DT_U64,
 )
+
+cdef enum:
+    MOST_DIMENSIONS = 64        # that the buffer protocol and numpy know
 
 cdef bint LITTLE = sys.byteorder == "little"
 
@@ -195,20 +198,28 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
     if interface.get("mask") is not None:
         raise TypeError(MASKED)
     data = interface.get("data")
-    if not isinstance(data, tuple):
+    if not isinstance(data, tuple) or len(data) != 2:
         raise TypeError(f"{type(obj).__qualname__} shows no address of its memory")
-    shape = interface["shape"]
-    strides = interface.get("strides")
+    cdef tuple shape = tuple(interface.get("shape")), strides = shape
+    if interface.get("strides") is not None:
+        strides = tuple(interface["strides"])
+    if len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
     lay_out(self, len(shape))
-    for i in range(self.ndim):
-        self.shape_[i] = shape[i]
-    set_typestr(self, obj, interface)
-    if strides is None:
-        set_contiguous_strides(self)
-    else:
+    try:
         for i in range(self.ndim):
-            self.strides_[i] = strides[i]
-    self.ptr = <char *><uintptr_t>(data[0] or 0)
+            self.shape_[i] = shape[i]
+        set_typestr(self, obj, interface)
+        if interface.get("strides") is None:
+            set_contiguous_strides(self)
+        else:
+            for i in range(self.ndim):
+                self.strides_[i] = strides[i]
+        self.ptr = <char *><uintptr_t>(data[0] or 0)
+    except OverflowError:
+        raise ValueError(
+            f"{type(obj).__qualname__} describes no memory that there is: {interface!r:.200}"
+        ) from None
     self.writable = not data[1]
     self.device = device
     self.device_index = device_index
@@ -219,11 +230,13 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
 
 cdef int set_typestr(Array self, object obj, dict interface) except -1:
     """Set the dtype from a typestr such as "<f4", or from numpy's dtype where there is one."""
-    cdef str typestr = interface["typestr"]
+    typestr = interface.get("typestr")
     dtype = getattr(obj, "dtype", None)
     if hasattr(dtype, "hasobject"):
         return name_dtype(self, name_of_numpy(dtype), dtype.itemsize)
-    if typestr[1:2] == "O":
+    if not isinstance(typestr, str) or not fullmatch("[<>|=][A-Za-z][0-9]+", typestr):
+        raise TypeError(f"{type(obj).__qualname__} has no dtype: typestr {typestr!r:.80}")
+    if typestr[1] == "O":
         raise TypeError(OBJECTS)
     cdef size_t itemsize = int(typestr[2:])
     cdef int code = DT_OTHER
@@ -250,7 +263,8 @@ cdef str name_of_numpy(object dtype):
 cdef int cuda_index(object obj) except -1:
     """The number of the device that holds a CUDA array; the interface does not tell."""
     if hasattr(obj, "__dlpack_device__"):
-        return obj.__dlpack_device__()[1]
+        _, index = obj.__dlpack_device__()
+        return index
     return 0
 
 
@@ -375,10 +389,10 @@ cdef Array from_dlpack(object obj):
 cdef object capsule_of(object obj):
     """The capsule from `__dlpack__`, versioned if the exporter knows versions."""
     options = {}
-    if hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in (
-        DL_CUDA, DL_CUDA_MANAGED
-    ):
-        options["stream"] = -1          # order nothing: whoever reads the memory does
+    if hasattr(obj, "__dlpack_device__"):
+        device, _ = obj.__dlpack_device__()
+        if device in (DL_CUDA, DL_CUDA_MANAGED):
+            options["stream"] = -1      # order nothing: whoever reads the memory does
     try:
         try:
             return obj.__dlpack__(max_version=(1, 0), **options)
@@ -399,6 +413,7 @@ cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
         self.device = "cpu"
     else:
         return False
+    cdef int64_t most = INT64_MAX // <int64_t>max(itemsize, 1)
     if tensor.dtype.lanes != 1 or itemsize * 8 != tensor.dtype.bits or itemsize == 0:
         return False
     code = code_of_dlpack(tensor.dtype)
@@ -408,6 +423,8 @@ cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
         name_dtype(self, DLPACK_NAMES[tensor.dtype.code].format(tensor.dtype.bits), itemsize)
     else:
         return False
+    if not 0 <= tensor.ndim <= MOST_DIMENSIONS or (tensor.ndim > 0 and tensor.shape == NULL):
+        raise ValueError(f"a DLPack tensor of {tensor.ndim} dimensions and no or no such shape")
     lay_out(self, tensor.ndim)
     for i in range(self.ndim):
         self.shape_[i] = tensor.shape[i]
@@ -415,8 +432,11 @@ cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
         set_contiguous_strides(self)
     else:
         for i in range(self.ndim):
+            if not -most <= tensor.strides[i] <= most:
+                raise ValueError(f"strides that leave memory: {tensor.strides[i]} elements")
             self.strides_[i] = tensor.strides[i] * <int64_t>itemsize
-    self.ptr = NULL if tensor.data == NULL else <char *>tensor.data + tensor.byte_offset
+    if tensor.data != NULL:
+        self.ptr = <char *>(<uintptr_t>tensor.data + tensor.byte_offset)
     return True
 
 
