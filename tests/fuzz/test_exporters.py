@@ -6,10 +6,13 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cydist._native import asarray
+
+pytestmark = pytest.mark.fuzz
 
 MEMORY = np.arange(4096, dtype=np.uint8)
 ADDRESS = MEMORY.__array_interface__["data"][0]

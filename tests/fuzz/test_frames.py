@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
@@ -14,6 +15,8 @@ from wire import ANSWER, CREDIT, DATA, EAGER, GOODBYE, OFFER, WITHDRAW, Wire, fr
 
 from cydist import _native
 from transports import status_of
+
+pytestmark = pytest.mark.fuzz
 
 SIZES = st.sampled_from([0, 1, 95, 200, 4096, 65536, 65537, 70000])
 TAGS = st.integers(0, 2)

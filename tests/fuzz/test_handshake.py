@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutation import mutated
 
 from cydist import auth
 from cydist.errors import AuthenticationError, DistNetworkError
+
+pytestmark = pytest.mark.fuzz
 
 SECRET = bytes(range(32))
 MAGIC = auth.ServerHandshake(SECRET, b"peer", "j").greeting[:8]

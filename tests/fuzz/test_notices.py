@@ -15,6 +15,8 @@ from cydist import _native
 from cydist.errors import DistError, from_failure
 from transports import soon
 
+pytestmark = pytest.mark.fuzz
+
 NOTICE = struct.Struct("=6i2Q40s40s")
 NOTICE_TAG = (1 << 64) - 1
 ASK, FAILED = 1, 2

@@ -13,6 +13,8 @@ from mutation import mutated
 
 from cydist import codec
 
+pytestmark = pytest.mark.fuzz
+
 DTYPES = (
     npst.boolean_dtypes()
     | npst.integer_dtypes(endianness="?")

@@ -20,6 +20,8 @@ from cydist.backends.addresses import Address
 from cydist.errors import RendezvousError
 from cydist.launch import failures, options
 
+pytestmark = pytest.mark.fuzz
+
 numbers = st.integers() | st.floats() | st.sampled_from([0, 1, 65535, 65536, -1])
 leaves = st.none() | st.booleans() | numbers | st.text(max_size=8) | st.just("127.0.0.1")
 trees = st.recursive(

@@ -32,6 +32,8 @@ from cydist.stores.protocol import (
 )
 from cydist.stores.table import Table
 
+pytestmark = pytest.mark.fuzz
+
 SECRET = bytes(range(32))
 WAIT = 20
 
