@@ -17,7 +17,7 @@ from transports import soon
 
 pytestmark = pytest.mark.fuzz
 
-NOTICE = struct.Struct("=6i2Q40s40s")
+NOTICE = struct.Struct("=6i2Q40s40s64s")
 NOTICE_TAG = (1 << 64) - 1
 ASK, FAILED = 1, 2
 RANKS = [4, 7]
@@ -44,6 +44,7 @@ notices = st.builds(
     bytes8,
     calls,
     calls,
+    st.just(b"") | st.binary(max_size=64),
 )
 
 
@@ -88,13 +89,13 @@ def test_notices(said: list[bytes]) -> None:
         wire.close()
 
 
-@pytest.mark.parametrize("size", [0, 119, 121, 60_000])
+@pytest.mark.parametrize("size", [0, NOTICE.size - 1, NOTICE.size + 1, 60_000])
 def test_notice_of_another_size(size: int) -> None:
     """A notice of a size that no notice has is dropped, and the next one is heard."""
     wire = Wire()
     with wire.peer:
         wire.say([told(bytes(size))])
-        abort = NOTICE.pack(FAILED, -6, 1, -1, -1, 0, 0, 0, bytes(40), bytes(40))
+        abort = NOTICE.pack(FAILED, -6, 1, -1, -1, 0, 0, 0, bytes(40), bytes(40), b"")
         wire.say([told(abort)])
         receive = wire.group.irecv(np.zeros(1), 1, 5)
         receive.wait(soon())
