@@ -77,15 +77,18 @@ class Rank:
 
 
 class Siege:
-    """Strangers that come to `places`, say something and wait for the end, again and again.
+    """Strangers that come to `places`, say something and leave, again and again.
+
+    Some hang up at once, some when they have been heard out, some say no more and stay.
 
     said    how many have been at their end
     """
 
-    def __init__(self, message: Callable[[], bytes]) -> None:
+    def __init__(self, kind: Callable[[random.Random], bytes]) -> None:
         self.places: list[Place] = []
         self.said = 0
-        self._message = message
+        self._kind = kind
+        self._source = random.Random(5)
         self._selector = selectors.DefaultSelector()
         self._there: dict[Place, int] = {}
         self._stopping = False
@@ -108,7 +111,7 @@ class Siege:
             for key, _ in self._selector.select(0.05):
                 place, unsent = key.data
                 if unsent is None:
-                    self._listen(key)
+                    self._listen(key.fileobj, place)
                 else:
                     self._talk(key.fileobj, place, unsent)
 
@@ -117,23 +120,30 @@ class Siege:
         stranger.setblocking(False)
         stranger.connect_ex(place)
         self._there[place] += 1
-        self._selector.register(stranger, selectors.EVENT_WRITE, (place, self._message()))
+        self._selector.register(stranger, selectors.EVENT_WRITE, (place, self._kind(self._source)))
 
     def _talk(self, stranger: socket.socket, place: Place, message: bytes) -> None:
         with contextlib.suppress(OSError):
             stranger.send(message)
-            if len(message) % 50:  # some say no more, but stay
+        how = self._source.random()
+        if how < 0.3:
+            self._leave(stranger, place)
+            return
+        if how < 0.97:
+            with contextlib.suppress(OSError):
                 stranger.shutdown(socket.SHUT_WR)
         self._selector.modify(stranger, selectors.EVENT_READ, (place, None))
 
-    def _listen(self, key: selectors.SelectorKey) -> None:
-        assert isinstance(key.fileobj, socket.socket)
+    def _listen(self, stranger: socket.socket, place: Place) -> None:
         with contextlib.suppress(OSError):
-            if key.fileobj.recv(4096):
+            if stranger.recv(4096):
                 return
-        self._selector.unregister(key.fileobj)
-        key.fileobj.close()
-        self._there[key.data[0]] -= 1
+        self._leave(stranger, place)
+
+    def _leave(self, stranger: socket.socket, place: Place) -> None:
+        self._selector.unregister(stranger)
+        stranger.close()
+        self._there[place] -= 1
         self.said += 1
 
 
@@ -171,8 +181,7 @@ def near_proof(source: random.Random) -> bytes:
 def siege(request: pytest.FixtureRequest) -> Iterator[tuple[Siege, int]]:
     """Strangers of one kind, and how many make a siege."""
     kind, count = request.param
-    source = random.Random(5)
-    made = Siege(lambda: kind(source))
+    made = Siege(kind)
     yield made, count
     made.lift()
 
@@ -204,12 +213,15 @@ def test_job_under_siege(siege: tuple[Siege, int], tmp_path: Path) -> None:
         eventually(lambda: strangers.said > 100)
         for rank in ranks[1:]:
             rank.tell(f"init {store}")
+
+        def all_found() -> bool:
+            for rank in ranks:
+                strangers.places += listening(rank.process.pid) - set(strangers.places)
+            return len(strangers.places) == 1 + SIZE
+
+        eventually(all_found)
         for rank in ranks:
             rank.heard("init")
-        strangers.places += [
-            place for rank in ranks for place in listening(rank.process.pid) if place[1] != store
-        ]
-        assert len(strangers.places) == 1 + SIZE
         idle_until = strangers.said + count // 4
         together("work 1")
         before = [rank.memory() for rank in ranks]
