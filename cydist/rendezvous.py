@@ -21,6 +21,7 @@ from cydist import auth, config, launchers, multicast
 from cydist.errors import RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
+from cydist.names import resolve
 from cydist.stores import FileStore, MembersStore, PrefixStore, Store, TCPStore
 from cydist.stores.listening import public_address
 from cydist.stores.members import served_by
@@ -179,7 +180,7 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
     board = PrefixStore(f"cydist/{launchers.job_id()}/{call.group_name}", agent)
-    return _through(board, call, lambda: _own_address(host, port))
+    return _through(board, call, lambda: _own_address(host, port, call.deadline))
 
 
 def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
@@ -201,10 +202,10 @@ def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
     return _tcp(call, host, int(port))
 
 
-def _own_address(host: str, port: int) -> str:
+def _own_address(host: str, port: int, deadline: float) -> str:
     """The address of ours that a connection to `host` goes out from: others reach us by it."""
-    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-        with socket.socket(family, kind) as probe:
+    for family, _, _, _, address in resolve(host, port, deadline):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(address)  # sends nothing
                 return str(probe.getsockname()[0])

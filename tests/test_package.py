@@ -27,7 +27,7 @@ LAYERS = {
     0: "_native",
     1: "work types errors config",
     2: "agreement codec group executor registry tuning "
-    "rendezvous meeting launchers multicast stores door auth secret",
+    "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
     5: "arguments calling collectives coalesced monitored scans p2p objects",

@@ -77,3 +77,29 @@ def test_a_string_of_pairs_routes_by_device():
         return gathered
 
     assert [[0, 1]] * 2 == run_threads(body, 2)
+
+
+def test_a_backend_that_fails_leaves_no_group_open(monkeypatch):
+    """The groups of other devices, made before the one that failed, are closed; the error is the
+    backend's own, and the rank may join again."""
+    closed = []
+
+    class Recorded(dist.ProcessGroup):
+        def close(self):
+            closed.append(self.group_name)
+
+    def fails(options, pg_options):
+        raise dist.DistBackendError("no such device")
+
+    for name, creator, devices in (
+        ("recorded", lambda options, _: Recorded(options.group_rank, options.group_size), "cpu"),
+        ("fails", fails, "cuda"),
+    ):
+        monkeypatch.setitem(registry._plugins, name, registry.Plugin(creator, True, (devices,)))
+
+    def body(rank):
+        with pytest.raises(dist.DistBackendError, match="no such device"):
+            dist.new_group(backend="cpu:recorded,cuda:fails")
+        return len(closed), dist.new_group(backend="recorded").size()
+
+    assert [(1, 1)] == run_threads(body, 1)

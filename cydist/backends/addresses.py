@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.names import resolve
 from cydist.stores import FileStore, PrefixStore, TCPStore
 
 SIOCGIFADDR = 0x8915
@@ -61,7 +62,7 @@ def _ipv6(name: str) -> list[str]:
 def of_host(host: str) -> list[str]:
     """The numeric addresses of a host name. Raises DistNetworkError if it has none."""
     try:
-        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        answers = resolve(host, 0)
     except OSError as error:
         raise DistNetworkError(f"no address for {host!r} to listen on: {error}") from None
     return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
@@ -90,7 +91,7 @@ def where_to_listen(store: object) -> str:
         return towards(store.host)
     if isinstance(store, FileStore):
         with contextlib.suppress(OSError):
-            return socket.gethostbyname(socket.gethostname())
+            return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
     return "127.0.0.1"
 
 

@@ -10,6 +10,7 @@ import struct
 
 from cydist import config
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.names import resolve
 
 _SIOCGIFADDR = 0x8915
 # Addresses of documentation: to find out how packets leave this host; nothing is sent to them.
@@ -67,7 +68,7 @@ def public_address() -> str:
         if address:
             return address
     try:
-        return socket.gethostbyname(socket.gethostname())
+        return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
     except OSError:
         return "127.0.0.1"
 
@@ -127,8 +128,3 @@ def _bind_one(host: str, port: int) -> socket.socket:
             "run where MASTER_ADDR points"
         )
     raise DistNetworkError(f"cannot listen on {host}, port {port}: {failure}")
-
-
-def resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    bare = host.strip("[]")
-    return socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]

@@ -29,7 +29,8 @@ from cydist.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from cydist.stores.listening import adopt, bind, public_address, resolve
+from cydist.names import resolve
+from cydist.stores.listening import adopt, bind, public_address
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
@@ -410,7 +411,7 @@ class _Pool:
     def _connect_once(self, deadline: float) -> socket.socket:
         """One try at every address that the host has."""
         failure: OSError = ConnectionError("the name has no address")
-        for family, kind, protocol, _, address in resolve(self.host, self.port):
+        for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
             connection = socket.socket(family, kind, protocol)
             try:
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
