@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cydist as dist
+from cydist import world
 from cydist.executor import Serial
 from cydist.testing import run_threads
 
+DEADLINE = 30.0  # seconds for what takes none
 MOST_POINTS = 10_000  # far more than any call here has
 
 
-class CtrlC(KeyboardInterrupt):
-    """What a signal handler raises."""
+class CtrlC(BaseException):
+    """What a signal handler raises; not KeyboardInterrupt, by which pytest would end."""
 
 
 def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
@@ -156,3 +162,211 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
             dist.barrier(group)
 
     run_threads(body, 2, transport)
+
+
+# Every wait
+
+
+def ctrl_c(call: Callable[[], Any]) -> None:
+    """Run `call`, which waits; SIGINT comes in a moment, and must end it."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise CtrlC
+
+    before = signal.signal(signal.SIGINT, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    try:
+        call()
+    except CtrlC:
+        return
+    finally:
+        timer.join(DEADLINE)
+        signal.signal(signal.SIGINT, before)
+    raise AssertionError("it ended by itself")
+
+
+class Pair:
+    """A job of which the main thread is rank 0; rank 1 does what it is given, on a thread."""
+
+    def __init__(self, transport: str) -> None:
+        store = dist.HashStore()
+        self._pool = ThreadPoolExecutor(1, initializer=world.thread_is_rank)
+        joins = self._pool.submit(
+            dist.init_process_group, transport, store=store, rank=1, world_size=2, timeout=60
+        )
+        dist.init_process_group(transport, store=store, rank=0, world_size=2, timeout=60)
+        joins.result(DEADLINE)
+
+    def both(self, body: Callable[[], Any]) -> tuple[Any, Any]:
+        """Run `body` on both ranks."""
+        other = self.other(body)
+        return body(), other.result(DEADLINE)
+
+    def other(self, body: Callable[[], Any]) -> Future[Any]:
+        """Run `body` on rank 1."""
+        return self._pool.submit(body)
+
+    def close(self) -> None:
+        self.both(dist.destroy_process_group)
+        self._pool.shutdown()
+
+
+@pytest.fixture(params=["inproc", "tcp", "shm"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two ranks of each transport."""
+    made = Pair(request.param)
+    yield made
+    made.close()
+
+
+def behind(group: Any, array: Any) -> None:
+    """A blocking call whose turn does not come."""
+    dist.all_reduce(array, group=group, async_op=True)
+    dist.all_reduce(array, group=group)
+
+
+# Rank 1 takes part in none of them.
+BLOCKING: dict[str, Callable[[Any, Any], Any]] = {
+    "all_reduce": lambda group, array: dist.all_reduce(array, group=group),
+    "broadcast": lambda group, array: dist.broadcast(array, 1, group=group),
+    "all_gather": lambda group, array: dist.all_gather(np.split(array, 2), array[:4], group=group),
+    "barrier": lambda group, array: dist.barrier(group),
+    "monitored_barrier": lambda group, array: dist.monitored_barrier(group),
+    "recv": lambda group, array: dist.recv(array, 1, group),
+    "recv from anyone": lambda group, array: dist.recv(array, None, group),
+    "send": lambda group, array: dist.send(np.ones(1_000_000), 1, group),
+    "strided": lambda group, array: dist.all_reduce(array[::2], group=group),
+    "all_gather_object": lambda group, array: dist.all_gather_object([None] * 2, {}, group),
+    "recv_object_list": lambda group, array: dist.recv_object_list([None], 1, group),
+    "behind an asynchronous call": behind,
+}
+
+
+@pytest.mark.parametrize("call", BLOCKING)
+def test_ctrl_c_ends_a_blocking_call(pair: Pair, call: str) -> None:
+    """It fails its group on both ranks, its array is let go of, and other groups go on."""
+    group, theirs = pair.both(lambda: dist.new_group([0, 1]))
+    array = np.full(8, 7.0)
+    ctrl_c(lambda: BLOCKING[call](group, array))
+    before = array.tobytes()
+    with pytest.raises(dist.GroupFailedError, match="CtrlC"):
+        dist.barrier(group)
+
+    def other() -> None:
+        with pytest.raises(dist.DistError) as caught:
+            dist.all_reduce(np.ones(8), group=theirs)
+        assert not isinstance(caught.value, dist.DistTimeoutError)
+
+    pair.other(other).result(DEADLINE)
+
+    def total() -> float:
+        ones = np.ones(1)
+        dist.all_reduce(ones)
+        return float(ones[0])
+
+    assert (2.0, 2.0) == pair.both(total)
+    assert before == array.tobytes()
+
+
+STARTED: dict[str, Callable[[Any, Any], Any]] = {
+    "all_reduce": lambda group, array: dist.all_reduce(array, group=group, async_op=True),
+    "irecv": lambda group, array: dist.irecv(array, 1, group),
+}
+
+
+@pytest.mark.parametrize("call", STARTED)
+def test_ctrl_c_ends_only_the_wait_for_a_work(pair: Pair, call: str) -> None:
+    """The call goes on, and can be waited for again."""
+    group, theirs = pair.both(lambda: dist.new_group([0, 1]))
+    array = np.zeros(8)
+    work = STARTED[call](group, array)
+    ctrl_c(work.wait)
+    answer = {"all_reduce": dist.all_reduce, "irecv": lambda a, group: dist.send(a, 0, group)}
+    done = pair.other(lambda: answer[call](np.full(8, 5.0), group=theirs))
+    work.wait(DEADLINE)
+    done.result(DEADLINE)
+    assert [5.0] * 8 == array.tolist()
+
+
+STORES: dict[str, Callable[[Path], dist.Store]] = {
+    "hash": lambda path: dist.HashStore(),
+    "file": lambda path: dist.FileStore(str(path / "store"), 1),
+    "tcp": lambda path: dist.TCPStore("127.0.0.1", 0, 1, True),
+}
+STORE_WAITS: dict[str, Callable[[dist.Store], Any]] = {
+    "get": lambda store: store.get("never"),
+    "wait": lambda store: store.wait(["never"]),
+    "queue_pop": lambda store: store.queue_pop("never"),
+}
+
+
+@pytest.mark.parametrize("call", STORE_WAITS)
+@pytest.mark.parametrize("kind", STORES)
+def test_ctrl_c_ends_a_wait_for_a_store(tmp_path: Path, kind: str, call: str) -> None:
+    """The store works afterwards."""
+    store = STORES[kind](tmp_path)
+    ctrl_c(lambda: STORE_WAITS[call](store))
+    store.set("key", "value")
+    assert b"value" == store.get("key")
+
+
+MEETINGS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "store, rank 0": lambda path, port: {"store": dist.HashStore(), "rank": 0},
+    "store, rank 1": lambda path, port: {"store": dist.HashStore(), "rank": 1},
+    "tcp, rank 0": lambda path, port: {"init_method": f"tcp://127.0.0.1:{port}", "rank": 0},
+    "tcp, rank 1": lambda path, port: {"init_method": f"tcp://127.0.0.1:{port}", "rank": 1},
+    "file": lambda path, port: {"init_method": f"file://{path}/meeting"},
+}
+
+
+@pytest.mark.parametrize("way", MEETINGS)
+def test_ctrl_c_ends_the_wait_for_other_ranks(tmp_path: Path, way: str) -> None:
+    """init_process_group can be called again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = MEETINGS[way](tmp_path, port)
+    ctrl_c(lambda: dist.init_process_group("tcp", world_size=2, timeout=60, **arguments))
+    assert not dist.is_initialized()
+    dist.init_process_group("tcp", world_size=1, rank=0, store=dist.HashStore())
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("call", ["all_gather_object", "broadcast_object_list", "gather_object"])
+def test_an_interrupt_between_two_steps_of_a_call_is_told(transport: str, call: str) -> None:
+    """Wherever it comes, no rank waits for the rest: the other's call works or raises at once."""
+    calls: dict[str, Callable[[Any, int], Any]] = {
+        "all_gather_object": lambda group, rank: dist.all_gather_object([0, 0], rank, group),
+        "broadcast_object_list": lambda group, rank: dist.broadcast_object_list([rank], 0, group),
+        "gather_object": lambda group, rank: dist.gather_object(
+            rank, None if rank else [0, 0], 0, group
+        ),
+    }
+
+    def body(rank: int) -> int:
+        ended = []
+        for point in range(1, MOST_POINTS, 97):
+            group = dist.new_group([0, 1])
+            if rank == 0:
+                more = interrupted_at(point, lambda g=group: calls[call](g, 0))
+                with contextlib.suppress(dist.DistError):
+                    dist.barrier(group)
+            else:
+                with contextlib.suppress(dist.DistError):
+                    calls[call](group, 1)
+                    dist.barrier(group)
+                more = True
+            flag = np.array([more], "u1")
+            dist.broadcast(flag, 0)
+            dist.destroy_process_group(group)
+            if not flag[0]:
+                break
+            ended.append(point)
+        return len(ended)
+
+    counts = run_threads(body, 2, transport)
+    assert counts[0] == counts[1] > 2

@@ -144,7 +144,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     size_t moving               # requests of point to point, and frames that nobody waits for
     bint closed
     char *staging
-    # The background thread; see tcp.pyx.
+    # The background thread; see progress.pyx.
     pthread_t background
     pthread_cond_t resume
     bint background_runs

@@ -149,11 +149,13 @@ class Connections:
     def close(self) -> None:
         """Leave: close the listeners, then the link, which says goodbye. Idempotent."""
         self._stopping = True
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._nudge()
-            self._thread.join()
-        self._close_sockets()
-        self.link.close()
+        try:
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._nudge()
+                self._thread.join()
+        finally:  # a signal handler may raise in join
+            self._close_sockets()
+            self.link.close()
 
     def guests(self) -> int:
         """How many connections have not proved themselves yet."""

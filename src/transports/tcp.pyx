@@ -1,152 +1,47 @@
-"""Messages over TCP: who makes progress, who sleeps, and what Python sees of a link.
+"""Messages over TCP: what a group's view calls, and what Python sees of a link.
 
-Whoever waits makes progress for everybody: one waiting thread (the poller) sleeps in
-epoll_wait without the lock, the others on a condition variable. When point-to-point requests
-are pending and nobody waits, a background thread polls instead; it steps aside as soon as
-somebody does, and ends when nothing has been pending for a while.
-
-A link has one epoll and at most one thread, however many groups share it.
+A link has one epoll and at most one thread, however many groups share it; see progress.pyx.
 """
 import os
 
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from posix.time cimport CLOCK_MONOTONIC, timespec
+from posix.time cimport CLOCK_MONOTONIC
 
 from cydist._native.abi cimport (
     ANY_SOURCE, Link, MISMATCH, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport LEAVE, WAIT, reach
 from cydist._native.forks cimport abandon, close_descriptors, forget, remember
-from cydist._native.incoming cimport post_recv, readable, send_to_self, withdraw_recv
+from cydist._native.incoming cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIG_SETMASK,
-    SIOCOUTQ, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, eventfd_read,
-    eventfd_write, getpid, ioctl, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init,
-    pthread_cond_t, pthread_cond_timedwait, pthread_condattr_destroy, pthread_condattr_init,
-    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
-    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
-    pthread_mutex_unlock, pthread_sigmask, sigfillset, sigset_t, usleep,
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
+    epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
+    pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy,
+    pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, usleep,
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
     left_over as left_over_in,
 )
-from cydist._native.outgoing cimport post_send, want, withdraw_send, writable
-from cydist._native.peers cimport adopt, drop_context, end, free_connections, leave, lose
+from cydist._native.outgoing cimport post_send, want, withdraw_send
+from cydist._native.peers cimport adopt, drop_context, free_connections, leave, lose
+from cydist._native.progress cimport (
+    ensure_background, poll, progress, sleep_until, stop_background,
+)
 from cydist._native.stream cimport (
     BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
 )
 from cydist._native.waiting cimport SPINS, cores, load_int, slice_until, spins_after
 
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
 
 cdef enum:
-    EVENTS = 32
-    BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
-    NAP_NS = 1000000            # how soon it looks again whether somebody waits
-    IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
     HELD_LIMIT = 67108864       # bytes of small messages that a peer may have under way to us
     LINGER_NS = 1000000000      # the longest that close() waits for our last bytes to arrive
-
-
-# Progress
-
-cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
-    cdef Connection *c
-    cdef uint64_t unused
-    cdef int i, how
-    for i in range(count):
-        c = <Connection *>events[i].data.ptr
-        if c == NULL:
-            eventfd_read(net.wake, &unused)
-            continue
-        if c.state == LIVE and events[i].events & EPOLLOUT:
-            writable(c)
-        if c.state == LIVE and events[i].events & ~EPOLLOUT:
-            how = readable(c)
-            if how != OK:
-                end(c, how)
-
-
-cdef void progress(Net *net) noexcept nogil:
-    """Do what can be done at once; the lock is held."""
-    cdef epoll_event events[EVENTS]
-    handle(net, events, epoll_wait(net.epoll, events, EVENTS, 0))
-
-
-cdef void poll(Net *net, int64_t timeout_ns) noexcept nogil:
-    """Sleep until something can be done, without the lock, and do it with the lock."""
-    cdef epoll_event events[EVENTS]
-    cdef int count
-    net.polling = True
-    pthread_mutex_unlock(&net.lock)
-    count = epoll_wait(net.epoll, events, EVENTS, <int>((timeout_ns + 999999) // 1000000))
-    pthread_mutex_lock(&net.lock)
-    net.polling = False
-    handle(net, events, count)
-
-
-cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
-                      int64_t until) noexcept nogil:
-    cdef timespec t
-    t.tv_sec = until // 1000000000
-    t.tv_nsec = until % 1000000000
-    pthread_cond_timedwait(condition, lock, &t)
-
-
-# The background thread
-
-cdef void *background(void *argument) noexcept nogil:
-    cdef Net *net = <Net *>argument
-    cdef epoll_event events[EVENTS]
-    cdef int count, naps = 0
-    pthread_mutex_lock(&net.lock)
-    while not net.stopping and (net.moving != 0 or naps < IDLE_NAPS):
-        if net.moving == 0:
-            sleep_until(&net.resume, &net.lock, now_ns() + (<int64_t>NAP_NS << naps))
-            naps += 1
-        elif net.waiters != 0:
-            naps = 0
-            sleep_until(&net.resume, &net.lock, now_ns() + NAP_NS)
-        else:
-            naps = 0
-            net.background_polls = True
-            pthread_mutex_unlock(&net.lock)
-            count = epoll_wait(net.epoll, events, EVENTS, BACKGROUND_MS)
-            pthread_mutex_lock(&net.lock)
-            net.background_polls = False
-            handle(net, events, count)
-    net.background_runs = False
-    pthread_mutex_unlock(&net.lock)
-    return NULL
-
-
-cdef void ensure_background(Net *net) noexcept nogil:
-    """Something is pending and its caller has left; without memory for a thread, waits do it."""
-    cdef sigset_t every, before
-    if net.background_runs or net.closed:
-        return
-    if net.background_joinable:
-        pthread_join(net.background, NULL)      # it has let go of the lock for the last time
-        net.background_joinable = False
-    # Signals are for the interpreter's threads.
-    sigfillset(&every)
-    pthread_sigmask(SIG_SETMASK, &every, &before)
-    if pthread_create(&net.background, NULL, background, net) == 0:
-        net.background_runs = net.background_joinable = True
-    pthread_sigmask(SIG_SETMASK, &before, NULL)
-
-
-cdef void stop_background(Net *net) noexcept nogil:
-    pthread_mutex_lock(&net.lock)
-    net.stopping = True
-    pthread_cond_broadcast(&net.resume)
-    eventfd_write(net.wake, 1)
-    pthread_mutex_unlock(&net.lock)
-    if net.background_joinable:
-        pthread_join(net.background, NULL)
-        net.background_joinable = False
 
 
 # What a group's view calls
@@ -276,15 +171,21 @@ cdef bint flushed(Net *net) noexcept nogil:
     return True
 
 
-cdef void close_net(Net *net) noexcept nogil:
-    cdef int64_t until = now_ns() + LINGER_NS
-    stop_background(net)
+cdef bint is_flushing(Net *net, int64_t until) noexcept nogil:
+    """Move our last bytes on for a moment; is it worth another?"""
+    cdef bint over
     pthread_mutex_lock(&net.lock)
-    while not flushed(net) and now_ns() < until:
+    over = flushed(net) or now_ns() >= until
+    if not over:
         progress(net)
-        pthread_mutex_unlock(&net.lock)
+    pthread_mutex_unlock(&net.lock)
+    if not over:
         usleep(200)
-        pthread_mutex_lock(&net.lock)
+    return not over
+
+
+cdef void close_net(Net *net) noexcept nogil:
+    pthread_mutex_lock(&net.lock)
     reach(LEAVE)
     leave(net)
     # Nothing is left to wait for; when whoever polls has seen it, nobody uses the descriptors.
@@ -352,11 +253,16 @@ cdef class TcpLink(Link):
 
     def __dealloc__(self):
         cdef Net *net = self.net
+        cdef int64_t until
         if net == NULL:
             return
         forget(net)
         if net.pid == getpid():
             if net.connections != NULL and not net.closed:
+                stop_background(net)
+                until = now_ns() + LINGER_NS
+                while is_flushing(net, until):
+                    pass
                 close_net(net)
             close_descriptors(net)
             pthread_mutex_destroy(&net.lock)
@@ -476,12 +382,26 @@ cdef class TcpLink(Link):
         self.net.spins = self.net.most_spins = SPINS // 20 if cores() >= ranks else 0
 
     def close(self):
-        """Leave: say goodbye to every peer and end what is pending here with CLOSED."""
-        if self.net.pid != getpid():
-            abandon(self.net)
-        elif not self.net.closed:
+        """Leave: say goodbye to every peer and end what is pending here with CLOSED.
+
+        A signal handler that raises ends only the wait for our last bytes to arrive.
+        """
+        cdef Net *net = self.net
+        cdef int64_t until = now_ns() + LINGER_NS
+        cdef bint flushing = True
+        if net.pid != getpid():
+            abandon(net)
+        elif not net.closed:
             with nogil:
-                close_net(self.net)
+                stop_background(net)
+            try:
+                while flushing:
+                    with nogil:
+                        flushing = is_flushing(net, until)
+                    PyErr_CheckSignals()
+            finally:
+                with nogil:
+                    close_net(net)
 
     def statistics(self):
         """Counts: connections (live now), made (ever), posted, arrived, moving, threads."""
