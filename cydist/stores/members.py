@@ -112,11 +112,12 @@ class MembersStore(PrefixStore):
 
     def _check(self, news: bytes) -> None:
         lines = [line.partition(" ") for line in news.decode(errors="replace").splitlines()]
-        lost = {int(rank): how for rank, _, how in lines if int(rank) in self._members}
+        said = {int(rank): how for rank, _, how in lines if rank.isdecimal()}
+        lost = {rank: how for rank, how in said.items() if rank in self._members}
         if lost:
-            said = "; ".join(f"rank {rank} {how}" for rank, how in lost.items())
+            text = "; ".join(f"rank {rank} {how}" for rank, how in lost.items())
             raise PeerFailedError(
-                f"{self._what}: {said}, before all {len(self._members)} ranks had met",
+                f"{self._what}: {text}, before all {len(self._members)} ranks had met",
                 ranks=tuple(lost),
             )
 

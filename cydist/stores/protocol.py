@@ -135,6 +135,8 @@ class Reply:
     def answers(self, request: Request) -> bool:
         """Has it as many items as a reply to `request`, with numbers where those belong?"""
         numbers = self.items[:1]
+        if self.status is Status.OK and request.op is Op.WATCH:
+            return len(self.items) <= 1
         if self.status is Status.TIMEOUT:
             fits = len(self.items) >= 1
         elif self.status is not Status.OK or request.op is Op.LIST_KEYS:
