@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-SUBJECTS = ("collectives",)
+from cydist.bench.participants import ParticipantError
+
+SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's); the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     subject = arguments.pop(0) if arguments and arguments[0] in SUBJECTS else "collectives"
-    code: int = importlib.import_module(f"cydist.bench.{subject}").main(arguments)
-    return code
+    run: Callable[[Sequence[str]], int] = importlib.import_module(f"cydist.bench.{subject}").main
+    try:
+        return run(arguments)
+    except ParticipantError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

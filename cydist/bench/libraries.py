@@ -37,6 +37,10 @@ class Library(Protocol):
         """Wait for all ranks."""
         ...
 
+    def begin(self, array: Any) -> Callable[[], object]:
+        """Begin an all_reduce in the background; what is returned waits for its end."""
+        ...
+
     def algorithm(self, op: str, nbytes: int) -> str:
         """What it would run for `op`, if it tells; else an empty string."""
         ...
@@ -72,6 +76,10 @@ class TorchLike:
             "reduce_scatter": (getattr(module, "reduce_scatter_tensor", None), (into, of)),
             "all_to_all": (module.all_to_all_single, (into, of)),
         }[op]
+
+    def begin(self, array: Any) -> Callable[[], object]:
+        wait: Callable[[], object] = self._module.all_reduce(self._wrap(array), async_op=True).wait
+        return wait
 
     def algorithm(self, op: str, nbytes: int) -> str:
         return ""
@@ -146,6 +154,12 @@ class Mpi:
             "reduce_scatter": (comm.Reduce_scatter_block, (block[0], into)),
             "all_to_all": (comm.Alltoall, block),
         }[op]
+
+    def begin(self, array: Any) -> Callable[[], object]:
+        wait: Callable[[], object] = self._comm.Iallreduce(
+            self._mpi.IN_PLACE, self._spec(array)
+        ).Wait
+        return wait
 
     def _spec(self, array: Any, count: int | None = None) -> list[Any]:
         kind = self._mpi.Datatype.fromcode(array.dtype.char)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise, repeat
 from typing import Any
 
+import numpy as np
+
 from cydist.bench.buffers import Buffers
 from cydist.bench.libraries import Bound, Library
 
@@ -61,6 +63,8 @@ class Session:
         self._commands: dict[str, Callable[..., Answer]] = {
             "cell": self.cell,
             "round": self.round,
+            "overlap": self.overlap,
+            "memory": self.memory,
         }
 
     def do(self, command: Answer) -> Answer:
@@ -121,3 +125,54 @@ class Session:
         if checked and buffers is not None:
             answer["wrong"] = buffers.wrong(CHECKED_CALLS, settled=True)
         return answer
+
+    def overlap(self, units: int) -> Answer:
+        """Nanoseconds of the cell's all_reduce, of `units` of computing, and of both at once."""
+        buffers = self._buffers
+        assert buffers is not None
+        buffers.settle(0)
+        self.library.barrier()
+        moving = loop(self._bound, 1)
+        computing = compute(units)
+        self.library.barrier()
+        clock = time.perf_counter_ns
+        start = clock()
+        wait = self.library.begin(buffers.recv)
+        compute(units)
+        wait()
+        return {"moving": moving, "computing": computing, "both": clock() - start}
+
+    def memory(self, op: str, count: int, dtype: str) -> Answer:
+        """Bytes that this process takes at the most in its first calls, beyond the arrays."""
+        library = self.library
+        buffers = Buffers(op, count, dtype, library.rank, library.size)
+        buffers.fill(0)
+        function, arguments = library.bind(op, buffers.send, buffers.recv)
+        library.barrier()
+        before = resident("VmRSS", reset_peak=True)
+        for _ in range(3):
+            function(*arguments)
+        library.barrier()
+        return {"extra": max(0, resident("VmHWM") - before)}
+
+
+_numbers = np.ones(1 << 14, np.float32)  # 64 KiB: stays in a core's cache
+
+
+def compute(units: int) -> int:
+    """Nanoseconds that some arithmetic takes, which leaves the GIL and the memory to others."""
+    clock = time.perf_counter_ns
+    start = clock()
+    for _ in repeat(None, units):
+        np.multiply(_numbers, _numbers, _numbers)
+    return clock() - start
+
+
+def resident(field: str, reset_peak: bool = False) -> int:
+    """Bytes of this process in memory: now (VmRSS), or at the most since the reset (VmHWM)."""
+    if reset_peak:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    with open("/proc/self/status") as file:
+        found = [line.split()[1] for line in file if line.startswith(f"{field}:")]
+    return int(found[0]) << 10

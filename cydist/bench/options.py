@@ -20,7 +20,14 @@ SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
 MPIS = ("openmpi", "openmpi-tcp", "mpich")
 OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 
-EPILOG = """
+SUBJECTS = """
+The other subjects, each with a --help of its own:
+  python -m cydist.bench kernels    reductions, packing and flattening, against numpy and torch
+  python -m cydist.bench overlap    how much of an asynchronous all_reduce computing hides
+  python -m cydist.bench startup    import, init_process_group, new_group, many processes
+  python -m cydist.bench memory     how much memory a call takes
+"""
+PEERS = """
 Peers of --vs, separated by commas:
   gloo              torch.distributed with gloo; needs torch here
   openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
@@ -53,51 +60,75 @@ def size(text: str) -> int:
     return int(match[1]) * UNITS[(match[2] or "").lower()]
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """The options; a wrong one ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cydist.bench",
-        description="Time collectives between ranks on this machine, and their peers beside them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parse(
+    arguments: Sequence[str],
+    subject: str = "",
+    description: str = "Time collectives between ranks on this machine, and peers beside them.",
+    ops: Sequence[str] = OPS,
+    sizes: str = SIZES,
+) -> Options:
+    """The options of a subject that has participants; a wrong one ends the program.
+
+    subject     "" for the collectives themselves, which alone have a plot
+    ops         what there is to choose from, all by default
+    """
+    parser = local_parser(subject, description, PEERS + ("" if subject else SUBJECTS))
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="processes of each participant (2)")
-    add("--ops", default=",".join(OPS), help=f"which of {','.join(OPS)} (all)")
-    add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
+    add("--ops", default=",".join(ops), help=f"which of {','.join(ops)} (all)")
+    add("--sizes", default=sizes, help=f"bytes of a call ({sizes})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
-    add("--rounds", type=int, default=7, help="how often each cell is measured (7)")
     add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
     add("--backend", default="tcp", help="of cydist: tcp (default), or mpi under mpirun")
     add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
-    add("--json", metavar="FILE", help="save all figures")
-    add("--plot", metavar="FILE", help="draw time against size (.png, .svg, .pdf)")
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
-    given = parser.parse_args(arguments)
+    if not subject:
+        add("--plot", metavar="FILE", help="draw time against size (.png, .svg, .pdf)")
+    given = checked(parser, arguments)
     try:
-        sizes = [size(text) for text in given.sizes.split(",")]
+        wanted = [size(text) for text in given.sizes.split(",")]
         dtype_of(given.dtype)
         participants = [cydist(given.backend, given.arrays), *peers(given.vs, given.arrays)]
     except ValueError as error:
         parser.error(str(error))
-    ops = given.ops.split(",")
-    if unknown := [op for op in ops if op not in OPS]:
-        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join(OPS)}")
+    chosen = given.ops.split(",")
+    if unknown := [op for op in chosen if op not in ops]:
+        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join(ops)}")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
-    if given.rounds < 1:
-        parser.error(f"--rounds {given.rounds}: at least one")
-    if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'cydist[bench]'")
     if given.arrays == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--arrays torch needs torch: pip install torch")
-    for path in filter(None, (given.json, given.plot)):
+    return Options(
+        participants, given.ranks, chosen, wanted, given.dtype, given.rounds, given.timeout,
+        given.json, None if subject else given.plot,
+    )  # fmt: skip
+
+
+def local_parser(subject: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """A parser with what every subject has: --rounds and --json."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m cydist.bench {subject}".rstrip(),
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="how often all is measured (7)")
+    parser.add_argument("--json", metavar="FILE", help="save all figures")
+    return parser
+
+
+def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """What a parser of `local_parser` makes of the arguments."""
+    given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: at least one")
+    plot = getattr(given, "plot", None)
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'cydist[bench]'")
+    for path in filter(None, (given.json, plot)):
         if not Path(path).resolve().parent.is_dir():
             parser.error(f"{path}: there is no such folder")
-    return Options(
-        participants, given.ranks, ops, sizes, given.dtype, given.rounds, given.timeout,
-        given.json, given.plot,
-    )  # fmt: skip
+    return given
 
 
 def cydist(backend: str, arrays: str, name: str = "cydist", **settings: str) -> Spec:

@@ -7,7 +7,10 @@ import json
 import os
 import selectors
 import socket
+import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from cydist.bench import starting
@@ -155,3 +158,27 @@ class Participant:
             rank.close()
         self._ranks.clear()
         self._processes.end(seconds)
+
+
+@contextlib.contextmanager
+def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Participant]]:
+    """The participants that can be started, on `size` ranks each; stderr says of the others why.
+
+    The first must be there: raises ParticipantError when it cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        running: list[Participant] = []
+        for spec in specs:
+            # Not where TMPDIR says: the path of a socket must be short.
+            place = tempfile.TemporaryDirectory(prefix="cydist-bench-", dir="/tmp")
+            directory = stack.enter_context(place)
+            try:
+                participant = Participant(spec, size, directory, timeout)
+            except ParticipantError as error:
+                if not running:
+                    raise
+                print(error, file=sys.stderr, flush=True)
+                continue
+            stack.callback(participant.close)
+            running.append(participant)
+        yield running

@@ -31,6 +31,7 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
             running = start(library, options)
         except Exception as error:
             say(stream, refusal(error))
+            stream.read()  # stay until all have come: an early end looks like a crash
             return
         session = Session(running)
         gc.disable()  # no collection in the middle of a loop; `cell` collects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cydist.bench.cells import Cell, algbw, busbw
+from cydist.bench.participants import Participant
 from cydist.bench.rounds import Row, Series, ratio
 
 OURS = "cydist"
@@ -20,6 +22,12 @@ def header(about: Mapping[str, str]) -> str:
     """One line for each fact."""
     width = max(len(name) for name in about)
     return "\n".join(f"# {name:<{width}}  {said}" for name, said in about.items())
+
+
+def participants(running: Sequence[Participant], ranks: int) -> dict[str, str]:
+    """The facts about who takes part."""
+    about = {"ranks": f"{ranks} processes on this machine"}
+    return about | {each.name: ", ".join(each.about.values()) for each in running}
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,13 @@ def _entry(cell: Cell, row: Row, ranks: int) -> dict[str, Any]:
         "op": cell.op, "bytes": cell.nbytes, "count": cell.count, "dtype": cell.dtype,
         "participants": found, "ratios": ratios(row),
     }  # fmt: skip
+
+
+def save(figures: Mapping[str, Any], path: str | None) -> None:
+    """Write JSON, if that was asked for."""
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(figures, file, indent=1)
 
 
 class Progress:

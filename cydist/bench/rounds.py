@@ -118,15 +118,22 @@ def _prepare(participant: Asked, cell: Cell, series: Series) -> None:
     )
     series.algorithm = answers[0]["algorithm"]
     series.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
+
+    def slowest(iterations: int) -> int:
+        command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
+        return max(int(answer["ns"]) for answer in participant.ask(command))
+
+    series.iterations = calibrate(slowest)
+
+
+def calibrate(time_of: Callable[[int], int]) -> int:
+    """How many calls make a round, when `time_of` so many is nanoseconds."""
     iterations = 1
     while True:
-        command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
-        slowest = max(answer["ns"] for answer in participant.ask(command))
-        if slowest >= ROUND_NS // 4 or iterations >= MOST_ITERATIONS:
-            break
+        ns = time_of(iterations)
+        if ns >= ROUND_NS // 4 or iterations >= MOST_ITERATIONS:
+            return max(1, min(round(iterations * ROUND_NS / max(1, ns)), MOST_ITERATIONS))
         iterations = min(10 * iterations, MOST_ITERATIONS)
-    wanted = round(iterations * ROUND_NS / max(1, slowest))
-    series.iterations = max(1, min(wanted, MOST_ITERATIONS))
 
 
 def _passed(answers: Sequence[dict[str, Any]]) -> int:

@@ -1,0 +1,75 @@
+"""Functions of this process, timed in turn like participants, and printed as lines of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cydist.bench.loops import loop
+from cydist.bench.report import OURS, giga, micro
+from cydist.bench.rounds import Row, Series, calibrate, ratio
+
+Calls = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Functions that do the same.
+
+    what    for people
+    nbytes  that a call is said to move
+    calls   by who does it, "cydist" first
+    wrong   elements that cydist gets wrong
+    """
+
+    what: str
+    nbytes: int
+    calls: Calls
+    wrong: int
+
+
+def contest(calls: Calls, rounds: int) -> Row:
+    """Time each, round by round, and each time somebody else first."""
+    row: Row = {}
+    for name, call in calls.items():
+        row[name] = Series(iterations=calibrate(partial(loop, (call, ()))))
+    names = list(calls)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            series = row[name]
+            ns = loop((calls[name], ()), series.iterations)
+            series.rounds.append(ns / series.iterations / 1e9)
+    return row
+
+
+def head(kind: str, names: list[str]) -> str:
+    """The names of the columns."""
+    others = "".join(f" {name + ' us':>14} {'ratio':>6}" for name in names if name != OURS)
+    return f"\n{kind:<34} {'bytes':>10} {'cydist us':>10} {'GB/s':>8} {'#wrong':>6}" + others
+
+
+def line(each: Contest, row: Row, names: list[str]) -> str:
+    """One contest, with columns for `names`."""
+    ours = row[OURS]
+    text = f"{each.what:<34} {each.nbytes:>10} {micro(ours.median):>10}"
+    text += f" {giga(each.nbytes / ours.median):>8} {each.wrong:>6}"
+    for name in names:
+        if name == OURS:
+            continue
+        if name in row:
+            text += f" {micro(row[name].median):>14} {ratio(ours, row[name]):>6.2f}"
+        else:
+            text += f" {'-':>14} {'-':>6}"
+    return text
+
+
+def entry(kind: str, each: Contest, row: Row) -> dict[str, Any]:
+    """One contest for JSON: seconds per call, by round."""
+    return {
+        "kind": kind, "what": each.what, "bytes": each.nbytes, "wrong": each.wrong,
+        "rounds": {name: series.rounds for name, series in row.items()},
+        "ratios": {name: ratio(row[OURS], row[name]) for name in row if name != OURS},
+    }  # fmt: skip

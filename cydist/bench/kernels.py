@@ -1,0 +1,189 @@
+"""Subject "kernels": what a rank does alone, against numpy and torch.
+
+A rate counts the bytes of the result: of the sum, of the packed memory, of all small arrays
+together. Whoever makes a result makes it in new memory, and who is given memory keeps to it;
+cydist and its rivals alike. numpy's buffers are as malloc gives them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import cydist._native
+from cydist.bench import contest, machine, report
+from cydist.bench.buffers import dtype_of
+from cydist.bench.contest import Contest
+from cydist.bench.libraries import as_tensor
+from cydist.bench.options import checked, local_parser, size
+from cydist.types import ReduceOp
+
+_native: Any = cydist._native  # numpy's arrays have a buffer, which numpy's types do not say
+
+DTYPES = "float32,float64,float16,bfloat16,int8,int32,int64,complex64"
+# Rows of a matrix with gaps, by the bytes that lie together; and its columns.
+RUNS = (4, 16, 64, 1024)
+COUNTS = (10, 100, 1000)
+SMALL = 256  # float32 elements of each array to flatten
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the tables; 1 when any result was wrong, else 0."""
+    parser = local_parser("kernels", "Time sums, packing and flattening in one process.")
+    parser.add_argument("--sizes", default="64Ki,16Mi", help="bytes of arrays (64Ki,16Mi)")
+    parser.add_argument("--dtypes", default=DTYPES, help=f"of sums ({DTYPES})")
+    given = checked(parser, arguments)
+    try:
+        sizes = [size(text) for text in given.sizes.split(",")]
+        dtypes = [dtype_of(name) for name in given.dtypes.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    about = machine.describe(["kernels", *arguments])
+    torch = None
+    if importlib.util.find_spec("torch") is not None:
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(1)
+        about["torch"] = torch.__version__
+    print(report.header(about), flush=True)
+    kinds: dict[str, tuple[list[str], Iterator[Contest]]] = {
+        "a += b": (["cydist", "numpy", "torch"], sums(dtypes, sizes, torch)),
+        "packing": (["cydist", "numpy", "memcpy"], packing(sizes)),
+        "unpacking": (["cydist", "numpy", "memcpy"], unpacking(sizes)),
+        "flattening": (["cydist", "numpy", "torch"], flattening(torch)),
+        "unflattening": (["cydist", "numpy", "torch"], unflattening(torch)),
+    }
+    entries = []
+    for kind, (names, contests) in kinds.items():
+        print(contest.head(kind, names), flush=True)
+        for each in contests:
+            row = contest.contest(each.calls, given.rounds)
+            print(contest.line(each, row, names), flush=True)
+            entries.append(contest.entry(kind, each, row))
+    report.save({"header": about, "rows": entries}, given.json)
+    return int(any(each["wrong"] for each in entries))
+
+
+def differing(found: Any, expected: Any) -> int:
+    """How many elements differ."""
+    return int(np.count_nonzero(np.asarray(found) != np.asarray(expected)))
+
+
+def numbered(count: int, dtype: Any = np.float32) -> Any:
+    """(count,) small integers that differ from their neighbours."""
+    return (np.arange(count) % 7).astype(dtype)
+
+
+def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[Contest]:
+    """The kernel of every reduction, adding an array to another in place."""
+    for dtype in dtypes:
+        for nbytes in sizes:
+            a, b = numbered(nbytes // dtype.itemsize, dtype), np.ones(1, dtype)
+            b = np.repeat(b, a.size)
+            code = _native.asarray(a).dtype
+            add = partial(_native.combine_all, int(ReduceOp.SUM), code, a, [a, b])
+            expected = a + b
+            add()
+            calls: dict[str, Callable[[], object]] = {
+                "cydist": add,
+                "numpy": partial(np.add, a, b, a),
+            }
+            if torch is not None:
+                calls["torch"] = partial(as_tensor(a).add_, as_tensor(b))
+            yield Contest(str(dtype), a.nbytes, calls, differing(a, expected))
+
+
+def strided(nbytes: int) -> Iterator[tuple[str, Any]]:
+    """Arrays of float32 with `nbytes`, and how their memory lies."""
+    count = nbytes // 4
+    side = int(count**0.5)
+    yield "transposed matrix", numbered(side * side).reshape(side, side).T
+    for run in RUNS:
+        columns = run // 4
+        if count >= columns:
+            whole = numbered(2 * count).reshape(-1, 2 * columns)
+            yield f"runs of {run} bytes, gaps as long", whole[:, :columns]
+
+
+def packing(sizes: Sequence[int]) -> Iterator[Contest]:
+    """Strided memory into new dense memory, as before a call."""
+    for nbytes in sizes:
+        for what, array in strided(nbytes):
+            dense = np.ascontiguousarray(array)
+            ours = _native.asarray(array)
+            packed = np.frombuffer(ours.dense(), np.float32)
+            calls = {
+                "cydist": ours.dense,
+                "numpy": partial(np.ascontiguousarray, array),
+                "memcpy": dense.copy,
+            }
+            yield Contest(what, dense.nbytes, calls, differing(packed, dense.ravel()))
+
+
+def unpacking(sizes: Sequence[int]) -> Iterator[Contest]:
+    """Dense memory into strided memory, as after a call."""
+    for nbytes in sizes:
+        for what, array in strided(nbytes):
+            dense = np.ascontiguousarray(array)
+            array[...] = 0
+            ours = _native.asarray(array)
+            ours.take(_native.asarray(dense))
+            wrong = differing(array, dense)
+            calls = {
+                "cydist": partial(ours.take, _native.asarray(dense)),
+                "numpy": partial(np.copyto, array, dense),
+                "memcpy": partial(np.copyto, np.empty_like(dense), dense),
+            }
+            yield Contest(what, dense.nbytes, calls, wrong)
+
+
+def flattening(torch: Any) -> Iterator[Contest]:
+    """Many small arrays into one."""
+    for count in COUNTS:
+        blocks = [numbered(SMALL) + number for number in range(count)]
+        flat = np.empty(count * SMALL, np.float32)
+        _native.flatten_buffers(flat, blocks)
+        wrong = differing(flat, np.concatenate(blocks))
+        calls: dict[str, Callable[[], object]] = {
+            "cydist": partial(_native.flatten_buffers, flat, blocks),
+            "numpy": partial(np.concatenate, blocks, out=flat),
+        }
+        if torch is not None:
+            flatten = importlib.import_module("torch._utils")._flatten_dense_tensors
+            calls["torch"] = partial(flatten, [as_tensor(block) for block in blocks])
+        yield Contest(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
+
+
+def unflattening(torch: Any) -> Iterator[Contest]:
+    """One array into many small ones; torch's makes views, which are then copied."""
+    for count in COUNTS:
+        blocks = [np.empty(SMALL, np.float32) for _ in range(count)]
+        flat = numbered(count * SMALL)
+        _native.unflatten_buffers(blocks, flat)
+        wrong = differing(np.concatenate(blocks), flat)
+        pieces = np.split(flat, count)
+        calls: dict[str, Callable[[], object]] = {
+            "cydist": partial(_native.unflatten_buffers, blocks, flat),
+            "numpy": partial(copy_each, np.copyto, blocks, pieces),
+        }
+        if torch is not None:
+            unflatten = importlib.import_module("torch._utils")._unflatten_dense_tensors
+            tensors = [as_tensor(block) for block in blocks]
+            calls["torch"] = partial(copy_views, unflatten, as_tensor(flat), tensors)
+        yield Contest(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
+
+
+def copy_each(copy: Callable[[Any, Any], object], into: Sequence[Any], of: Sequence[Any]) -> None:
+    """Copy array by array."""
+    for to, source in zip(into, of, strict=True):
+        copy(to, source)
+
+
+def copy_views(unflatten: Callable[..., Any], flat: Any, tensors: Sequence[Any]) -> None:
+    """torch's way."""
+    for tensor, view in zip(tensors, unflatten(flat, tensors), strict=True):
+        tensor.copy_(view)

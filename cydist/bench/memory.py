@@ -1,0 +1,50 @@
+"""Subject "memory": how much memory a call takes beyond the arrays that it is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cydist.bench import machine, report
+from cydist.bench.buffers import dtype_of
+from cydist.bench.cells import OPS, Cell, cells
+from cydist.bench.options import Options, parse
+from cydist.bench.participants import ParticipantError, started
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 when cydist failed anywhere, else 0."""
+    options = parse(
+        arguments, "memory",
+        "What the memory of the fullest rank grows by at the most during its first three calls.",
+        tuple(op for op in OPS if op != "barrier"), "64Ki,16Mi,128Mi",
+    )  # fmt: skip
+    about = machine.describe(["memory", *arguments])
+    about["ranks"] = f"{options.ranks} processes on this machine, new ones for every row"
+    itemsize = dtype_of(options.dtype).itemsize
+    names = [spec.name for spec in options.participants]
+    print(report.header(about))
+    print(f"{'bytes':>10} {'op':<14}" + "".join(f" {name + ' MiB':>16}" for name in names))
+    entries: list[dict[str, Any]] = []
+    for cell in cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks):
+        extra = {spec: measure(cell, options, number) for number, spec in enumerate(names)}
+        entries.append({"op": cell.op, "bytes": cell.nbytes, "extra": extra})
+        columns = ["-" if each is None else f"{each / 2**20:.2f}" for each in extra.values()]
+        print(
+            f"{cell.nbytes:>10} {cell.op:<14}" + "".join(f" {each:>16}" for each in columns),
+            flush=True,
+        )
+    report.save({"header": about, "rows": entries}, options.json)
+    return int(any(entry["extra"][report.OURS] is None for entry in entries))
+
+
+def measure(cell: Cell, options: Options, number: int) -> int | None:
+    """Bytes, of new processes; None, and a message, when they fail."""
+    command = {"do": "memory", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
+    try:
+        with started([options.participants[number]], options.ranks, options.timeout) as running:
+            return max(int(answer["extra"]) for answer in running[0].ask(command))
+    except ParticipantError as error:
+        print(f"{cell.op} of {cell.nbytes} bytes: {error}", file=sys.stderr, flush=True)
+        return None

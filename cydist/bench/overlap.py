@@ -1,0 +1,101 @@
+"""Subject "overlap": how much of an asynchronous all_reduce is hidden behind computing."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cydist.bench import machine, report
+from cydist.bench.buffers import dtype_of
+from cydist.bench.cells import Cell, cells
+from cydist.bench.options import parse
+from cydist.bench.participants import Participant, ParticipantError, started
+
+# Computing takes so much longer than the all_reduce: there is enough to hide it behind.
+LONGER = 1.5
+CALIBRATING = 1000  # units of computing
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 when cydist failed, else 0."""
+    options = parse(
+        arguments, "overlap",
+        "Begin an all_reduce, compute for half as long again as it takes, and wait for its end.",
+        ("all_reduce",), "16Mi",
+    )  # fmt: skip
+    about = machine.describe(["overlap", *arguments])
+    itemsize = dtype_of(options.dtype).itemsize
+    wanted = list(cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
+    entries = []
+    with started(options.participants, options.ranks, options.timeout) as participants:
+        about |= report.participants(participants, options.ranks)
+        spare = len(os.sched_getaffinity(0)) - options.ranks
+        if spare < options.ranks:
+            about["cores"] = f"{max(0, spare)} to spare: progress needs one for each rank"
+        print(report.header(about))
+        print(
+            f"{'bytes':>10} {'library':<12} {'all_reduce us':>13} {'computing us':>13}"
+            f" {'both us':>13} {'hidden':>7}"
+        )
+        for cell in wanted:
+            for name, found in measure(cell, participants, options.rounds).items():
+                entries.append({"library": name, "bytes": cell.nbytes, **found})
+                if "failure" in found:
+                    print(found["failure"], file=sys.stderr)
+                    continue
+                times = "".join(
+                    f" {report.micro(found[part]):>13}" for part in ("moving", "computing", "both")
+                )
+                print(f"{cell.nbytes:>10} {name:<12}{times} {found['hidden']:>7.0%}", flush=True)
+    report.save({"header": about, "rows": entries}, options.json)
+    return int(any("failure" in each for each in entries if each["library"] == report.OURS))
+
+
+def measure(
+    cell: Cell, participants: Sequence[Participant], rounds: int
+) -> dict[str, dict[str, Any]]:
+    """By participant: medians of the seconds of each part, and of the share that was hidden."""
+    found: dict[str, dict[str, Any]] = {each.name: {} for each in participants}
+    units: dict[str, int] = {}
+    for number in range(-1, rounds):
+        for participant in participants:
+            entry = found[participant.name]
+            if "failure" in entry:
+                continue
+            try:
+                if number < 0:
+                    units[participant.name] = prepare(cell, participant)
+                else:
+                    said = ask(participant, units[participant.name])
+                    for part, seconds in said.items():
+                        entry.setdefault(part, []).append(seconds)
+            except ParticipantError as error:
+                found[participant.name] = {"failure": str(error)}
+    for entry in found.values():
+        if "failure" not in entry:
+            parts = zip(entry["moving"], entry["computing"], entry["both"], strict=True)
+            entry["hidden"] = statistics.median(hidden(*each) for each in parts)
+            for part in ("moving", "computing", "both"):
+                entry[part] = statistics.median(entry[part])
+    return found
+
+
+def prepare(cell: Cell, participant: Participant) -> int:
+    """Make the arrays; how much computing takes longer than the all_reduce."""
+    participant.ask({"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype})
+    said = ask(participant, CALIBRATING)
+    return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
+
+
+def ask(participant: Participant, units: int) -> dict[str, float]:
+    """Seconds of each part on the slowest rank."""
+    answers = participant.ask({"do": "overlap", "units": units})
+    return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}
+
+
+def hidden(moving: float, computing: float, both: float) -> float:
+    """The share of `moving` that did not add to the time, from 0 to 1."""
+    return min(1.0, max(0.0, 1 - (both - computing) / moving))

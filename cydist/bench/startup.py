@@ -1,0 +1,150 @@
+"""Subject "startup": what must pass before the first call."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from cydist.bench import contest, machine, report
+from cydist.bench.options import checked, local_parser
+from cydist.bench.rounds import Row, Series, ratio
+from cydist.errors import DistError
+from cydist.launch.spawn import spawn
+
+TIMEOUT = 120
+NEW_GROUPS = 20
+NOTHING = "pass"
+# A rank that does nothing but join the job and leave it again.
+RANK = "import cydist as d; d.init_process_group('tcp'); d.barrier(); d.destroy_process_group()"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 when a job failed, else 0."""
+    parser = local_parser("startup", "Time imports, joining a job, groups, and many processes.")
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="of the job whose start is timed (2)")
+    add("--processes", type=int, default=8, help="of the job that is timed as a whole (8)")
+    add("--vs", default="", choices=("", "gloo"), help="gloo: torch.distributed beside it")
+    given = checked(parser, arguments)
+    if given.vs and importlib.util.find_spec("torch") is None:
+        parser.error("--vs gloo needs torch: pip install torch")
+    about = machine.describe(["startup", *arguments])
+    print(report.header(about))
+    print(f"{'':<44} {'median ms':>10}   cydist's time by it", flush=True)
+    try:
+        found = {
+            "importing": show("importing", imports(given.rounds)),
+            **joining(given.ranks, given.rounds, bool(given.vs)),
+            "processes": show(
+                f"{given.processes} processes", processes(given.processes, given.rounds)
+            ),
+        }
+    except (DistError, subprocess.SubprocessError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows = [
+        {"what": what, "rounds": {name: series.rounds for name, series in row.items()}}
+        for what, row in found.items()
+    ]
+    report.save({"header": about, "rows": rows}, given.json)
+    return 0
+
+
+def show(what: str, row: Row) -> Row:
+    """Print what was measured, the first of it as the one that others are compared with."""
+    (_, ours), *others = row.items()
+    for number, (name, series) in enumerate(row.items()):
+        text = f"{what + ': ' + name:<44} {series.median * 1e3:>10.2f}"
+        print(text + (f" {ratio(ours, others[number - 1][1]):>10.2f}" if number else ""))
+    sys.stdout.flush()
+    return row
+
+
+def imports(rounds: int) -> Row:
+    """An interpreter that imports and ends."""
+    programs = {"cydist": "import cydist", "numpy": "import numpy", "nothing": NOTHING}
+    calls = {name: partial(together, [python(text)]) for name, text in programs.items()}
+    return contest.contest(calls, rounds)
+
+
+def processes(count: int, rounds: int) -> Row:
+    """A whole job from its launcher to its end, against as many interpreters."""
+    launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
+    calls: dict[str, Callable[[], object]] = {
+        "cydistrun": partial(together, [[*launcher, "--no-python", *python(RANK)]]),
+        "numpy": partial(together, [python("import numpy")] * count),
+        "nothing": partial(together, [python(NOTHING)] * count),
+    }
+    return contest.contest(calls, rounds)
+
+
+def python(program: str) -> list[str]:
+    """The command that runs a program."""
+    return [sys.executable, "-c", program]
+
+
+def together(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands at the same time, to their ends. Raises SubprocessError when one fails."""
+    # Where this interpreter finds cydist, the others must.
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    variables = os.environ | {"PYTHONPATH": paths}
+    running = [subprocess.Popen(command, env=variables) for command in commands]
+    try:
+        for process in running:
+            if code := process.wait(TIMEOUT):
+                raise subprocess.CalledProcessError(code, process.args)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def joining(ranks: int, rounds: int, gloo: bool) -> dict[str, Row]:
+    """init_process_group and new_group on the slowest rank, in new processes each round."""
+    modules = {"cydist": "cydist"} | ({"gloo": "torch.distributed"} if gloo else {})
+    joined: Row = {name: Series() for name in modules}
+    grouped: Row = {name: Series() for name in modules}
+    for _ in range(rounds):
+        for name, module in modules.items():
+            seconds = job(module, ranks)
+            joined[name].rounds.append(max(join for join, _ in seconds))
+            grouped[name].rounds.append(max(group for _, group in seconds))
+    return {
+        "init_process_group": show(f"init_process_group of {ranks} ranks", joined),
+        "new_group": show(f"new_group of {ranks} ranks", grouped),
+    }
+
+
+def job(module: str, ranks: int) -> list[tuple[float, float]]:
+    """Seconds for init_process_group and for a new_group, by rank."""
+    context = multiprocessing.get_context("spawn")
+    ready, said = context.Barrier(ranks), context.SimpleQueue()
+    spawn(_rank, (module, ranks, ready, said), ranks)
+    return [said.get() for _ in range(ranks)]
+
+
+def _rank(_rank: int, module: str, ranks: int, ready: Any, said: Any) -> None:
+    library: Any = importlib.import_module(module)
+    ready.wait(TIMEOUT)
+    clock = time.perf_counter
+    start = clock()
+    library.init_process_group("gloo")
+    joined = clock() - start
+    library.barrier()
+    grouped = []
+    for _ in range(NEW_GROUPS):
+        start = clock()
+        library.new_group(list(range(ranks)))
+        grouped.append(clock() - start)
+    said.put((joined, statistics.median(grouped)))
+    library.barrier()
+    library.destroy_process_group()

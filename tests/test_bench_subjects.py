@@ -1,0 +1,169 @@
+"""The other subjects of `python -m cydist.bench`: kernels, overlap, startup and memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist
+from cydist.bench import contest, kernels, loops, overlap
+from cydist.bench.__main__ import main
+from cydist.bench.libraries import Bound, TorchLike, same
+from cydist.bench.loops import Session
+
+
+def figures(directory: Path, *arguments: str) -> tuple[int, Any]:
+    """The exit code of a run in this process, and what it saved."""
+    file = directory / "figures.json"
+    code = main([*arguments, "--json", str(file)])
+    return code, json.loads(file.read_text())
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round is a call or two: what is tested is not how long it takes."""
+    monkeypatch.setattr("cydist.bench.rounds.ROUND_NS", 1)
+
+
+# ---- kernels ----
+
+
+def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind of kernel is right, and has numpy beside it."""
+    code, found = figures(
+        tmp_path, "kernels", "--sizes", "4Ki", "--rounds", "2", "--dtypes", "float32,float16,int8"
+    )
+    assert code == 0
+    kinds = {"a += b", "packing", "unpacking", "flattening", "unflattening"}
+    assert {row["kind"] for row in found["rows"]} == kinds
+    for row in found["rows"]:
+        assert (row["what"], row["wrong"]) == (row["what"], 0)
+        assert [len(rounds) for rounds in row["rounds"].values()] == [2] * len(row["rounds"])
+        assert "numpy" in row["ratios"]
+    printed = capsys.readouterr().out
+    assert [kind for kind in kinds if kind not in printed] == []
+
+
+@pytest.mark.parametrize("kind", ["combine_all", "flatten_buffers", "unflatten_buffers"])
+def test_wrong_kernels_are_counted(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A kernel that does nothing is found out."""
+
+    class Idle:
+        asarray = staticmethod(cydist.asarray)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+    monkeypatch.setattr(kernels, "_native", Idle())
+    found = {
+        "combine_all": lambda: kernels.sums([np.dtype("float32")], [4096], None),
+        "flatten_buffers": lambda: kernels.flattening(None),
+        "unflatten_buffers": lambda: kernels.unflattening(None),
+    }[kind]()
+    assert all(each.wrong > each.nbytes // 8 for each in found)
+
+
+def test_contests_are_interleaved() -> None:
+    """After each has been tried, each round runs everybody once, somebody else first."""
+    seen: list[str] = []
+    calls = {name: lambda name=name: seen.append(name) for name in "abc"}
+    row = contest.contest(calls, 3)
+    assert [series.iterations for series in row.values()] == [1, 1, 1]
+    assert "".join(seen[3:]) == "abcbcacab"
+
+
+# ---- overlap ----
+
+
+@pytest.mark.parametrize(
+    ("moving", "computing", "both", "expected"),
+    [(2.0, 3.0, 3.0, 1.0), (2.0, 3.0, 5.0, 0.0), (2.0, 3.0, 4.0, 0.5), (2.0, 3.0, 2.5, 1.0),
+     (2.0, 3.0, 9.0, 0.0)],
+    ids=["all", "none", "half", "computing varies", "worse than in turn"],
+)  # fmt: skip
+def test_hidden_share(moving: float, computing: float, both: float, expected: float) -> None:
+    """What the all_reduce adds to the computing is not hidden, the rest is."""
+    assert overlap.hidden(moving, computing, both) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_overlap(tmp_path: Path) -> None:
+    """The share that is hidden is printed for each size, with what it was made of."""
+    code, found = figures(tmp_path, "overlap", "--sizes", "64Ki", "--rounds", "2")
+    assert code == 0
+    (row,) = found["rows"]
+    assert (row["library"], row["bytes"]) == ("cydist", 65536)
+    assert 0 <= row["hidden"] <= 1
+    assert min(row["moving"], row["computing"], row["both"]) > 0
+
+
+# ---- startup ----
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_startup(tmp_path: Path) -> None:
+    """Imports, joining, a group, and a job as a whole are timed in every round."""
+    code, found = figures(tmp_path, "startup", "--rounds", "1", "--processes", "2")
+    assert code == 0
+    assert {row["what"]: list(row["rounds"]) for row in found["rows"]} == {
+        "importing": ["cydist", "numpy", "nothing"],
+        "init_process_group": ["cydist"],
+        "new_group": ["cydist"],
+        "processes": ["cydistrun", "numpy", "nothing"],
+    }
+    for row in found["rows"]:
+        assert [len(rounds) for rounds in row["rounds"].values()] == [1] * len(row["rounds"])
+
+
+# ---- memory ----
+
+MOST = 32 << 20
+
+
+class Greedy(TorchLike):
+    """Takes and gives back MOST bytes in every call."""
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        def call(*given: Any) -> None:
+            np.ones(MOST, np.uint8)
+
+        return call, ()
+
+
+@pytest.mark.parametrize(
+    ("library", "least", "most"), [(TorchLike, 0, MOST // 4), (Greedy, MOST * 3 // 4, 2 * MOST)]
+)
+def test_memory_at_the_most(jobs: Any, library: type[TorchLike], least: int, most: int) -> None:
+    """What a call gives back before it ends counts too; the arrays do not."""
+
+    def body(rank: int) -> int:
+        answer = Session(library(cydist, same, {})).memory("all_reduce", MOST // 4, "float32")
+        return int(answer["extra"])
+
+    (extra,) = jobs.get("inproc", 1).run(body)
+    assert least <= extra <= most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_memory(tmp_path: Path) -> None:
+    """Each op has its extra memory, in bytes."""
+    arguments = ("memory", "--ops", "all_reduce,all_to_all", "--sizes", "1Mi")
+    code, found = figures(tmp_path, *arguments)
+    assert code == 0
+    assert [row["op"] for row in found["rows"]] == ["all_reduce", "all_to_all"]
+    assert all(isinstance(row["extra"]["cydist"], int) for row in found["rows"])
+
+
+def test_resident_is_in_bytes() -> None:
+    """What a process takes is read in bytes, and at the most is not less than now."""
+    array = np.ones(MOST, np.uint8)
+    now = loops.resident("VmRSS", reset_peak=True)
+    assert now > array.nbytes
+    assert loops.resident("VmHWM") > array.nbytes
