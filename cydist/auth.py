@@ -153,12 +153,16 @@ class ServerHandshake(_Handshake):
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
     `claim` is what the client says of itself, authenticated. When `receive` raises
     AuthenticationError, `farewell` may be sent before the connection is closed.
+    also    a second channel that is served; `channel` is then the one that the client came for
     """
 
-    __slots__ = ("claim", "farewell", "greeting")
+    __slots__ = ("_also", "claim", "farewell", "greeting")
 
-    def __init__(self, secret: bytes, channel: bytes, job: str, there: str = "a client") -> None:
+    def __init__(
+        self, secret: bytes, channel: bytes, job: str, there: str = "a client", also: bytes = b""
+    ) -> None:
         super().__init__(secret, channel, job, there)
+        self._also = also
         self.greeting = _GREETING.pack(_MAGIC, secrets.token_bytes(32))
         self.needs = _ANSWER.size + _MAC_BYTES
         self.claim = b""
@@ -180,9 +184,11 @@ class ServerHandshake(_Handshake):
             why = "key" if job == _job_name(self.job) else "job"
             self.farewell = _REFUSALS[why]
             raise self._refused(why)
-        if channel.rstrip(b"\0") != self.channel:
+        wanted = channel.rstrip(b"\0")
+        if wanted not in (self.channel, self._also or self.channel):
             self.farewell = _REFUSALS["channel"]
             raise self._refused("channel")
+        self.channel = wanted
         self.claim = claim[:claim_bytes]
         self.needs = 0
         self.done = True

@@ -101,15 +101,22 @@ class Door:
 
     selector    for a key of it whose `data` is this door, call `react` with its `fileobj`
     secret, channel, job    what guests must prove to know, and to have come for
+    also                    a second channel that they may come for
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, secret: bytes, channel: bytes, job: str
+        self,
+        selector: selectors.BaseSelector,
+        secret: bytes,
+        channel: bytes,
+        job: str,
+        also: bytes = b"",
     ) -> None:
         self._selector = selector
         self._secret = secret
         self._channel = channel
         self._job = job
+        self._also = also
         self._listeners: list[socket.socket] = []
         self._guests: dict[socket.socket, Guest] = {}  # who came first is first
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -199,7 +206,8 @@ class Door:
             self._greet(sock)
 
     def _greet(self, sock: socket.socket) -> None:
-        shake = ServerHandshake(self._secret, self._channel, self._job, auth.address_of(sock))
+        there = auth.address_of(sock)
+        shake = ServerHandshake(self._secret, self._channel, self._job, there, self._also)
         guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
         guest.unsent = shake.greeting
         try:

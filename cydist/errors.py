@@ -155,15 +155,17 @@ def from_failure(
     seq: int | None = None,
     waited: float | None = None,
     why: str = "",
+    host: str = "",
 ) -> DistError:
     """The exception for what the engine reported.
 
     ranks       global rank of each group rank, to name the peer by both
     waited      seconds that the call was given, for a timeout
     why         why the peer is lost or late, where the backend knows
+    host        the name of the peer's host, where it is known
     """
     lost = why or "it died, left, or was cut off"
-    who = _named(failure.peer, ranks)
+    who = named(failure.peer, ranks, host)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
@@ -182,7 +184,7 @@ def from_failure(
     }
     about = [failure.peer] if failure.peer >= 0 else []
     if failure.teller >= 0:
-        teller = _named(failure.teller, ranks)
+        teller = named(failure.teller, ranks)
         text |= {
             "timeout": f"{teller} gave up waiting"
             + (f" for {who}" if failure.peer >= 0 else "")
@@ -207,11 +209,12 @@ def from_failure(
     )
 
 
-def _named(rank: int, ranks: Sequence[int]) -> str:
+def named(rank: int, ranks: Sequence[int], host: str = "") -> str:
     """A group rank for people, by its global number."""
     if rank < 0:
         return "any rank"
-    return f"rank {ranks[rank]}" + (f" (group rank {rank})" if ranks[rank] != rank else "")
+    number = f" (group rank {rank})" if ranks[rank] != rank else ""
+    return f"rank {ranks[rank]}{number}" + (f" on {host}" if host else "")
 
 
 class ProcessException(DistError):

@@ -46,12 +46,14 @@ class Call:
     seq         its number among the collectives of the group; 0 for point to point
     deadline    on time.monotonic(), in seconds
     agreed      the ranks have compared it (derived collectives)
+    over        it has ended, well or badly
     """
 
     name: str
     seq: int
     deadline: float
     agreed: bool = False
+    over: bool = False
 
     @property
     def deadline_ns(self) -> int:
@@ -102,6 +104,8 @@ class ProcessGroup:
         self.timeout: float = seconds(timeout) or 0.0
         self._serial = Serial()
         self._seq = 0
+        self._call: Call | None = None  # the last collective that has begun
+        self.waiting: tuple[str, int] | None = None  # for a message: "recv", and whose
         self._failed: BaseException | None = None
         self._destroyed = False
         self._pid = os.getpid()
@@ -165,7 +169,7 @@ class ProcessGroup:
             begun = True
             self.check_usable(name)
             self._seq += 1  # calls run one at a time, in the order they were issued
-            call = Call(name, self._seq, deadline)
+            call = self._call = Call(name, self._seq, deadline)
             try:
                 body(call)
             except UnsupportedError:
@@ -173,6 +177,8 @@ class ProcessGroup:
             except BaseException as error:
                 self.fail(error, f"{name} #{call.seq}")
                 raise
+            finally:
+                call.over = True
 
         try:
             if async_op:
@@ -217,6 +223,18 @@ class ProcessGroup:
     def check_process(self, name: str) -> None:
         """Raise ForkedError in a forked child."""
         check_process(self._pid, name, self.group_name)
+
+    def doing(self) -> str:
+        """Which call of the group this rank is in, for people: "in all_reduce #12"."""
+        if self._call is not None and not self._call.over:
+            return f"in {self._call.name} #{self._call.seq}"
+        if self.waiting is not None:
+            name, peer = self.waiting
+            way = "to" if name == "send" else "from"
+            return f"in {name} {way} " + ("anyone" if peer < 0 else f"rank {self.ranks[peer]}")
+        if self._call is None:
+            return "in no call of the group, and has made none"
+        return f"in no call of the group; its last was {self._call.name} #{self._call.seq}"
 
     def check_usable(self, name: str) -> None:
         """Raise if the group was destroyed or has failed, or belongs to another process."""

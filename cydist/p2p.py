@@ -56,13 +56,19 @@ def isend(
 
     tag     tells messages apart that go the same way; 0 to 2**31 - 1
     """
-    if (chosen := usable_group(group, "isend")) is None:
+    return _start_send("isend", tensor, dst, group, tag, group_dst)
+
+
+def _start_send(
+    name: str, tensor: Any, dst: int | None, group: AnyGroup, tag: int, group_dst: int | None
+) -> Work | None:
+    if (chosen := usable_group(group, name)) is None:
         return None
-    peer = _peer(chosen, "isend", "dst", dst, group_dst)
-    _check_tag("isend", tag)
-    array = arguments.input_array(tensor, "isend", "tensor")
+    peer = _peer(chosen, name, "dst", dst, group_dst)
+    _check_tag(name, tag)
+    array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
-    backend.check_usable("isend")
+    backend.check_usable(name)
     return backend.isend(array.dense(), peer, tag)
 
 
@@ -77,15 +83,21 @@ def irecv(
 
     The Work's `source_rank()` is the sender's global rank.
     """
-    if (chosen := usable_group(group, "irecv")) is None:
+    return _start_recv("irecv", tensor, src, group, tag, group_src)
+
+
+def _start_recv(
+    name: str, tensor: Any, src: int | None, group: AnyGroup, tag: int, group_src: int | None
+) -> Work | None:
+    if (chosen := usable_group(group, name)) is None:
         return None
     peer = None
     if src is not None or group_src is not None:
-        peer = _peer(chosen, "irecv", "src", src, group_src)
-    _check_tag("irecv", tag)
-    array = arguments.output_array(tensor, "irecv", "tensor")
+        peer = _peer(chosen, name, "src", src, group_src)
+    _check_tag(name, tag)
+    array = arguments.output_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
-    backend.check_usable("irecv")
+    backend.check_usable(name)
     if array.contiguous:
         return backend.irecv(array, peer, tag)
     packed = array.empty_like()
@@ -120,7 +132,7 @@ def send(
 ) -> None:
     """Send an array to rank `dst`; return when it may be changed again."""
     limit = seconds(timeout)
-    work = isend(tensor, dst, group, tag, group_dst)
+    work = _start_send("send", tensor, dst, group, tag, group_dst)
     if work is not None:
         _wait(group, "send", work, limit)
 
@@ -139,7 +151,7 @@ def recv(
     Returns -1 on a group that this rank is not in.
     """
     limit = seconds(timeout)
-    work = irecv(tensor, src, group, tag, group_src)
+    work = _start_recv("recv", tensor, src, group, tag, group_src)
     if work is None:
         return -1
     _wait(group, "recv", work, limit)

@@ -14,8 +14,8 @@ import threading
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK, PENDING,
-    POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, WINDOWS, Block, Call, Entry,
-    Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
+    POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block,
+    Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
     wait_and_ask,
 )
 from cydist._native.array cimport Array
@@ -24,6 +24,7 @@ from cydist._native.failures cimport described, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
     CALL_BYTES, FAILED, Notice, Notices, close_notices, enter, fail, hear_now, open_notices,
+    remember,
 )
 from cydist._native.waiting cimport load_int, store_int
 
@@ -161,6 +162,11 @@ cdef class Group:
             self.link.close_view(&self.view)
 
     @property
+    def told(self) -> bool:
+        """Do all members know already that the group has failed?"""
+        return self.notices.told
+
+    @property
     def windows(self) -> bool:
         """Do the members see each other's memory? Asked before the group's first collective."""
         if not self.asked_for_windows and self.open:
@@ -175,7 +181,8 @@ cdef class Group:
 
     def fail(self, str status not None, int peer=-1, str call="") -> None:
         """The group failed here, above the engine: tell all members, unless they know of a
-        failure already. Every wait of theirs ends, or their next call.
+        failure already. Every wait of theirs ends, or their next call. What `run` or `Message`
+        remembers of the failure is told in place of the arguments.
 
         status      a name of STATUS_NAMES
         peer        group rank that it is about, or -1
@@ -231,7 +238,8 @@ cdef class Group:
         op                  a code of kernels.h; 0 where nothing is reduced
         count, flags        what all ranks must agree on besides dtype, op and root
 
-        Raises Failure; or what a signal handler raised.
+        Raises Failure; or what a signal handler raised. The other members know of the Failure
+        then, except of a timeout: `fail` tells them.
         """
         cdef int code = CODES[collective]
         cdef const Entry *entry = find(algorithm, code)
@@ -281,7 +289,10 @@ cdef class Group:
                 status = entry.run(&self.view, &call)
             if status != OK and status != CLOSED:
                 notice = notice_of(&call, status, self.view.rank)
-                fail(&self.notices, &self.view, &notice)
+                if status == TIMEOUT:
+                    remember(&self.notices, &notice)
+                else:
+                    fail(&self.notices, &self.view, &notice)
         self.running -= 1
         self.leave_view()
         free(blocks)

@@ -248,6 +248,12 @@ cdef inline bint same(const Fingerprint *a, const Fingerprint *b) noexcept nogil
     return memcmp(a, b, sizeof(Fingerprint)) == 0
 
 
+cdef void remember(Notices *n, const Notice *failure) noexcept nogil:
+    lock(n)
+    keep(n, failure)
+    unlock(n)
+
+
 cdef void fail(Notices *n, Transport *t, Notice *failure) noexcept nogil:
     cdef int64_t until
     cdef bint told

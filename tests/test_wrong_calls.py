@@ -118,10 +118,8 @@ NO_OUTPUTS = {
 # What a message may begin with instead of the call's name: that of the call it is made of,
 # or of an argument that every call takes.
 SPOKEN_OF = {
-    "send": ("isend: ",),
-    "recv": ("irecv: ",),
-    "send_object_list": ("isend: ",),
-    "recv_object_list": ("irecv: ",),
+    "send_object_list": ("send: ",),
+    "recv_object_list": ("recv: ",),
 }
 PLAIN = ("group ", "op ", "timeout ", "PREMUL_SUM ")
 

@@ -44,7 +44,16 @@ class Group:
 
     def __init__(self, native: _native.Group) -> None:
         self.native = native
-        self.run, self.abort, self.close = native.run, native.abort, native.close
+        self.abort, self.close = native.abort, native.close
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """As a backend does: a timeout is told when it has been looked into."""
+        try:
+            self.native.run(*args, **kwargs)
+        except _native.Failure as failure:
+            if failure.status == "timeout":
+                self.native.fail("timeout")
+            raise
 
     def isend(self, array: object, peer: int, tag: int) -> _native.Message:
         return self.native.isend(_native.asarray(array), peer, tag)

@@ -65,6 +65,8 @@ cdef int hear_now(Notices *n, Transport *t) noexcept nogil
 # A call begins. OK, or the Status that ends it because the group has failed.
 cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil
 
+# The group failed here: keep it, unless another failure is known already, and tell nobody yet.
+cdef void remember(Notices *n, const Notice *failure) noexcept nogil
 # The group failed here: keep it, unless another failure is known already, and tell all members
 # what is known, with `failure` made clearer where it can be. Waits at most TELL_NS for those who
 # do not take it at once, such as a rank to which the connection must be made; what is left goes

@@ -22,12 +22,12 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cydist import auth, config
 from cydist._native import TcpLink, failpoint
 from cydist.auth import ClientHandshake
-from cydist.backends import addresses
+from cydist.backends import addresses, reports
 from cydist.backends.addresses import Address, Endpoint
 from cydist.backends.conversations import (
     CONNECT_TIMEOUT,
@@ -53,6 +53,7 @@ class Connections:
                     numeric address
     job             the same on all ranks, and on no others that share the secret
     secret          default: that of this process
+    reporter        set later: context -> what this rank is doing in that group
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -74,7 +75,9 @@ class Connections:
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self._door = Door(self._selector, self._secret, CHANNEL, job)
+        self.reporter: Callable[[int], reports.Report] | None = None
+        also = b"" if config.INSECURE.on() else reports.CHANNEL
+        self._door = Door(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
             for place in places:
@@ -156,6 +159,21 @@ class Connections:
         finally:  # a signal handler may raise in join
             self._close_sockets()
             self.link.close()
+            self.reporter = None
+
+    def host_of(self, peer: int) -> str:
+        """The name of a rank's host."""
+        return self._peers[peer].host.partition("/")[0]
+
+    def ask(self, peer: int, context: int, deadline: float) -> reports.Report:
+        """What this rank is doing in a group; blocks. Raises OSError or DistError."""
+        return reports.ask(
+            [place for lane in self._peers[peer].lanes for place in lane],
+            secret=self._secret,
+            job=self._job,
+            claim=reports.CLAIM.pack(self._rank, peer, context),
+            deadline=deadline,
+        )
 
     def guests(self) -> int:
         """How many connections have not proved themselves yet."""
@@ -200,8 +218,11 @@ class Connections:
     def _react(self, key: selectors.SelectorKey) -> None:
         if key.data is self._door:
             guest = self._door.react(key.fileobj)
-            if guest is not None:
+            if guest is not None and guest.shake.channel == CHANNEL:
                 self._admit(guest.sock, guest.shake.claim, guest.unsent)
+            elif guest is not None:
+                shake, report = guest.shake, self.reporter
+                reports.answer(guest.sock, guest.unsent, shake.claim, self._rank, report)
         elif isinstance(key.data, Attempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from cydist import _native, tuning
+from cydist import _native, config, tuning
+from cydist.backends.reports import Report, gather, stacks
 from cydist.errors import (
     DistError,
     DistTimeoutError,
@@ -23,6 +25,7 @@ from cydist.errors import (
     GroupFailedError,
     PeerFailedError,
     from_failure,
+    named,
 )
 from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
@@ -31,10 +34,12 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array, Link, Message
+    from cydist.backends.connections import Connections
     from cydist.registry import BackendOptions
 
 EVEN = 1  # abi.pxd: all blocks have the same size
 ANY_SOURCE = -1
+MOST_ASKED = 16  # ranks, when a deadline has passed
 DERIVED_TAG = 1 << 62
 
 # How the others are told of an error that the engine does not know; else: "raised".
@@ -63,9 +68,10 @@ class HostGroup(ProcessGroup):
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
         digest = hashlib.sha256(f"{name}/{self._peers}".encode()).digest()
-        self._native = _native.Group(
-            endpoint.link, self._peers, rank, int.from_bytes(digest[:8], "little")
-        )
+        self._context = int.from_bytes(digest[:8], "little")
+        self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
+        self._thread = threading.get_ident()
+        endpoint.groups[self._context] = self
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
 
@@ -118,6 +124,9 @@ class HostGroup(ProcessGroup):
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
             return
+        if isinstance(error, DistTimeoutError) and not self._native.told:
+            # First: whoever is told leaves the call that it is in.
+            error.args = (f"{error}{self._who_is_late(error.ranks)}",)
         status = "raised" if isinstance(error, Exception) else "interrupted"
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(
@@ -127,6 +136,44 @@ class HostGroup(ProcessGroup):
         )
         for message in list(self._messages):
             message.test()
+
+    # What the ranks are doing, for people.
+
+    def report(self) -> Report:
+        """What this rank is doing, for another that has given up on it."""
+        failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
+        own_process = self._endpoint.own_process
+        return Report(
+            f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
+        )
+
+    def _who_is_late(self, ranks: Sequence[int]) -> str:
+        """Lines on what the ranks waited for are doing; on who else is late, where all of
+        those wait themselves in the call that this rank is in."""
+        if self._endpoint.ask is None:
+            return ""
+        here = self.doing() if self._call is not None and not self._call.over else None
+        asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
+        found = gather(self._ask, asked)
+        if all(report.state == here for report in found.values()):
+            others = [rank for rank in self._others() if rank not in asked][:MOST_ASKED]
+            found |= gather(self._ask, others)
+        late = {rank: each for rank, each in found.items() if each.state != here}
+        if found and not late:
+            return f"\nall ranks that were asked are {here} too"
+        return "".join(
+            f"\n{named(rank, self.ranks, self.host_of(rank))} is {each.state}"
+            + "".join(f"\n    {line}" for line in each.stacks.splitlines())
+            for rank, each in sorted(late.items())
+        )
+
+    def _ask(self, rank: int, deadline: float) -> Report:
+        assert self._endpoint.ask is not None
+        return self._endpoint.ask(self._peers[rank], self._context, deadline)
+
+    def host_of(self, rank: int) -> str:
+        """The name of a group rank's host; "" where all are in one process."""
+        return self._endpoint.host_of(self._peers[rank])
 
     # Point to point.
 
@@ -242,7 +289,10 @@ class HostGroup(ProcessGroup):
         except _native.Failure as failure:
             waited = max(0.0, deadline - started)
             why = self.trouble_with(failure.peer)
-            error = from_failure(failure, name, self.group_name, self.ranks, seq, waited, why)
+            host = self.host_of(failure.peer) if failure.status == "peer_lost" else ""
+            error = from_failure(
+                failure, name, self.group_name, self.ranks, seq, waited, why, host
+            )
             raise error from self._failed
 
     def trouble_with(self, rank: int) -> str:
@@ -279,7 +329,12 @@ class MessageWork(Work):
         deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
         if not self._message.over:
             self._group.check_process(self._name)
-        if self._error is None and not self._message.wait(int(deadline * 1e9)):
+        self._group.waiting = (self._name, self._peer)
+        try:
+            over = self._error is not None or self._message.wait(int(deadline * 1e9))
+        finally:
+            self._group.waiting = None
+        if not over:
             late = from_failure(
                 _native.Failure("timeout", self._peer),
                 self._name,
@@ -327,23 +382,41 @@ class MessageWork(Work):
             THREADS.run(task)
 
 
+# The ranks that are threads of this process, by hub and rank.
+_threads: WeakValueDictionary[tuple[str, int], Endpoint] = WeakValueDictionary()
+
+
 class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
-    trouble     why there is no connection to a peer yet, for people; "" where that is unknown
+    connections     what makes the link's connections; None: ranks are threads
     """
 
     def __init__(
-        self,
-        link: Link,
-        close: Callable[[], None],
-        trouble: Callable[[int], str] = lambda peer: "",
+        self, link: Link, close: Callable[[], None], connections: Connections | None = None
     ) -> None:
         self.link = link
-        self.trouble = trouble
         self._close = close
+        self.groups: WeakValueDictionary[int, HostGroup] = WeakValueDictionary()
+        self.own_process = connections is not None
+        self.ask: Callable[[int, int, float], Report] | None = None
+        self.host_of: Callable[[int], str] = lambda peer: ""
+        self.trouble: Callable[[int], str] = lambda peer: ""
+        if connections is not None:
+            connections.reporter = self.report
+            self.host_of = connections.host_of
+            self.trouble = connections.trouble
+            if not config.INSECURE.on():
+                self.ask = connections.ask
         self._users = 0
         self._lock = threading.Lock()
+
+    def report(self, context: int) -> Report:
+        """What this rank is doing in the group of this context."""
+        group = self.groups.get(context)
+        if group is None:
+            return Report("not in the group: it has not made it, or destroyed it", "")
+        return group.report()
 
     def share(self) -> Endpoint:
         """One more group uses it."""
@@ -386,7 +459,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         link.close()
         connections.close()
 
-    return of_link(Endpoint(link, close, connections.trouble), options)
+    return of_link(Endpoint(link, close, connections), options)
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
@@ -395,7 +468,10 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
         options.store.set("hub", uuid.uuid4().hex)
     key = options.store.get("hub").decode()
     link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
-    return of_link(Endpoint(link, link.close), options)
+    endpoint = Endpoint(link, link.close)
+    _threads[key, link.rank] = endpoint
+    endpoint.ask = lambda peer, context, deadline: _threads[key, peer].report(context)
+    return of_link(endpoint, options)
 
 
 def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:

@@ -355,4 +355,14 @@ cdef class ShmLink(Link):
             member = &self.memory.members[self.neighbours.place[peer]]
             if load_int(&member.left):
                 return "it closed its connections and left"
+            reason = self.messages.lost(peer)
+            if not reason and self.ended(peer):
+                return "its process ended without a goodbye: it died"
+            return reason
         return self.messages.lost(peer)
+
+    cdef bint ended(self, int peer) noexcept:
+        cdef pollfd process
+        process.fd = self.neighbours.watched[peer]
+        process.events = POLLIN
+        return process.fd >= 0 and poll(&process, 1, 0) == 1

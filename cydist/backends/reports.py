@@ -1,0 +1,184 @@
+"""What a rank is doing, told to another that has waited for it in vain.
+
+Whoever gives up asks the late ranks, each over a short connection of its own (channel
+"report"), or directly where ranks are threads of one process. The thread that listens for
+connections answers, so a rank answers while it computes or waits, unless it is stopped or
+holds Python's lock. Without authentication nobody is answered: stacks are for members only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import NamedTuple
+
+from cydist import auth
+from cydist.backends.addresses import Endpoint, family
+from cydist.errors import DistError
+from cydist.executor import THREADS
+
+CHANNEL = b"report"
+CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
+PATIENCE = 0.3  # seconds for all that are asked together
+MOST_BYTES = 8192
+MOST_FRAMES = 24  # of one thread, the innermost
+
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
+BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
+
+
+class Report(NamedTuple):
+    """state     "in all_reduce #12"; or why nothing is known
+    stacks      of its Python threads, for people; may be empty
+    """
+
+    state: str
+    stacks: str
+
+
+def encode(report: Report) -> bytes:
+    """As it travels; cut where it is too long."""
+    return "\n".join(report).encode()[:MOST_BYTES]
+
+
+def decode(data: bytes) -> Report:
+    """What `encode` made."""
+    state, _, stacks = data.decode("utf-8", "replace").partition("\n")
+    return Report(state, stacks)
+
+
+# Asking
+
+
+def gather(ask: Callable[[int, float], Report], ranks: Sequence[int]) -> dict[int, Report]:
+    """Ask all ranks at once: ask(rank, deadline). Takes PATIENCE at most."""
+    deadline = time.monotonic() + PATIENCE
+    answers: SimpleQueue[tuple[int, Report]] = SimpleQueue()
+
+    def put(rank: int) -> None:
+        try:
+            answers.put((rank, ask(rank, deadline)))
+        except (TimeoutError, DistError, OSError) as error:
+            late = isinstance(error, TimeoutError)
+            answers.put((rank, SILENT if late else Report(f"not to be asked: {error}", "")))
+
+    for rank in ranks:
+        THREADS.run(lambda rank=rank: put(rank))  # type: ignore[misc]
+    found = dict.fromkeys(ranks, SILENT)
+    with contextlib.suppress(Empty):
+        for _ in ranks:
+            rank, report = answers.get(timeout=max(0.01, deadline - time.monotonic()))
+            found[rank] = report
+    return found
+
+
+SILENT = Report(
+    "giving no answer: it is stopped, or in code that holds Python's lock, or its host is cut off",
+    "",
+)
+
+
+def ask(
+    places: Sequence[Endpoint], *, secret: bytes, job: str, claim: bytes, deadline: float
+) -> Report:
+    """Ask the rank that listens at one of these places. Raises OSError or DistError."""
+    refusal: Exception = TimeoutError("nobody was asked")
+    for place in places:
+        try:
+            with socket.socket(family(place[0]), socket.SOCK_STREAM) as sock:
+                sock.settimeout(max(0.01, deadline - time.monotonic()))
+                sock.connect(place)
+                auth.authenticate_client(
+                    sock, channel=CHANNEL, job=job, claim=claim, secret=secret, deadline=deadline
+                )
+                return decode(_rest_of(sock, deadline))
+        except (OSError, DistError) as error:
+            refusal = error
+    raise refusal
+
+
+def _rest_of(sock: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while len(data) <= MOST_BYTES:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        part = sock.recv(MOST_BYTES)
+        if not part:
+            break
+        data += part
+    return data
+
+
+# Answering
+
+
+def answer(
+    sock: socket.socket,
+    proof: bytes,
+    claim: bytes,
+    rank: int,
+    of: Callable[[int], Report] | None,
+) -> None:
+    """Complete the handshake with a member that asks, tell it what it wants, and hang up.
+
+    of      context -> this rank's report on that group
+    """
+    with sock, contextlib.suppress(OSError, struct.error):
+        _, destination, context = CLAIM.unpack(claim)
+        if destination == rank and of is not None:
+            # Some 8 KiB on an empty socket; one that does not take them is broken.
+            sock.send(proof + encode(of(context)), socket.MSG_NOSIGNAL)
+
+
+def stacks(first: Sequence[int], others: bool) -> str:
+    """The stacks of this process's Python threads, without our own threads.
+
+    first   identifiers of threads to begin with; the main one follows
+    others  those of all other threads too
+    """
+    frames = sys._current_frames()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    order = [*first]
+    if others:
+        order += [threading.main_thread().ident or 0, *frames]
+    lines: list[str] = []
+    for ident in dict.fromkeys(order):
+        shown = _stack(frames[ident]) if ident in frames else []
+        if shown:
+            lines += [f"thread {names.get(ident, ident)}:", *shown]
+    return "\n".join(lines)
+
+
+def _stack(frame: FrameType | None) -> list[str]:
+    """A stack, outermost call first, down to the call of ours that it is in; [] of a thread
+    that is ours."""
+    calls: list[tuple[str, int, str]] = []
+    while frame is not None:
+        code = frame.f_code
+        calls.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    calls.reverse()
+    while calls and calls[0][0].startswith(BELOW_USERS):
+        del calls[0]
+    ours = next((i for i, call in enumerate(calls) if call[0].startswith(PACKAGE)), len(calls))
+    if ours == 0:
+        return []
+    public = getattr(sys.modules.get("cydist"), "__all__", ())
+    called = next((name for _, _, name in calls[ours:] if name in public), None)
+    lines = []
+    for file, line, name in calls[:ours][-MOST_FRAMES:]:
+        lines.append(f'  File "{file}", line {line}, in {name}')
+        if source := linecache.getline(file, line).strip():
+            lines.append(f"    {source}")
+    if ours < len(calls):
+        lines.append(f"  cydist.{called or calls[ours][2]}")
+    return lines

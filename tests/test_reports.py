@@ -1,0 +1,194 @@
+"""A timeout says who was late, in which call that rank is, and where its program is."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist.backends import reports
+from cydist.backends.connections import Connections
+from cydist.testing import run_threads
+
+LONG = 50.0
+SECRET = bytes(range(32))
+
+
+@pytest.fixture(params=["inproc", "tcp", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Where ranks can be threads."""
+    return str(request.param)
+
+
+def timeout_of(call: Callable[[], Any]) -> str:
+    """The text of a call's timeout."""
+    with pytest.raises(dist.DistTimeoutError) as caught:
+        call()
+    return str(caught.value)
+
+
+GIVE_UP: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: dist.all_reduce(np.zeros(3), timeout=0.2),
+    "recv": lambda: dist.recv(np.zeros(3), 1, timeout=0.2),
+    "monitored_barrier": lambda: dist.monitored_barrier(timeout=0.2),
+    "async": lambda: dist.all_reduce(np.zeros(3), async_op=True, timeout=0.2).wait(),
+}
+
+
+@pytest.mark.parametrize("call", GIVE_UP)
+def test_a_rank_that_computes_is_shown(transport: str, call: str) -> None:
+    """In no call; its last one, and the function that it is in."""
+    over = threading.Event()
+
+    def computing_for_long() -> None:
+        over.wait(LONG)
+
+    def body(rank: int) -> str:
+        dist.barrier()
+        if rank == 1:
+            computing_for_long()
+            return ""
+        try:
+            return timeout_of(GIVE_UP[call])
+        finally:
+            over.set()
+
+    text = run_threads(body, 2, transport)[0]
+    assert "rank 1" in text
+    assert "in no call of the group; its last was barrier #1" in text
+    assert "in computing_for_long" in text
+
+
+def test_a_rank_in_another_call_is_shown(transport: str) -> None:
+    """Rank 1 waits in a recv: so says the error, and where the program called it."""
+
+    def receiving() -> None:
+        with pytest.raises(dist.DistError, match="rank 0 gave up"):
+            dist.recv(np.zeros(1), 2, timeout=LONG)
+
+    def body(rank: int) -> str:
+        if rank == 1:
+            receiving()
+        if rank == 0:
+            return timeout_of(lambda: dist.recv(np.zeros(3), 1, timeout=0.5))
+        return ""
+
+    text = run_threads(body, 3, transport)[0]
+    assert "is in recv from rank 2" in text
+    assert "in receiving" in text
+    assert "cydist.recv" in text
+
+
+def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for its neighbour in the ring, which waits for rank 2: rank 2 is named."""
+    monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:ring")
+    dist.tuning.reload()
+    over = threading.Event()
+
+    def body(rank: int) -> str:
+        if rank == 2:
+            over.wait(LONG)
+            return ""
+        if rank == 0:
+            try:
+                return timeout_of(lambda: dist.all_reduce(np.zeros(64), timeout=0.5))
+            finally:
+                over.set()
+        with pytest.raises(dist.DistTimeoutError, match="rank 0 gave up"):
+            dist.all_reduce(np.zeros(64), timeout=LONG)
+        return ""
+
+    try:
+        text = run_threads(body, 4, "tcp")[0]
+    finally:
+        monkeypatch.undo()
+        dist.tuning.reload()
+    assert "nothing from rank 3" in text
+    assert "rank 2 on " in text
+    assert "is in no call of the group, and has made none" in text
+    assert "rank 1 on " not in text
+
+
+# The connection that reports travel on
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connections, Connections]]:
+    """Two ranks whose reports are the context that was asked about."""
+    made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
+    for each in made:
+        each.reporter = lambda context: reports.Report(f"in {context}", "a stack")
+        each.connect([other.address() for other in made])
+    yield made[0], made[1]
+    for each in made:
+        each.close()
+
+
+def soon() -> float:
+    return time.monotonic() + LONG
+
+
+def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connections]) -> None:
+    """It has one of its own, which is gone afterwards."""
+    assert pair[0].ask(1, 2**63, soon()) == reports.Report(f"in {2**63}", "a stack")
+    assert pair[0].ask(1, 7, soon()) == reports.Report("in 7", "a stack")
+    assert [each.link.statistics()["made"] for each in pair] == [0, 0]
+    assert [each.guests() for each in pair] == [0, 0]
+
+
+def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
+    """Who does not know the secret is refused, and so is who asks for another rank."""
+    places = [place for lane in pair[1]._lanes for place in lane]
+    claim = reports.CLAIM.pack(0, 1, 7)
+    with pytest.raises(dist.AuthenticationError):
+        reports.ask(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
+    with pytest.raises(dist.AuthenticationError):
+        reports.ask(places, secret=SECRET, job="other", claim=claim, deadline=soon())
+    for wrong in (reports.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
+        with pytest.raises((dist.DistError, OSError)):
+            reports.ask(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
+
+
+def test_without_authentication_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_INSECURE: whoever can connect could ask, so the channel is refused."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
+    try:
+        for each in made:
+            each.reporter = lambda context: reports.Report("in a call", "a stack")
+            each.connect([other.address() for other in made])
+        with pytest.raises(dist.AuthenticationError, match="different services"):
+            made[0].ask(1, 7, soon())
+    finally:
+        for each in made:
+            each.close()
+
+
+def test_a_rank_that_does_not_answer_is_given_up() -> None:
+    """As a stopped process does, it takes the connection, and is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = silent.getsockname()
+
+        def ask(rank: int, deadline: float) -> reports.Report:
+            return reports.ask([place], secret=SECRET, job="test", claim=b"", deadline=deadline)
+
+        assert reports.gather(ask, [3, 4]) == {3: reports.SILENT, 4: reports.SILENT}
+
+
+def test_a_report_is_bounded() -> None:
+    """A deep stack is shown by its innermost frames, and a long report is cut."""
+
+    def deep(n: int) -> str:
+        return deep(n - 1) if n else reports.stacks([threading.get_ident()], others=False)
+
+    text = deep(200)
+    assert text.count("in deep") == reports.MOST_FRAMES
+    long = reports.encode(reports.Report("in a call", "é" * 10_000))
+    assert len(long) == reports.MOST_BYTES
+    assert reports.decode(long).state == "in a call"
