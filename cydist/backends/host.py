@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from cydist import _native, config, tuning
-from cydist.backends.reports import Report, gather, stacks
+from cydist.backends.reports import GONE, Report, gather, stacks
 from cydist.errors import (
     DistError,
     DistTimeoutError,
@@ -71,7 +71,7 @@ class HostGroup(ProcessGroup):
         self._context = int.from_bytes(digest[:8], "little")
         self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
         self._thread = threading.get_ident()
-        endpoint.groups[self._context] = self
+        endpoint.groups[self._context] = ref(self)
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
 
@@ -92,6 +92,7 @@ class HostGroup(ProcessGroup):
         )
 
     def close(self) -> None:
+        self._endpoint.groups.pop(self._context, None)
         self._native.close()
         self._messages.clear()
         self._endpoint.release()
@@ -290,9 +291,7 @@ class HostGroup(ProcessGroup):
             waited = max(0.0, deadline - started)
             why = self.trouble_with(failure.peer)
             host = self.host_of(failure.peer) if failure.status == "peer_lost" else ""
-            error = from_failure(
-                failure, name, self.group_name, self.ranks, seq, waited, why, host
-            )
+            error = from_failure(failure, name, self.group_name, self.ranks, seq, waited, why, host)
             raise error from self._failed
 
     def trouble_with(self, rank: int) -> str:
@@ -382,8 +381,9 @@ class MessageWork(Work):
             THREADS.run(task)
 
 
-# The ranks that are threads of this process, by hub and rank.
-_threads: WeakValueDictionary[tuple[str, int], Endpoint] = WeakValueDictionary()
+# The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
+# that it runs when an entry goes would swallow a Ctrl-C that comes then.
+_threads: dict[tuple[str, int], ref[Endpoint]] = {}
 
 
 class Endpoint:
@@ -397,7 +397,7 @@ class Endpoint:
     ) -> None:
         self.link = link
         self._close = close
-        self.groups: WeakValueDictionary[int, HostGroup] = WeakValueDictionary()
+        self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None
         self.ask: Callable[[int, int, float], Report] | None = None
         self.host_of: Callable[[int], str] = lambda peer: ""
@@ -413,9 +413,10 @@ class Endpoint:
 
     def report(self, context: int) -> Report:
         """What this rank is doing in the group of this context."""
-        group = self.groups.get(context)
+        known = self.groups.get(context)
+        group = None if known is None else known()
         if group is None:
-            return Report("not in the group: it has not made it, or destroyed it", "")
+            return GONE
         return group.report()
 
     def share(self) -> Endpoint:
@@ -468,9 +469,19 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
         options.store.set("hub", uuid.uuid4().hex)
     key = options.store.get("hub").decode()
     link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
-    endpoint = Endpoint(link, link.close)
-    _threads[key, link.rank] = endpoint
-    endpoint.ask = lambda peer, context, deadline: _threads[key, peer].report(context)
+
+    def close() -> None:
+        _threads.pop((key, link.rank), None)
+        link.close()
+
+    def ask(peer: int, context: int, deadline: float) -> Report:
+        known = _threads.get((key, peer))
+        endpoint = None if known is None else known()
+        return GONE if endpoint is None else endpoint.report(context)
+
+    endpoint = Endpoint(link, close)
+    endpoint.ask = ask
+    _threads[key, link.rank] = ref(endpoint)
     return of_link(endpoint, options)
 
 

@@ -82,6 +82,7 @@ def gather(ask: Callable[[int, float], Report], ranks: Sequence[int]) -> dict[in
     return found
 
 
+GONE = Report("not in the group: it has not made it, or destroyed it", "")
 SILENT = Report(
     "giving no answer: it is stopped, or in code that holds Python's lock, or its host is cut off",
     "",
