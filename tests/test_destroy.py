@@ -1,9 +1,13 @@
 """Groups that end while something is under way on them."""
 
+import threading
+
 import numpy as np
 import pytest
+from test_wrong_calls import CALLS, OBJECT_CALLS
 
 import cydist as dist
+from cydist import world
 from cydist.testing import run_threads
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
@@ -89,3 +93,113 @@ def test_a_group_outlives_one_of_an_older_world_with_its_name():
         return dist.get_pg_count()
 
     assert [2] == run_threads(body, 1)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_destroy_twice(jobs, transport):
+    """The second time does nothing."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        for _ in range(2):
+            dist.destroy_process_group(group)
+        dist.barrier()
+
+    jobs.get(transport, 2).run(body)
+
+
+@pytest.mark.parametrize("call", [*CALLS, *OBJECT_CALLS, "barrier", "monitored_barrier"])
+def test_use_after_destroy(jobs, call):
+    """GroupDestroyedError, which names the group; the world still works."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        dist.destroy_process_group(group)
+        if rank == 0:
+            arguments = {**CALLS, **OBJECT_CALLS}.get(call, dict)()
+            with pytest.raises(dist.GroupDestroyedError, match=f"'{group.group_name}'"):
+                getattr(dist, call)(group=group, **arguments)
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
+def test_the_world_is_destroyed_once():
+    """Afterwards there is none to destroy, or to use."""
+
+    def body(rank):
+        dist.destroy_process_group()
+        with pytest.raises(ValueError, match="init_process_group"):
+            dist.destroy_process_group()
+        with pytest.raises(ValueError, match="init_process_group"):
+            dist.barrier()
+        dist.init_process_group("inproc", rank=0, world_size=1, store=dist.HashStore())
+
+    run_threads(body, 1)
+
+
+PENDING = {
+    "queued collectives": lambda group: [
+        dist.all_reduce(np.ones(3), group=group, async_op=True) for _ in range(3)
+    ],
+    "a long send": lambda group: [dist.isend(np.ones(300_000), 1, group)],
+    "strided receives": lambda group: [dist.irecv(np.ones(8)[::2], 1, group) for _ in range(2)],
+    "receives from anyone": lambda group: [dist.irecv(np.ones(8), None, group) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("pending", PENDING)
+def test_destroy_ends_whatever_is_under_way(jobs, transport, pending):
+    """Every Work and every Future of it raises GroupDestroyedError."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        works = PENDING[pending](group) if rank == 0 else []
+        futures = [work.get_future() for work in works]
+        dist.destroy_process_group(group)
+        for work, future in zip(works, futures, strict=True):
+            with pytest.raises(dist.GroupDestroyedError):
+                work.wait(30)
+            assert isinstance(future.exception(30), dist.GroupDestroyedError)
+        dist.barrier()
+
+    jobs.get(transport, 2).run(body)
+
+
+INSIDE = {
+    "all_reduce": lambda group: dist.all_reduce(np.ones(3), group=group),
+    "recv": lambda group: dist.recv(np.ones(3), 1, group),
+    "monitored_barrier": lambda group: dist.monitored_barrier(group),
+    "all_gather_object": lambda group: dist.all_gather_object([None] * 2, 1, group),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("call", INSIDE)
+def test_destroy_ends_a_call_of_another_thread(jobs, transport, call):
+    """Which raises GroupDestroyedError, whether it had begun or not."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            mine, errors, begun = world.current(), [], threading.Event()
+
+            def inside():
+                world._thread.world = mine
+                begun.set()
+                try:
+                    INSIDE[call](group)
+                except dist.DistError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=inside, daemon=True)
+            thread.start()
+            assert begun.wait(30)
+            dist.destroy_process_group(group)
+            thread.join(30)
+            assert [dist.GroupDestroyedError] == [type(error) for error in errors]
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    jobs.get(transport, 2).run(body)

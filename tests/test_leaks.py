@@ -14,7 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import beside
+import numpy as np
 import pytest
+from beside import Beside
+
+import cydist as dist
 
 PROGRAM = Path(__file__).with_name("programs") / "leaks.py"
 ALLOWED_KB = 4096  # that the process may gain in all
@@ -81,3 +86,55 @@ def test_nothing_is_left_behind(
 def test_nothing_is_left_behind_in_the_long_run(kind: str, transport: str) -> None:
     """A million blocking calls, a hundred thousand of every other kind, ten thousand groups."""
     check(found([kind], transport, True, 1750), kind)
+
+
+MANY_GROUPS = """
+groups = [dist.new_group([0, 1]) for _ in range(int(sys.argv[2]))]
+for group in groups:
+    x = np.ones(1)
+    dist.all_reduce(x, group=group)
+    assert x[0] == 2
+    assert dist.all_reduce(x, group=group, async_op=True).wait()
+print(*(len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def live_groups(directory: Path, count: int) -> None:
+    """So many groups of two processes, all of which work; what one process holds for them."""
+    with Beside(directory, MANY_GROUPS, str(count)) as other:
+
+        def body() -> None:
+            groups = [dist.new_group([0, 1]) for _ in range(count)]
+            for group in groups:
+                x = np.ones(1)
+                dist.all_reduce(x, group=group)
+                dist.all_reduce(x, group=group, async_op=True).wait()
+            dist.barrier()
+            for group in groups:
+                dist.destroy_process_group(group)
+
+        other.rank_0(body)
+        assert other.process.stdout is not None
+        descriptors, threads = map(int, other.process.stdout.readline().split())
+        assert (0, "") == other.ended()
+    assert descriptors <= 3 + 2 + 16  # standard streams, ranks, and ours
+    assert threads <= 1 + 3
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_many_live_groups_share_descriptors_and_threads(tmp_path: Path, transport: str) -> None:
+    """At most one descriptor a rank and 16 more, and three threads."""
+    live_groups(tmp_path, 300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_ten_thousand_live_groups(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptors and threads do not depend on the number of groups."""
+    monkeypatch.setattr(beside, "DEADLINE", 1700.0)
+    live_groups(tmp_path, 10_000)
