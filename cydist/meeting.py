@@ -76,7 +76,7 @@ def _attend(
     meeting: MembersStore, rank: int, world_size: int, deadline: float, number: int
 ) -> None:
     """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
-    limit = max(0.0, deadline - time.monotonic()) + 0.2
+    limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
         meeting.wait(["job"], limit)
     except PeerFailedError:

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 from cydist import auth, launchers, multicast, rendezvous
-from cydist.errors import AuthenticationError, RendezvousError
+from cydist.errors import (
+    AuthenticationError,
+    RendezvousError,
+)
 from cydist.stores import HashStore, Store, TCPStore
 
 HOST = "127.0.0.1"

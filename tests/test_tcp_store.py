@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cydist import auth
+import cydist as dist
+from cydist import auth, world
 from cydist.errors import (
     DistNetworkError,
     DistStoreError,
@@ -209,22 +211,39 @@ def test_closed_store_says_so(master: TCPStore) -> None:
 # Servers that fail
 
 
-@pytest.mark.parametrize("call", ["set", "get", "add"])
-def test_dead_server_is_an_error(remote: tuple[subprocess.Popen[bytes], int], call: str) -> None:
-    """After the server's death no operation is reported as done."""
+CALLS: dict[str, Callable[[TCPStore], object]] = {
+    "set": lambda store: store.set("key", "v"),
+    "get": lambda store: store.get("key"),
+    "add": lambda store: store.add("key", 1),
+    "check": lambda store: store.check(["key"]),
+    "wait": lambda store: store.wait(["key"]),
+    "delete_key": lambda store: store.delete_key("key"),
+    "num_keys": lambda store: store.num_keys(),
+    "compare_set": lambda store: store.compare_set("key", "", "v"),
+    "append": lambda store: store.append("key", "v"),
+    "multi_get": lambda store: store.multi_get(["key"]),
+    "multi_set": lambda store: store.multi_set(["key"], ["v"]),
+    "queue_push": lambda store: store.queue_push("key", "v"),
+    "queue_pop": lambda store: store.queue_pop("key"),
+    "queue_len": lambda store: store.queue_len("key"),
+    "list_keys": lambda store: store.list_keys(),
+    "watch": lambda store: store.watch("key", b"", ["other"], store.timeout),
+    "will": lambda store: store.will("key", "v"),
+}
+
+
+def test_dead_server_is_an_error(remote: tuple[subprocess.Popen[bytes], int]) -> None:
+    """After the server's death no operation is reported as done, be its connection an old or a
+    new one; the error says that the store did not answer."""
     process, port = remote
-    store = TCPStore(HOST, port, timeout=WAIT)
+    stores = {name: TCPStore(HOST, port, timeout=WAIT) for name in CALLS}
     process.kill()
     process.wait()
-    calls: dict[str, Callable[[], object]] = {
-        "set": lambda: store.set("key", "v"),
-        "get": lambda: store.get("key"),
-        "add": lambda: store.add("key", 1),
-    }
-    with pytest.raises(DistStoreError, match="lost the store"):
-        calls[call]()
-    with pytest.raises(DistStoreError, match="lost the store"):
-        calls[call]()
+    for _ in range(2):
+        for name, store in stores.items():
+            with pytest.raises(DistStoreError, match="lost the store") as caught:
+                CALLS[name](store)
+            assert not caught.value.answered
 
 
 def test_waiting_clients_learn_of_the_servers_death(
@@ -259,6 +278,68 @@ def test_stopped_server_is_a_timeout(
     store.set_timeout(WAIT)
     store.set("key", "after")
     assert store.get("key") == b"after"
+
+
+def test_stopped_server_reports_nothing_as_done(
+    remote: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    """Every operation on a store whose server is stopped ends as an error."""
+    process, port = remote
+    stores = {name: TCPStore(HOST, port, timeout=0.2) for name in CALLS}
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    outcomes: dict[str, object] = {}
+
+    def run(name: str) -> None:
+        try:
+            outcomes[name] = CALLS[name](stores[name])
+        except DistStoreError as error:
+            outcomes[name] = error
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in CALLS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert {name: type(outcome) for name, outcome in outcomes.items()} == dict.fromkeys(
+        CALLS, StoreTimeoutError
+    )
+    assert not any(outcome.answered for outcome in outcomes.values())
+
+
+def test_groups_need_no_store_once_made(remote: tuple[subprocess.Popen[bytes], int]) -> None:
+    """A group that is formed runs 1,000 more collectives after the store's server was killed,
+    also between ranks that had not spoken before, and so does a group made of its members."""
+    process, port = remote
+    formed, killed = threading.Barrier(4, timeout=WAIT), threading.Barrier(4, timeout=WAIT)
+    sums: list[float] = []
+
+    def rank(number: int) -> None:
+        world.thread_is_rank()
+        store = TCPStore(HOST, port, timeout=WAIT)
+        dist.init_process_group("tcp", store=store, rank=number, world_size=3, timeout=WAIT)
+        formed.wait()
+        killed.wait()
+        x = np.ones(3)
+        for _ in range(1000):
+            x[:] = 1
+            dist.all_reduce(x)
+        pair = dist.new_group([0, 2])
+        if number != 1:
+            dist.all_reduce(x, group=pair)
+        sums.append(float(x.sum()))
+        dist.destroy_process_group()
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    formed.wait()
+    process.kill()
+    process.wait()
+    killed.wait()
+    for thread in threads:
+        thread.join(WAIT)
+    assert sorted(sums) == [9.0, 18.0, 18.0]
 
 
 def test_interrupt_ends_a_wait() -> None:

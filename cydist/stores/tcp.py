@@ -375,7 +375,7 @@ class _Pool:
             except AuthenticationError:
                 raise
             except DistTimeoutError:
-                raise DistStoreError(
+                raise StoreTimeoutError(
                     f"{self.name} is not a cydist store, or the process that serves it is "
                     "stopped: it did not greet us in time",
                     answered=False,
