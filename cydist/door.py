@@ -190,19 +190,23 @@ class Door:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_IN_TURN):
-            if len(self._guests) >= self._most and not self._replace_oldest():
+            full = len(self._guests) >= self._most
+            if full and not self._may_replace():
                 return
             try:
                 sock, _ = listener.accept()
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     return
-                if self._guests:
-                    if self._replace_oldest():
-                        continue
-                else:
+                if not self._guests:
                     self._turn_away(listener)
-                return
+                    return
+                if not self._may_replace():
+                    return
+                self.make_room()
+                continue
+            if full:
+                self.make_room()
             self._greet(sock)
 
     def _greet(self, sock: socket.socket) -> None:
@@ -239,14 +243,13 @@ class Door:
         self._part_with(guest)
         guest.sock.close()
 
-    def _replace_oldest(self) -> bool:
-        """Make room for a newcomer, or close the door until that may be done."""
+    def _may_replace(self) -> bool:
+        """Has the oldest guest had its time? If not, close the door until then."""
         oldest = next(iter(self._guests.values()))
         due = oldest.deadline - auth.HANDSHAKE_TIMEOUT + GRACE
         if due > time.monotonic():
             self._rest(due)
             return False
-        self._dismiss(oldest)
         return True
 
     def _turn_away(self, listener: socket.socket) -> None:

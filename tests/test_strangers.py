@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import select
+import selectors
 import socket
 import threading
 import time
@@ -47,6 +48,31 @@ def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.M
         service.member().close()
         service.use()
         assert service.guests() <= door.MOST_GUESTS
+
+
+def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the room is full only the guest that came first gives way, and only to a newcomer."""
+    monkeypatch.setattr(door, "MOST_GUESTS", 4)
+    monkeypatch.setattr(door, "GRACE", 0.0)
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        own = door.Door(selector, SECRET, b"peer", JOB)
+        stack.callback(own.close)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        own.listen(listener)
+        guests = []
+        for count in [1, 2, 3, 4, 4, 4]:
+            guests.append(stack.enter_context(socket.create_connection(listener.getsockname())))
+            for key, _ in selector.select(DEADLINE):
+                own.react(key.fileobj)
+            assert len(own) == count
+        assert [len(read_to_end(guest)) for guest in guests[:2]] == [40, 40]
+        for guest in guests[2:]:
+            assert len(guest.recv(100)) == 40
+            guest.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                guest.recv(1)
 
 
 def test_silent_and_slow_strangers_are_hung_up_on(
