@@ -27,6 +27,7 @@ from transports import DEADLINE, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMED = CLAIM.pack(1, 0, 0)
+CHANNELS = [b"store", b"peer", b"report"]
 
 # Forged handshakes. A forger sees whole conversations of members, and may talk to as many of
 # them as it likes; it does not know the secret.
@@ -76,7 +77,13 @@ def of_an_earlier_generation(source: random.Random, greeting: bytes, channel: by
 
 def for_another_service(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
     """What a member answered that was made to believe that this is another service."""
-    return member(greeting, b"peer" if channel == b"store" else b"store")
+    return member(greeting, source.choice([other for other in CHANNELS if other != channel]))
+
+
+def renamed(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
+    """The same, with the service's name put right."""
+    other = source.choice([other for other in CHANNELS if other != channel])
+    return member(greeting, other).replace(other.ljust(8, b"\0"), channel.ljust(8, b"\0"))
 
 
 def altered(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
@@ -108,13 +115,13 @@ def server(channel: bytes) -> ServerHandshake:
 
 
 FORGERIES = [
-    noise, plausible, guessed, replayed, of_an_earlier_generation, for_another_service, altered,
-    with_another_claim, reflected,
+    noise, plausible, guessed, replayed, of_an_earlier_generation, for_another_service, renamed,
+    altered, with_another_claim, reflected,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tries", TRIES)
-@pytest.mark.parametrize("channel", [b"store", b"peer"])
+@pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_forged_answers_are_refused(forge: Forge, channel: bytes, tries: int) -> None:
     """A server lets none of them in."""
@@ -131,7 +138,7 @@ def test_forged_answers_are_refused(forge: Forge, channel: bytes, tries: int) ->
 
 
 @pytest.mark.parametrize("tries", TRIES)
-@pytest.mark.parametrize("channel", [b"store", b"peer"])
+@pytest.mark.parametrize("channel", CHANNELS)
 def test_forged_servers_are_refused(channel: bytes, tries: int) -> None:
     """A client believes no server that does not know the secret, or that answers another."""
     source = random.Random(4)
