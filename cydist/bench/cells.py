@@ -28,7 +28,7 @@ class Cell:
 def cells(
     ops: Sequence[str], sizes: Sequence[int], dtype: str, itemsize: int, ranks: int
 ) -> Iterator[Cell]:
-    """Every op at every size (bytes), rounded down to whole elements and equal blocks."""
+    """Every op at every size (bytes), in whole elements and equal blocks, of one at least."""
     for op in ops:
         if op == "barrier":
             yield Cell(op, 0, dtype, 0)

@@ -60,6 +60,7 @@ class Session:
         self.library = library
         self._buffers: Buffers | None = None
         self._bound: Bound = (library.barrier, ())
+        self._settled = False  # has a loop run on these arrays?
         self._commands: dict[str, Callable[..., Answer]] = {
             "cell": self.cell,
             "round": self.round,
@@ -75,7 +76,7 @@ class Session:
     def cell(self, op: str, count: int, dtype: str) -> Answer:
         """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""
         library = self.library
-        self._buffers = None
+        self._buffers, self._settled = None, False
         gc.collect()
         if op == "barrier":
             self._bound = library.bind(op, None, None)
@@ -110,8 +111,9 @@ class Session:
         checked     check the result too
         """
         buffers = self._buffers
-        if buffers is not None:
+        if buffers is not None and (checked or not self._settled):
             buffers.settle(CHECKED_CALLS)
+            self._settled = True
         function, arguments = self._bound
         self.library.barrier()
         function(*arguments)

@@ -1,0 +1,27 @@
+"""MPI as `python -m cydist.bench` runs it beside cydist."""
+
+import numpy as np
+import pytest
+
+from cydist.bench.cells import IN_BLOCKS, OPS
+from cydist.bench.libraries import Mpi
+from cydist.bench.loops import Session
+from cydist.launchers import place
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("op", OPS if place().size > 1 else sorted(IN_BLOCKS))
+def test_every_op(op, dtype):
+    """The calls of mpi4py that stand for an op do it, once and in a loop."""
+    session = Session(Mpi())
+    count = 12 * place().size
+    assert session.do({"do": "cell", "op": op, "count": count, "dtype": dtype})["wrong"] == 0
+    answer = session.do({"do": "round", "iterations": 3, "sampled": True, "checked": True})
+    assert (answer["wrong"], len(answer["each_ns"])) == (0, 3)
+
+
+def test_in_the_background(rank, size):
+    """An all_reduce that is begun gives the sum once it was waited for."""
+    array = np.full(1000, rank + 1, np.float32)
+    Mpi().begin(array)()
+    assert np.array_equal(array, np.full(1000, size * (size + 1) // 2, np.float32))
