@@ -4,8 +4,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PENDING, TIMEOUT, Fingerprint,
-    Request, Transport, now_ns,
+    ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PENDING, RAISED,
+    TIMEOUT, Fingerprint, Request, Transport, now_ns,
 )
 from cydist._native.waiting cimport exchange_int, load_int, sched_yield, store_int
 
@@ -115,8 +115,8 @@ cdef void hear(Notices *n, Transport *t) noexcept nogil:
 cdef bint makes_sense(const Notice *notice, const Transport *t, int source) noexcept nogil:
     """A member that is broken may say anything: what nobody would say is not heard."""
     return (notice.teller == source and 0 <= source < t.size and -1 <= notice.peer < t.size
-            and (notice.kind == ASK or (notice.kind == FAILED
-                                        and ABORTED <= notice.status <= TIMEOUT)))
+            and (notice.kind == ASK or (notice.kind == FAILED and notice.status != CLOSED
+                                        and RAISED <= notice.status <= TIMEOUT)))
 
 
 cdef void heed(Notices *n, Transport *t, const Notice *notice) noexcept nogil:
