@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
@@ -18,7 +19,8 @@ from cydist import _native, auth
 from cydist.backends import addresses
 from cydist.backends.addresses import Address
 from cydist.backends.connections import CHANNEL, CLAIM, Connections
-from cydist.errors import DistNetworkError, RendezvousError
+from cydist.backends.reports import Report
+from cydist.errors import DistError, DistNetworkError, RendezvousError
 from transports import (
     DEADLINE,
     SECRET,
@@ -245,6 +247,23 @@ def test_other_secret_is_a_lost_peer_with_a_reason() -> None:
         send.wait(soon())
         assert status_of(send) == "peer_lost"
         assert "secret" in ours.link.lost(1)
+
+
+def test_report_that_fails_is_no_report(tcp: Callable[[int], Ranks]) -> None:
+    """Whatever goes wrong while a rank says what it is doing, it goes on connecting."""
+    world = tcp(2)
+
+    def fails(context: int) -> Report:
+        raise UnicodeError("a source that is none")
+
+    world.connections[0].reporter = fails
+    limit = time.monotonic() + DEADLINE
+    with pytest.raises((DistError, OSError)):
+        world.connections[1].ask(0, 1, limit)
+    got = np.zeros(1)
+    groups = world.group()
+    run(lambda: done(groups[1].isend(np.ones(1), 0, 0)), lambda: done(groups[0].irecv(got, 1, 0)))
+    assert got[0] == 1
 
 
 # Processes

@@ -133,7 +133,8 @@ def answer(
 
     of      context -> this rank's report on that group
     """
-    with sock, contextlib.suppress(OSError, struct.error):
+    # Whatever goes wrong, the thread that answers must go on connecting.
+    with sock, contextlib.suppress(Exception):
         _, destination, context = CLAIM.unpack(claim)
         if destination == rank and of is not None:
             # Some 8 KiB on an empty socket; one that does not take them is broken.
