@@ -93,15 +93,55 @@ def test_restarts(launcher: Launcher) -> None:
     assert result.stderr.count("failed first: exit code 7") == 3
 
 
-def test_restarts_leak_nothing(launcher: Launcher) -> None:
-    """After many restarts the launcher has as many descriptors as after the first."""
+def test_deaf_ranks_do_not_hide_a_failure(launcher: Launcher) -> None:
+    """Where a rank fails and the others ignore SIGTERM, they are killed after the grace period,
+    what they started too, and the exit code is that of the rank that failed."""
+    os.mkfifo(launcher.directory / "deaf")
     script = launcher.script(
-        "print('fds', *sorted(os.listdir(f'/proc/{os.getppid()}/fd')))", "sys.exit(1)"
+        "if rank == 1:",
+        "    open('deaf').close()",
+        "    sys.exit(5)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "if os.fork() == 0:",
+        "    os.setsid()",
+        "    pause()",
+        "open('deaf', 'w').close()",
+        "pause()",
     )
-    result = launcher.run("--max-restarts=20", "--restart-delay=0", script)
-    held = re.findall(r"fds (.*)", result.stdout)
-    assert len(held) == 21
-    assert held == [held[1]] * 21
+    result = launcher.run("-n", "2", "--shutdown-timeout", "0.2", script)
+    assert result.returncode == 5
+    assert "rank 1 (local rank 1" in result.stderr
+    assert "cydistrun: rank 0 did not end within 0.2 s: killed" in result.stderr
+    assert launcher.settles() == 0
+
+
+@pytest.mark.parametrize(
+    "restarts", [10, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
+def test_restarts_leak_nothing(launcher: Launcher, restarts: int) -> None:
+    """After many restarts both processes of the launcher have as many descriptors as after the
+    first, and no zombies, though every worker leaves orphans, living and dead."""
+    script = launcher.script(
+        "if os.fork() == 0:",
+        "    if os.fork() == 0: os._exit(0)",
+        "    os.fork()",
+        "    pause()",
+        "inner = os.getppid()",
+        "outer = int(open(f'/proc/{inner}/stat').read().rpartition(')')[2].split()[1])",
+        "both = (outer, inner)",
+        "held = [sorted(map(int, os.listdir(f'/proc/{pid}/fd'))) for pid in both]",
+        "below = [open(f'/proc/{pid}/task/{pid}/children').read().split() for pid in both]",
+        "print('held', held, 'below', *map(len, below))",
+        "sys.exit(1)",
+    )
+    options = (f"--max-restarts={restarts}", "--restart-delay=0")
+    process = launcher.start(*options, script)
+    out, _ = process.communicate(timeout=500)
+    seen = re.findall(r"held (.*) below (.*)", out.decode())
+    assert len(seen) == restarts + 1
+    assert {below for _, below in seen} == {"1 1"}
+    assert {held for held, _ in seen} == {seen[1][0]}
+    assert launcher.settles() == 0
 
 
 def test_success_after_restart(launcher: Launcher) -> None:

@@ -139,6 +139,17 @@ def test_sigkill_leaves_nothing(launcher: Launcher, victim: str) -> None:
     assert process.returncode == (137 if victim in ("inner process", "worker") else -9)
 
 
+def test_sigterm_ends_the_whole_family(launcher: Launcher) -> None:
+    """SIGTERM of the launcher ends what workers started too, also what ignores it or left the
+    session, and the launcher ends with 143."""
+    process = launcher.start("-n", "2", "--shutdown-timeout", "5", launcher.script(*FAMILY))
+    launcher.wait_ready(process, 6)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert launcher.settles() == 0
+
+
 def test_nothing_outlives_success(launcher: Launcher) -> None:
     """A background process that workers left behind ends with the job."""
     script = launcher.script("if os.fork() == 0: os.setsid(); signal.pause()")
