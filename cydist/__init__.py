@@ -70,6 +70,7 @@ from cydist.registry import (
     register_backend,
 )
 from cydist.scans import exscan, scan
+from cydist.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from cydist.types import ReduceOp
 from cydist.work import Work
@@ -91,6 +92,8 @@ from cydist.world import (
 )
 
 __all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
     "Array",
     "AuthenticationError",
     "Backend",
@@ -173,5 +176,6 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink_group",
     "spawn",
 ]

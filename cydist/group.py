@@ -248,7 +248,7 @@ class ProcessGroup:
             raise GroupFailedError(
                 f"{name}: group {self.group_name!r} failed earlier and takes no more calls "
                 f"({type(self._failed).__name__}: {self._failed}). Other groups still work; "
-                "make a new group of the ranks that are left",
+                "shrink_group makes one of the ranks that are left",
                 op=name,
                 group=self.group_name,
                 ranks=getattr(self._failed, "ranks", ()),
@@ -402,6 +402,29 @@ class ProcessGroup:
         """Return when every rank has called: dissemination, log2 p steps (Hensgen, Finkel and
         Manber, Int. J. Parallel Programming 17(1), 1988)."""
         agree(self, call, "barrier")
+
+    def shrink(
+        self,
+        excluded: Sequence[int],
+        deadline: float,
+        *,
+        abort: bool = False,
+        pg_options: object = None,
+    ) -> ProcessGroup:
+        """A group of the members that are neither excluded nor lost; optional.
+
+        excluded    group ranks; each member may have other ones
+        deadline    on time.monotonic()
+        abort       first end all calls under way on this group, which is destroyed later
+
+        Called by all that go on, also when this group has failed. All of them must come to the
+        same members. Raises UnsupportedError, having done nothing, where that is not possible.
+        """
+        raise UnsupportedError(
+            f"shrink_group: backend {self.backend!r} cannot make a group of those that are left: "
+            "start the job again, or use backend 'tcp'",
+            op="shrink_group", group=self.group_name,
+        )  # fmt: skip
 
     # torch.distributed's names for what a group knows of itself.
 

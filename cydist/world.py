@@ -39,6 +39,7 @@ class World:
         self.groups: dict[str, ProcessGroup] = {}
         self.made = 0  # by new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
+        self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
 
     def make(
@@ -86,6 +87,21 @@ class World:
             list(ranks),
         )
         return registry.create(backend, options, pg_options)
+
+    def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
+        """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""
+        if old is self.groups[DEFAULT_GROUP]:
+            self.groups[DEFAULT_GROUP] = new
+            self.rank, self.size = new.rank(), new.size()
+            new.ranks = tuple(range(new.size()))
+            # Ranks may have made different numbers of groups when one of them died.
+            self.prefix = f"{new.group_name}/"
+            self.made = 0
+            self.made_locally.clear()
+        else:
+            self.groups.pop(old.group_name, None)
+            self.groups[new.group_name] = new
+        old.destroy()
 
 
 class RoutedGroup(ProcessGroup):
@@ -325,10 +341,12 @@ def new_group(
         if world.rank not in members:
             return GroupMember.NON_GROUP_MEMBER
         count = world.made_locally[members] = world.made_locally.get(members, 0) + 1
-        name = f"local-{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}-{count}"
+        name = (
+            f"{world.prefix}local-{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}-{count}"
+        )
     else:
         world.made += 1
-        name = str(world.made)
+        name = f"{world.prefix}{world.made}"
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     limit = seconds(timeout)

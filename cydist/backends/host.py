@@ -18,6 +18,7 @@ from weakref import ref
 
 from cydist import _native, config, tuning
 from cydist.backends.reports import GONE, Report, gather, stacks
+from cydist.backends.survivors import Survivors
 from cydist.errors import (
     DistError,
     DistTimeoutError,
@@ -67,11 +68,12 @@ class HostGroup(ProcessGroup):
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
-        digest = hashlib.sha256(f"{name}/{self._peers}".encode()).digest()
-        self._context = int.from_bytes(digest[:8], "little")
+        self._context = context_of(name, self._peers)
         self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
+        self._survivors: Survivors | None = None
+        self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
 
@@ -80,7 +82,7 @@ class HostGroup(ProcessGroup):
         """Can the ranks see each other's memory?"""
         return self._native.windows
 
-    def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
+    def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> HostGroup:
         return HostGroup(
             self._endpoint,
             list(ranks).index(self._rank),
@@ -91,10 +93,51 @@ class HostGroup(ProcessGroup):
             backend=self.backend,
         )
 
+    def shrink(
+        self,
+        excluded: Sequence[int],
+        deadline: float,
+        *,
+        abort: bool = False,
+        pg_options: object = None,
+    ) -> ProcessGroup:
+        if abort:
+            self.abort()
+        if self._shrunk is None:
+            self._shrunk = self._of_survivors(excluded, deadline)
+        found = self._shrunk
+        made: ProcessGroup = found
+        out = {self._peers[rank] for rank in excluded}
+        try:
+            limit = max(0.0, deadline - time.monotonic())
+            found.execute("shrink_group", found.barrier, timeout=limit)
+        except (PeerFailedError, GroupFailedError):
+            # Now, or in an earlier attempt. Others may have it already: they find it failed,
+            # and shrink it too.
+            left = [rank for rank, peer in enumerate(found._peers) if peer in out]
+            made = found.shrink(left, deadline)
+            found.destroy()
+        self._shrunk = None
+        return made
+
+    def _of_survivors(self, excluded: Sequence[int], deadline: float) -> HostGroup:
+        if self._survivors is None:
+            self._survivors = Survivors(
+                self._endpoint.link, self._peers, self._rank,
+                context_of(f"{self.group_name}:survivors", self._peers),
+                self.group_name, self.ranks,
+            )  # fmt: skip
+        members = self._survivors.agree(excluded, deadline)
+        return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
+
     def close(self) -> None:
         self._endpoint.groups.pop(self._context, None)
         self._native.close()
         self._messages.clear()
+        if self._survivors is not None:
+            self._survivors.close()
+        if self._shrunk is not None:
+            self._shrunk.destroy()
         self._endpoint.release()
 
     def abort(self) -> None:
@@ -300,6 +343,12 @@ class HostGroup(ProcessGroup):
             return ""
         peer = self._peers[rank]
         return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer)
+
+
+def context_of(name: str, peers: Sequence[int]) -> int:
+    """A number for a group's messages, the same on all members and for no other group."""
+    digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def wire_tag(tag: int) -> int:

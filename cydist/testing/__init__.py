@@ -73,7 +73,8 @@ class ThreadJob:
             except BaseException as error:
                 self._ended.put((rank, None, error))
             del body
-        world.destroy_process_group()
+        if world.is_initialized():  # the body may have left
+            world.destroy_process_group()
 
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
         """Call `body(rank)` on every rank; what they return, by rank.
