@@ -21,7 +21,7 @@ SHORT = 0.3  # a timeout that must pass
 Body = Callable[[int], Any]
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+@pytest.fixture(params=["inproc", "tcp", "shm"])
 def transport(request: pytest.FixtureRequest) -> str:
     """The backends that can shrink."""
     return str(request.param)

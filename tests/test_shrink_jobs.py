@@ -22,10 +22,11 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def run(directory: Path, failpoints: dict[int, list[str]], ranks: int) -> str:
+def run(directory: Path, transport: str, failpoints: dict[int, list[str]], ranks: int) -> str:
     """What the ranks print; those with failpoints must have been killed, the others be done."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CYDIST_", "GLOO_"))}
     common = {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(directory)}
+    common |= {"CYDIST_TRANSPORT": transport}
     url = f"tcp://127.0.0.1:{free_port()}"
     output = (directory / "output").open("w+b")
     processes = [
@@ -51,19 +52,19 @@ def run(directory: Path, failpoints: dict[int, list[str]], ranks: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "failpoints",
+    ("transport", "failpoints"),
     [
-        pytest.param({2: ["send.mid:kill:5"]}, id="one"),
-        pytest.param({0: ["recv.mid:kill:7"]}, id="rank0-and-the-store"),
-        pytest.param({1: ["enter:kill:4"], 3: ["enter:kill:4"]}, id="two-at-once"),
-        pytest.param({1: ["enter:kill:4"], 2: ["", "wait:kill"]}, id="one-while-agreeing"),
-        pytest.param({3: ["enter:kill:4"], 0: ["", "enter:kill"]}, id="one-in-the-barrier"),
-        pytest.param({2: ["enter:kill:4"], 0: ["", "enter:kill:2"]}, id="one-right-after"),
+        pytest.param("tcp", {2: ["send.mid:kill:5"]}, id="one"),
+        pytest.param("tcp", {0: ["recv.mid:kill:7"]}, id="rank0-and-the-store"),
+        pytest.param("shm", {1: ["enter:kill:4"], 3: ["enter:kill:4"]}, id="two-at-once"),
+        pytest.param("tcp", {1: ["enter:kill:4"], 2: ["", "wait:kill"]}, id="one-while-agreeing"),
+        pytest.param("shm", {3: ["enter:kill:4"], 0: ["", "enter:kill"]}, id="one-in-the-barrier"),
+        pytest.param("tcp", {2: ["enter:kill:4"], 0: ["", "enter:kill:2"]}, id="one-right-after"),
     ],
 )
-def test_killed_ranks(tmp_path: Path, failpoints: dict[int, list[str]]) -> None:
+def test_killed_ranks(tmp_path: Path, transport: str, failpoints: dict[int, list[str]]) -> None:
     """Four ranks, some killed while reducing or while the others shrink: the rest reduce right."""
-    text = run(tmp_path, failpoints, 4)
+    text = run(tmp_path, transport, failpoints, 4)
     left = [rank for rank in range(4) if rank not in failpoints]
     said = re.findall(r"^(\d): now (\d) of (\d), sum (\d+),", text, re.M)
     total = f"{sum(2**rank for rank in left)}"
