@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,41 @@ def test_errors_are_listed() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     rows = set(re.findall(r"^\| `(\w+(?:Error|Exception))` \|", page, re.M))
     assert rows == {n for n in classes if issubclass(getattr(errors, n), errors.DistError)}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_example_of_survivors(tmp_path: Path) -> None:
+    """operations.md's program goes on with two ranks of three when one is killed in a call."""
+    section = (ROOT / "docs/operations.md").read_text().split("## Going on without a dead rank")[1]
+    program = re.search(r"```python\n(.*?)```", section, re.S)
+    assert program is not None
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
+    common = {**os.environ, **place, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program[1]],
+            env={
+                **common,
+                "RANK": f"{rank}",
+                "CYDIST_FAILPOINT": "enter:kill:40" if rank == 1 else "",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=50)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert said == ["0 of 2: [100. 100. 100.]\n", "", "1 of 2: [100. 100. 100.]\n"]
 
 
 def readme_example() -> tuple[str, str, str, list[str]]:
