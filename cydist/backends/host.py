@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from cydist import _native, config, tuning
+from cydist import _native, tuning
+from cydist.backends.endpoint import Endpoint
 from cydist.backends.reports import GONE, Report, gather, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
@@ -34,8 +35,7 @@ from cydist.types import Op, op_and_factor
 from cydist.work import Work
 
 if TYPE_CHECKING:
-    from cydist._native import Array, Link, Message
-    from cydist.backends.connections import Connections
+    from cydist._native import Array, Message
     from cydist.registry import BackendOptions
 
 EVEN = 1  # abi.pxd: all blocks have the same size
@@ -433,54 +433,6 @@ class MessageWork(Work):
 # The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
 # that it runs when an entry goes would swallow a Ctrl-C that comes then.
 _threads: dict[tuple[str, int], ref[Endpoint]] = {}
-
-
-class Endpoint:
-    """This process's end of a link, shared by groups and closed by the last of them.
-
-    connections     what makes the link's connections; None: ranks are threads
-    """
-
-    def __init__(
-        self, link: Link, close: Callable[[], None], connections: Connections | None = None
-    ) -> None:
-        self.link = link
-        self._close = close
-        self.groups: dict[int, ref[HostGroup]] = {}
-        self.own_process = connections is not None
-        self.ask: Callable[[int, int, float], Report] | None = None
-        self.host_of: Callable[[int], str] = lambda peer: ""
-        self.trouble: Callable[[int], str] = lambda peer: ""
-        if connections is not None:
-            connections.reporter = self.report
-            self.host_of = connections.host_of
-            self.trouble = connections.trouble
-            if not config.INSECURE.on():
-                self.ask = connections.ask
-        self._users = 0
-        self._lock = threading.Lock()
-
-    def report(self, context: int) -> Report:
-        """What this rank is doing in the group of this context."""
-        known = self.groups.get(context)
-        group = None if known is None else known()
-        if group is None:
-            return GONE
-        return group.report()
-
-    def share(self) -> Endpoint:
-        """One more group uses it."""
-        with self._lock:
-            self._users += 1
-        return self
-
-    def release(self) -> None:
-        """A group has ended."""
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self._close()
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
