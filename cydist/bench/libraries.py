@@ -99,7 +99,7 @@ class Cydist(TorchLike):
         self._windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
             "version": f"cydist {version('cydist') or 'from its source tree'}",
-            "transport": f"{backend}, {'windows' if self._windows else 'messages'}",
+            "transport": f"{backend}, {'shared memory' if self._windows else 'messages'}",
         }
         wrap: Callable[[Any], Any] = as_tensor if arrays == "torch" else same
         if arrays == "torch":
