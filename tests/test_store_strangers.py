@@ -233,6 +233,15 @@ def test_full_store_serves_the_others(monkeypatch: pytest.MonkeyPatch, master: T
         assert greedy.add("count", 1) == 2
 
 
+def test_wills_are_bounded(master: TCPStore) -> None:
+    """A member cannot leave more than a request's bytes behind for its death."""
+    with contextlib.closing(TCPStore(HOST, master.port, timeout=WAIT)) as other:
+        other.will("key", bytes(MAX_VALUE_BYTES))
+        with pytest.raises(DistStoreError, match=f"at most {MAX_FRAME_BYTES} bytes"):
+            other.will("key", bytes(MAX_VALUE_BYTES))
+        other.will("key", b"small")
+
+
 def test_tiny_keys_count_too() -> None:
     """Ten thousand empty values do not fit a table of 100,000 bytes."""
     table = Table(100_000)

@@ -144,17 +144,17 @@ class TCPStore(Store):
                 f"{int(count)}/{world_size} workers joined"
             ) from None
 
-    def _request(self, request: Request) -> Sequence[bytes]:
+    def _request(self, request: Request, *, bond: bool = False) -> Sequence[bytes]:
         request.check_sizes()
         deadline = time.monotonic() + request.timeout
-        connection = self._pool.take(deadline)
+        connection = self._pool.take(deadline, bond=bond)
         try:
             reply = self._exchange(connection, request, deadline)
         except BaseException:
             # Whatever arrives on it later would be taken for the next call's answer.
             connection.close()
             raise
-        self._pool.give(connection)
+        self._pool.give(connection, bond=bond)
         if reply.status is Status.OK:
             return reply.items
         if reply.status is Status.TIMEOUT:
@@ -206,15 +206,8 @@ class TCPStore(Store):
 
         However it ends: killed, crashed or by `os._exit`. It takes one more connection.
         """
-        deadline = time.monotonic() + self._timeout
         request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
-        connection = self._pool.take(deadline, bond=True)
-        try:
-            self._exchange(connection, request, deadline)
-        except BaseException:
-            connection.close()
-            raise
-        self._pool.give(connection, bond=True)
+        self._request(request, bond=True)
 
     def num_keys(self) -> int:
         """The number of keys: one more than the user's, for the count of workers."""

@@ -33,11 +33,15 @@ from cydist.stores.protocol import (
     decode_request,
     encode_reply,
 )
-from cydist.stores.table import Place, Table
+from cydist.stores.table import ENTRY_BYTES, Place, Table
 
 CHANNEL = b"store"
 
 _READ_BYTES = 256 * 1024
+
+
+# Keys, and what is appended to each when its author has died.
+Will = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +53,7 @@ class _Connection:
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     parked: Request | None = None
     places: tuple[Place, ...] = ()
-    will: tuple[tuple[bytes, bytes], ...] = ()
+    will: Will = ()
     ticket: int = 0
     closing: bool = False
 
@@ -240,8 +244,7 @@ class StoreServer:
         try:
             reply = Reply(Status.OK, self.table.execute(request))
             if request.op is Op.WILL:
-                pairs = tuple(zip(request.keys, request.values, strict=True))
-                connection.will = connection.will + pairs if pairs else ()
+                connection.will = _with_more(connection.will, request)
         except QueueEmptyError as error:
             reply = Reply(Status.QUEUE_EMPTY, (str(error).encode(),))
         except DistStoreError as error:
@@ -327,6 +330,15 @@ class StoreServer:
             with contextlib.suppress(DistStoreError):  # full: they learn at their timeouts
                 self.table.execute(request)
                 self._wake(self.table.touched(request))
+
+
+def _with_more(will: Will, request: Request) -> Will:
+    """A will and what `request` adds; none if that is nothing. DistStoreError: it is too long."""
+    pairs = tuple(zip(request.keys, request.values, strict=True))
+    whole = will + pairs if pairs else ()
+    if sum(ENTRY_BYTES + len(key) + len(value) for key, value in whole) > MAX_FRAME_BYTES:
+        raise DistStoreError(f"a connection's will has at most {MAX_FRAME_BYTES} bytes")
+    return whole
 
 
 servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
