@@ -19,7 +19,7 @@ import selectors
 import socket
 import time
 
-from cydist import auth
+from cydist import _native, auth
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.errors import DistError
 
@@ -129,6 +129,7 @@ class Door:
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listeners.append(listener)
+        _native.replace_in_child(listener.fileno())
         self._selector.register(listener, selectors.EVENT_READ, self)
 
     def __len__(self) -> int:
@@ -140,6 +141,8 @@ class Door:
 
         In a forked child the selector must be closed before: it is one with the parent's.
         """
+        for listener in self._listeners:
+            _native.keep_in_child(listener.fileno())
         for sock in [*self._listeners, *self._guests]:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(sock)

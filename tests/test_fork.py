@@ -119,7 +119,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    ("how", "transport"), [("os", "tcp"), ("os", "shm"), ("multiprocessing", "tcp"), ("C", "tcp")]
+    ("how", "transport"),
+    [("os", "tcp"), ("os", "shm"), ("multiprocessing", "tcp"), ("C", "tcp"), ("C", "shm")],
 )
 def test_a_dead_rank_is_noticed_although_its_child_lives(
     tmp_path: Path, how: str, transport: str

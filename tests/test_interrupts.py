@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beside import Beside
 
 import cydist as dist
 from cydist import world
@@ -370,3 +372,22 @@ def test_an_interrupt_between_two_steps_of_a_call_is_told(transport: str, call: 
 
     counts = run_threads(body, 2, transport)
     assert counts[0] == counts[1] > 2
+
+
+def test_ctrl_c_ends_the_goodbye(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that leaves waits a second at most for its last bytes to arrive at a rank that is
+    stopped; an interrupt ends that wait too, with no connection left open."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
+    stops = "dist.barrier()\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    with Beside(tmp_path, stops) as other:
+        dist.init_process_group(
+            "tcp", init_method=other.meeting, rank=0, world_size=2, timeout=60, group_name="beside"
+        )
+        dist.barrier()
+        os.waitid(os.P_PID, other.process.pid, os.WSTOPPED)
+        link = dist.group.WORLD._endpoint.link
+        for _ in range(600):
+            dist.isend(np.ones(4000), 1)  # more than sockets hold
+        ctrl_c(dist.destroy_process_group)
+        assert 0 == link.statistics()["connections"]
+        dist.destroy_process_group()  # the world, of which the group was the last

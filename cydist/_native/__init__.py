@@ -13,6 +13,7 @@ try:
     from cydist._native.failpoints import arm as arm_failpoint
     from cydist._native.failpoints import failpoint
     from cydist._native.failures import Failure
+    from cydist._native.forks import keep_in_child, replace_in_child
     from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
         combine_all,
@@ -52,8 +53,10 @@ __all__ = [
     "failpoint",
     "flatten_buffers",
     "hub",
+    "keep_in_child",
     "overlapping",
     "prepare",
+    "replace_in_child",
     "supports",
     "unflatten_buffers",
     "use_isa",

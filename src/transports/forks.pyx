@@ -1,13 +1,25 @@
 """Forked children let go of their copies of a parent's sockets, so that its peers notice when
 it dies. Python's own handlers see only forks that Python makes; these see every fork().
 """
+from libc.stdlib cimport realloc
+
 from cydist._native.linux cimport (
     close, pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
 from cydist._native.stream cimport LIVE, WANTED, Net
 
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char *, int)
+    int O_RDONLY
+    int O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int dup2(int, int)
+
 cdef Net *first = NULL
+cdef int *listeners = NULL      # descriptors whose numbers Python's sockets own
+cdef int listeners_count = 0
 cdef pthread_mutex_t lock
 pthread_mutex_init(&lock, NULL)
 
@@ -33,6 +45,11 @@ cdef void after() noexcept nogil:
 
 cdef void after_in_child() noexcept nogil:
     cdef Net *net = first
+    cdef int i, nothing = open("/dev/null", O_RDONLY | O_CLOEXEC)
+    if nothing >= 0:
+        for i in range(listeners_count):
+            dup2(nothing, listeners[i])
+        close(nothing)
     while net != NULL:
         abandon(net)
         net = net.next
@@ -41,6 +58,36 @@ cdef void after_in_child() noexcept nogil:
 
 if pthread_atfork(before, after, after_in_child) != 0:
     raise MemoryError("no memory for handlers of forks")
+
+
+def replace_in_child(int fd):
+    """In every forked child put /dev/null in this descriptor's place, until `keep_in_child`."""
+    global listeners, listeners_count
+    cdef int *more
+    with nogil:
+        pthread_mutex_lock(&lock)
+        more = <int *>realloc(listeners, (listeners_count + 1) * sizeof(int))
+        if more != NULL:
+            more[listeners_count] = fd
+            listeners = more
+            listeners_count += 1
+        pthread_mutex_unlock(&lock)
+    if more == NULL:
+        raise MemoryError("no memory for a descriptor")
+
+
+def keep_in_child(int fd):
+    """This descriptor is about to be closed."""
+    global listeners_count
+    cdef int i
+    with nogil:
+        pthread_mutex_lock(&lock)
+        for i in range(listeners_count):
+            if listeners[i] == fd:
+                listeners_count -= 1
+                listeners[i] = listeners[listeners_count]
+                break
+        pthread_mutex_unlock(&lock)
 
 
 cdef void remember(Net *net) noexcept nogil:
