@@ -3,12 +3,15 @@
 Plain values and arrays travel in a codec of our own; everything else is pickled, unless
 init_process_group was told allow_pickle=False or connections are not authenticated. All of
 these calls block. An object that cannot be encoded raises on its own rank, and a DistError
-that names the rank on all others; the group stays usable.
+that names the rank on all others; the group stays usable, as it does after bytes that are no
+object (DistBackendError) and after pickle where it is not allowed (TypeError). Sizes travel
+ahead: a rank that announces more than this host has memory for fails the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -77,12 +80,45 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
     return whole
 
 
-def _decode(data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[Any]:
+def _blocks(
+    name: str, sizes: Sequence[int], senders: Sequence[int], group: ProcessGroup
+) -> list[np.ndarray[Any, Any]]:
+    """Memory for what the ranks `senders` announce, in bytes.
+
+    Raises DistBackendError when there is not so much here; others may go on, so the group fails.
+    """
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        if min(sizes) >= 0 and sum(sizes) <= most:
+            return [np.empty(size, np.uint8) for size in sizes]
+    except MemoryError:
+        pass
+    size, sender = max(zip(sizes, senders, strict=True))
+    error = DistBackendError(
+        f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host has "
+        f"{most}, or less that is free. The group has failed; send large data as arrays",
+        op=name,
+        group=group.group_name,
+        ranks=(sender,),
+    )
+    group.fail(error, name)
+    raise error
+
+
+def _decode(
+    name: str, data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], rank: int
+) -> list[Any]:
+    """The objects that rank `rank` sent."""
     ends = np.cumsum(sizes)
-    return [
-        codec.decode(data[end - size : end].data, allow_pickle=_pickle_allowed())
-        for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
-    ]
+    try:
+        return [
+            codec.decode(data[end - size : end].data, allow_pickle=_pickle_allowed())
+            for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
+        ]
+    except codec.CodecError as error:
+        raise DistBackendError(
+            f"{name}: what rank {rank} sent is no object: {error}", op=name, ranks=(rank,)
+        ) from None
 
 
 @_one_call
@@ -102,10 +138,13 @@ def all_gather_object(
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=timeout)
     _check_all(mine, name, sizes, chosen)
-    blocks = [np.empty(int(size), np.uint8) for size in sizes[:, 0]]
+    blocks = _blocks(name, sizes[:, 0].tolist(), chosen.ranks, chosen)
     all_gather(blocks, mine.data, group, timeout=timeout)
     for rank, block in enumerate(blocks):
-        object_list[rank] = obj if rank == chosen.rank() else _decode(block, sizes[rank])[0]
+        if rank == chosen.rank():
+            object_list[rank] = obj
+        else:
+            object_list[rank] = _decode(name, block, sizes[rank], chosen.ranks[rank])[0]
 
 
 @_one_call
@@ -131,18 +170,19 @@ def broadcast_object_list(
     mine = _Encoded(object_list if here else [])
     length = np.array([len(object_list)], np.int64)
     broadcast(length, group=group, group_src=root, timeout=timeout)
-    sizes = mine.sizes if here else np.empty(int(length[0]), np.int64)
+    sender = chosen.ranks[root]
+    sizes = mine.sizes if here else _sizes(name, length, sender, chosen)
     broadcast(sizes, group=group, group_src=root, timeout=timeout)
-    mine.check(name, sizes, chosen.ranks[root])
-    data = mine.data if here else np.empty(int(sizes.sum()), np.uint8)
+    mine.check(name, sizes, sender)
+    data = mine.data if here else _blocks(name, [sum(sizes.tolist())], [sender], chosen)[0]
     broadcast(data, group=group, group_src=root, timeout=timeout)
     if length[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries here and {length[0]} on rank "
-            f"{chosen.ranks[root]}"
+            f"{sender}"
         )
     if not here:
-        object_list[:] = _decode(data, sizes)
+        object_list[:] = _decode(name, data, sizes, sender)
 
 
 @_one_call
@@ -173,11 +213,14 @@ def gather_object(
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=timeout)
     _check_all(mine, name, sizes, chosen)
-    blocks = [np.empty(int(size), np.uint8) for size in sizes[:, 0]] if here else None
+    blocks = _blocks(name, sizes[:, 0].tolist(), chosen.ranks, chosen) if here else None
     gather(mine.data, blocks, group=group, group_dst=root, timeout=timeout)
     if blocks is not None and object_gather_list is not None:
         for rank, block in enumerate(blocks):
-            object_gather_list[rank] = obj if rank == root else _decode(block, sizes[rank])[0]
+            sender = chosen.ranks[rank]
+            object_gather_list[rank] = (
+                obj if rank == root else _decode(name, block, sizes[rank], sender)[0]
+            )
 
 
 @_one_call
@@ -210,12 +253,13 @@ def scatter_object_list(
     mine = _Encoded(values)
     sizes = mine.sizes if values else np.empty(chosen.size(), np.int64)
     broadcast(sizes, group=group, group_src=root, timeout=timeout)
-    mine.check(name, sizes, chosen.ranks[root])
+    sender = chosen.ranks[root]
+    mine.check(name, sizes, sender)
     own = sizes[chosen.rank() :][:1]
-    block = np.empty(int(own[0]), np.uint8)
+    (block,) = _blocks(name, own.tolist(), [sender], chosen)
     parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
     scatter(block, parts, group=group, group_src=root, timeout=timeout)
-    scatter_object_output_list[0] = values[root] if values else _decode(block, own)[0]
+    scatter_object_output_list[0] = values[root] if values else _decode(name, block, own, sender)[0]
 
 
 @_one_call
@@ -259,22 +303,29 @@ def recv_object_list(
     object_list     of the sender's length; overwritten
     """
     name = "recv_object_list"
-    if usable_group(group, name) is None:
+    if (chosen := usable_group(group, name)) is None:
         return -1
     _check_list(name, object_list)
     head = np.empty(1, np.int64)
     source = recv(head, src, group, group_src=group_src, timeout=timeout)
-    sizes = np.empty(int(head[0]), np.int64)
+    sizes = _sizes(name, head, source, chosen)
     recv(sizes, source, group, timeout=timeout)
     _Encoded([]).check(name, sizes, source)
-    data = np.empty(int(sizes.sum()), np.uint8)
+    (data,) = _blocks(name, [sum(sizes.tolist())], [source], chosen)
     recv(data, source, group, timeout=timeout)
     if head[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries, and rank {source} sent {head[0]}"
         )
-    object_list[:] = _decode(data, sizes)
+    object_list[:] = _decode(name, data, sizes, source)
     return source
+
+
+def _sizes(
+    name: str, length: np.ndarray[Any, Any], sender: int, group: ProcessGroup
+) -> np.ndarray[Any, Any]:
+    """Memory for the sizes of as many objects as `sender` announces."""
+    return _blocks(name, [8 * int(length[0])], [sender], group)[0].view(np.int64)
 
 
 def _check_list(name: str, values: object) -> None:

@@ -1,9 +1,12 @@
 """Object collectives, on every backend whose ranks can be threads."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import cydist as dist
+from cydist import codec
 
 
 class Custom:
@@ -121,3 +124,130 @@ def test_lists_of_different_length_raise_where_they_differ(jobs):
         return None
 
     jobs.get("inproc", 2).run(body)
+
+
+HUGE = 1 << 60
+
+
+def announce(*words):
+    """What a broken rank 1 says in a group in place of the sizes of its objects."""
+
+    def say(group):
+        for word in words:
+            dist.broadcast(np.array(word, np.int64), 1, group)
+
+    return say
+
+
+def gather_sizes(size):
+    """A broken rank 1 that gives its object this size."""
+
+    def say(group):
+        dist.all_gather([np.zeros(1, np.int64) for _ in range(2)], np.array([size]), group)
+
+    return say
+
+
+def send_words(*words):
+    """A broken rank 1 that sends these."""
+
+    def say(group):
+        for word in words:
+            dist.send(np.array(word, np.int64), 0, group)
+
+    return say
+
+
+OBJECT_CALLS = {
+    "all_gather": lambda group: dist.all_gather_object([None] * 2, 0, group),
+    "gather": lambda group: dist.gather_object(0, [None] * 2, 0, group),
+    "broadcast": lambda group: dist.broadcast_object_list([None], 1, group),
+    "scatter": lambda group: dist.scatter_object_list([None], None, 1, group),
+    "recv": lambda group: dist.recv_object_list([None], 1, group),
+}
+BROKEN = {
+    "all_gather": ("all_gather", gather_sizes(HUGE), HUGE),
+    "gather": ("gather", gather_sizes(HUGE), HUGE),
+    "broadcast of many": ("broadcast", announce([HUGE // 8]), HUGE),
+    "broadcast of less than none": ("broadcast", announce([-1]), -8),
+    "broadcast of large": ("broadcast", announce([1], [HUGE]), HUGE),
+    "broadcast that overflows": ("broadcast", announce([2], [2**63 - 1, 2**63 - 1]), 2**64 - 2),
+    "scatter": ("scatter", announce([HUGE, HUGE]), HUGE),
+    "receive of many": ("recv", send_words([HUGE // 8]), HUGE),
+    "receive of large": ("recv", send_words([1], [HUGE]), HUGE),
+}
+
+
+@pytest.mark.parametrize("on", ["inproc", "tcp"])
+@pytest.mark.parametrize(("call", "say", "size"), BROKEN.values(), ids=BROKEN)
+def test_sizes_are_checked_before_memory_is_taken(jobs, on, call, say, size):
+    """A rank that announces more than there is memory for is named with its number; the group
+    has failed on every rank, and other groups go on."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match=f"rank 1 announces {size} ") as caught:
+                OBJECT_CALLS[call](group)
+            assert (1,) == caught.value.ranks
+        else:
+            say(group)
+        with pytest.raises(dist.DistError):
+            dist.barrier(group)
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return x[0]
+
+    assert [2.0, 2.0] == jobs.get(on, 2).run(body)
+
+
+def test_bytes_that_are_no_object_name_their_sender(jobs, backend):
+    """A rank that sends something else is named, and the group stays usable."""
+
+    def body(rank):
+        if rank == 1:
+            gather_sizes(3)(None)
+            theirs = len(codec.encode(0, allow_pickle=False))
+            outputs = [np.zeros(theirs, np.uint8), np.zeros(3, np.uint8)]
+            dist.all_gather(outputs, np.frombuffer(b"\x00xx", np.uint8).copy())
+        else:
+            with pytest.raises(dist.DistBackendError, match="rank 1 sent is no object: unknown"):
+                dist.all_gather_object([None] * 2, 0)
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return x[0]
+
+    assert [2.0, 2.0] == jobs.get(backend, 2).run(body)
+
+
+@pytest.mark.parametrize("reason", ["insecure", "switched off"])
+def test_pickle_is_refused_by_both_sides(jobs, monkeypatch, reason):
+    """Without authentication, or with allow_pickle=False, nobody sends pickle, nobody takes it,
+    plain values travel, and the group goes on."""
+
+    def allow(rank):
+        dist.world.current().allow_pickle = True
+
+    def body(rank):
+        if reason == "switched off":
+            dist.world.current().allow_pickle = False
+        kind, why = (TypeError, "needs pickle") if rank else (dist.DistBackendError, "rank 1 could")
+        with pytest.raises(kind, match=why):
+            dist.all_gather_object([None] * 2, Custom(1) if rank else 0)
+        if rank:
+            pickled = b"\x01" + pickle.dumps(Custom(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(codec, "encode", lambda value, allow_pickle: pickled)
+                dist.send_object_list([Custom(1)], 0)
+        else:
+            with pytest.raises(TypeError, match="pickle is switched off here"):
+                dist.recv_object_list([None], 1)
+        gathered = [None] * 2
+        dist.all_gather_object(gathered, values(rank)["list"])
+        return gathered
+
+    job = jobs.get("inproc", 2)
+    if reason == "insecure":
+        monkeypatch.setenv("CYDIST_INSECURE", "1")
+    assert [[[], list(range(10))]] * 2 == job.run(body)
+    job.run(allow)
