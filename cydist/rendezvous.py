@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from cydist import auth, config, launchers, multicast
-from cydist.errors import RendezvousError, StoreTimeoutError
+from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
 from cydist.names import resolve
@@ -334,10 +334,13 @@ def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
     hall = PrefixStore(f"cydist/{call.group_name}/seats", store)
     ticket = hall.add("tickets", 1) - 1
     number, place = divmod(ticket, size)
-    table = PrefixStore(str(number), hall)
+    table = MembersStore(str(number), hall, range(size), noun="process number")
+    table.join(place)
     table.set(f"{place}", f"{-1 if rank is None else rank} {size}")
     try:
         table.wait([f"{other}" for other in range(size)], call.remaining)
+    except PeerFailedError as error:
+        raise RendezvousError(str(error)) from None  # it had no rank yet
     except StoreTimeoutError as error:
         here = [f"{other}" for other in range(size) if table.check([f"{other}"])]
         wanted = {int(value.split()[0]) for value in table.multi_get(here)}

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cydist.errors import PeerFailedError, StoreTimeoutError
+from cydist import multicast
+from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembersStore, TCPStore
 
 HOST = "127.0.0.1"
@@ -180,6 +181,25 @@ def test_a_forked_child_does_not_hide_a_death(ranks: Ranks) -> None:
     ranks.start(how.format(rank=2), fork)
     for process in others:
         assert ranks.said(process)[:2] == ("PeerFailedError", [2])
+
+
+def test_death_without_a_rank_is_told(ranks: Ranks) -> None:
+    """Where ranks are given out, the others learn at once of a process that died before."""
+    group = "239.255.77.3"
+    try:
+        multicast._own_address(group, 9)
+    except RendezvousError:
+        pytest.skip(f"no route to {group}")
+    here = "import cydist.multicast; cydist.multicast.HOPS = 0\n"
+    die = CHECKING_IN.replace("['here/0', 'here/1']", "[str(i) for i in range(3) if i != rank]")
+    die = die.replace("dist._native.arm_failpoint('rendezvous:kill')", KILL)
+    how = f"'tcp://{group}:{free_port()}', world_size=3"
+    others = [ranks.start(how, here) for _ in range(2)]
+    victim = ranks.start(how, here + die)
+    for process in others:
+        name, about, text = ranks.said(process)
+        assert (name, about) in [("RendezvousError", []), ("DistStoreError", [])], text
+        assert f"(process {victim.pid}) died" in text or "lost the store" in text
 
 
 def test_giving_up_is_told_at_once(ranks: Ranks) -> None:

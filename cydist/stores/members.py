@@ -25,6 +25,7 @@ class MembersStore(PrefixStore):
               waits last until their timeouts
     members   global ranks of all that have to come
     what      what they meet for, for messages
+    noun      what the members' numbers are, for messages
     holder    the rank whose process serves the store; None: not one of them
 
     A rank that `join` announced is lost when its process ended without closing the store, or
@@ -38,12 +39,14 @@ class MembersStore(PrefixStore):
         members: Collection[int],
         *,
         what: str = "rendezvous",
+        noun: str = "rank",
         holder: int | None = None,
     ) -> None:
         super().__init__(prefix, store)
         self.holder = holder
         self._members = members
         self._what = what
+        self._noun = noun
         root, path = _below(self)
         self._root = root if isinstance(root, TCPStore) else None
         self._path = path
@@ -115,9 +118,9 @@ class MembersStore(PrefixStore):
         said = {int(rank): how for rank, _, how in lines if rank.isdecimal()}
         lost = {rank: how for rank, how in said.items() if rank in self._members}
         if lost:
-            text = "; ".join(f"rank {rank} {how}" for rank, how in lost.items())
+            text = "; ".join(f"{self._noun} {rank} {how}" for rank, how in lost.items())
             raise PeerFailedError(
-                f"{self._what}: {text}, before all {len(self._members)} ranks had met",
+                f"{self._what}: {text}, before all {len(self._members)} had met",
                 ranks=tuple(lost),
             )
 
