@@ -116,6 +116,7 @@ cdef class Group:
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
     cdef bint open
+    cdef bint left                  # the view is closed, once
     cdef bint asked_for_windows
     cdef int pid                    # that made it; in a forked child locks may be held for ever
     cdef Notices notices
@@ -157,7 +158,8 @@ cdef class Group:
                 self.leave_view()
 
     cdef void leave_view(self) noexcept:
-        if not self.open and self.running == 0:
+        if not self.open and self.running == 0 and not self.left:
+            self.left = True
             close_notices(&self.notices, &self.view)
             self.link.close_view(&self.view)
 

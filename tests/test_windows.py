@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,3 +101,21 @@ def test_rank_of_a_hub_is_taken_once() -> None:
     with pytest.raises(ValueError, match="has a link already"):
         _native.InprocLink(hub, 0)
     link.close()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["who asked leaves first", "who asked leaves last"])
+def test_windows_go_when_all_have_left_whoever_asked_for_them(first: int) -> None:
+    """A group whose other member never had a collective keeps no memory: 256 KiB a rank."""
+
+    def mapped_kb() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmSize:")[1].split()[0])
+
+    with closing(Ranks("inproc", 2)) as world:
+        before = mapped_kb()
+        for context in range(1, 401):
+            groups = world.group(context)
+            assert groups[0].native.windows
+            groups[first].close()
+            groups[1 - first].close()
+        assert mapped_kb() - before < 400 * 512 / 4

@@ -30,30 +30,26 @@ cdef bint gone(Transport *t, int peer) noexcept nogil:
 ctypedef struct Segment:        # the windows of one group
     Segment *next
     uint64_t context
-    char *memory
+    char *memory                # NULL until somebody asks for it
     size_t nbytes
     int members
     int left                    # members whose view was closed
 
 
-cdef Segment *new_segment(uint64_t context, int members, size_t nbytes) noexcept nogil:
-    cdef Segment *segment = <Segment *>calloc(1, sizeof(Segment))
-    if segment == NULL:
-        return NULL
-    segment.context = context
-    segment.members = members
-    segment.nbytes = nbytes
-    # Pages that no group touches cost nothing.
-    segment.memory = <char *>mmap(
+cdef bint map_segment(Segment *segment, size_t nbytes) noexcept nogil:
+    """Memory of zeros. Pages that no group touches cost nothing."""
+    cdef void *memory = mmap(
         NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if segment.memory == <char *>MAP_FAILED:
-        free(segment)
-        return NULL
-    return segment
+    if memory == MAP_FAILED:
+        return False
+    segment.memory = <char *>memory
+    segment.nbytes = nbytes
+    return True
 
 
 cdef void free_segment(Segment *segment) noexcept nogil:
-    munmap(segment.memory, segment.nbytes)
+    if segment.memory != NULL:
+        munmap(segment.memory, segment.nbytes)
     free(segment)
 
 
@@ -99,40 +95,51 @@ cdef class Hub:
             free_box(&self.boxes[i])
         free(self.boxes)
 
+    cdef Segment **place_of(self, uint64_t context) noexcept:
+        """Where the group's segment is, or would be; the lock is held."""
+        cdef Segment **place = &self.segments
+        while place[0] != NULL and place[0].context != context:
+            place = &place[0].next
+        return place
+
+    cdef Segment *entered(self, Segment **place, uint64_t context, int members) noexcept:
+        """The group's segment, made by whoever first asks for it or leaves; NULL: no memory."""
+        if place[0] == NULL:
+            place[0] = <Segment *>calloc(1, sizeof(Segment))
+            if place[0] != NULL:
+                place[0].context = context
+                place[0].members = members
+        return place[0]
+
     cdef char *segment(self, uint64_t context, int members) except NULL:
         """The memory of a group's windows, zeroed by whoever asks first."""
+        cdef size_t nbytes = members * window_bytes(self.slots, self.slot_bytes)
         cdef Segment *segment
-        cdef size_t each
         pthread_mutex_lock(&self.lock)
-        segment = self.segments
-        while segment != NULL and segment.context != context:
-            segment = segment.next
-        if segment == NULL:
-            each = window_bytes(self.slots, self.slot_bytes)
-            segment = new_segment(context, members, members * each)
-            if segment != NULL:
-                segment.next = self.segments
-                self.segments = segment
+        segment = self.entered(self.place_of(context), context, members)
+        if segment != NULL and segment.memory == NULL and segment.members == members:
+            map_segment(segment, nbytes)
         pthread_mutex_unlock(&self.lock)
-        if segment == NULL:
-            raise MemoryError(f"no memory for the windows of {members} ranks")
-        if segment.members != members:
+        if segment != NULL and segment.members != members:
             raise ValueError(
                 f"context {context:#x} belongs to a group of {segment.members} ranks, not {members}"
             )
+        if segment == NULL or segment.memory == NULL:
+            raise MemoryError(f"no memory for the windows of {members} ranks")
         return segment.memory
 
-    cdef void leave_segment(self, uint64_t context) noexcept:
-        cdef Segment **place = &self.segments
+    cdef void leave_segment(self, uint64_t context, int members) noexcept:
+        """A member goes, whether or not it had asked; the last one takes the memory with it."""
+        cdef Segment **place
         cdef Segment *segment
         pthread_mutex_lock(&self.lock)
-        while place[0].context != context:
-            place = &place[0].next
-        segment = place[0]
-        segment.left += 1
-        if segment.left == segment.members:     # every member has come and gone
-            place[0] = segment.next
-            free_segment(segment)
+        place = self.place_of(context)
+        segment = self.entered(place, context, members)
+        if segment != NULL:
+            segment.left += 1
+            if segment.left >= segment.members:
+                place[0] = segment.next
+                free_segment(segment)
         pthread_mutex_unlock(&self.lock)
 
 
@@ -207,7 +214,6 @@ cdef class InprocLink(Link):
         cdef char *memory = self.hub.segment(t.context, t.size)
         cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
         if windows == NULL:
-            self.hub.leave_segment(t.context)
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
         windows.of = <Window *>(windows + 1)
         windows.spins = windows.most_spins = self.end.most_spins
@@ -219,11 +225,9 @@ cdef class InprocLink(Link):
     cdef void close_view(self, Transport *t) noexcept:
         with nogil:
             drop_context(&self.end, t.context)
-        if t.windows == NULL:
-            return
         free(t.windows)
         t.windows = NULL
-        self.hub.leave_segment(t.context)
+        self.hub.leave_segment(t.context, t.size)
 
     def close(self):
         """Leave: whoever waits for this rank, now or later, learns that it is lost."""
