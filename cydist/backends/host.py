@@ -168,9 +168,14 @@ class HostGroup(ProcessGroup):
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
             return
-        if isinstance(error, DistTimeoutError) and not self._native.told:
-            # First: whoever is told leaves the call that it is in.
-            error.args = (f"{error}{self._who_is_late(error.ranks)}",)
+        try:
+            if isinstance(error, DistTimeoutError) and not self._native.told:
+                # First: whoever is told leaves the call that it is in.
+                error.args = (f"{error}{self._who_is_late(error.ranks)}",)
+        finally:
+            self._tell(error, call)
+
+    def _tell(self, error: BaseException, call: str) -> None:
         status = "raised" if isinstance(error, Exception) else "interrupted"
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(

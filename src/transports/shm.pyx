@@ -239,10 +239,13 @@ cdef bint gone(Transport *t, int peer) noexcept nogil:
     """Has this rank said goodbye, or has its process ended?"""
     cdef Neighbours *n = (<View *>t.windows).neighbours
     cdef int rank = t.peers[peer]
+    return load_int(&n.members[n.place[rank]].left) != 0 or has_ended(n, rank)
+
+
+cdef bint has_ended(Neighbours *n, int rank) noexcept nogil:
+    """Is the process of this rank of the link gone?"""
     cdef Member *member = &n.members[n.place[rank]]
     cdef pollfd ended
-    if load_int(&member.left) != 0:
-        return True
     if n.watched[rank] < 0:
         n.watched[rank] = pidfd_open(load_int(&member.pid))
         if n.watched[rank] < 0:
@@ -356,13 +359,7 @@ cdef class ShmLink(Link):
             if load_int(&member.left):
                 return "it closed its connections and left"
             reason = self.messages.lost(peer)
-            if not reason and self.ended(peer):
+            if not reason and load_int(&member.pid) != 0 and has_ended(&self.neighbours, peer):
                 return "its process ended without a goodbye: it died"
             return reason
         return self.messages.lost(peer)
-
-    cdef bint ended(self, int peer) noexcept:
-        cdef pollfd process
-        process.fd = self.neighbours.watched[peer]
-        process.events = POLLIN
-        return process.fd >= 0 and poll(&process, 1, 0) == 1
