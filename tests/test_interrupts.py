@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -35,7 +36,8 @@ def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
     """Run `call`; raise CtrlC in it at its n-th point: False if it has fewer.
 
     The points are those at which Python runs signal handlers: when a function begins, and
-    when a compiled one has returned.
+    when a compiled one has returned. Not those in callbacks of the garbage collector, where
+    Python swallows what is raised.
     """
     count = 0
 
@@ -46,6 +48,7 @@ def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
             if count == point:
                 raise CtrlC
 
+    gc.disable()
     sys.setprofile(watch)
     try:
         call()
@@ -53,6 +56,7 @@ def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
 
 

@@ -11,9 +11,14 @@ from cydist import config
 from cydist.backends.reports import GONE, Report
 
 if TYPE_CHECKING:
-    from cydist._native import Link
+    from cydist._native import InprocLink, Link
     from cydist.backends.connections import Connections
     from cydist.backends.host import HostGroup
+
+
+# The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
+# that it runs when an entry goes would swallow a Ctrl-C that comes then.
+_threads: dict[tuple[str, int], ref[Endpoint]] = {}
 
 
 class Endpoint:
@@ -62,3 +67,21 @@ class Endpoint:
             last = self._users == 0
         if last:
             self._close()
+
+
+def of_threads(link: InprocLink, key: str) -> Endpoint:
+    """The end of a rank that is a thread of this process; `key` is its hub's."""
+
+    def close() -> None:
+        _threads.pop((key, link.rank), None)
+        link.close()
+
+    def ask(peer: int, context: int, deadline: float) -> Report:
+        known = _threads.get((key, peer))
+        endpoint = None if known is None else known()
+        return GONE if endpoint is None else endpoint.report(context)
+
+    endpoint = Endpoint(link, close)
+    endpoint.ask = ask
+    _threads[key, link.rank] = ref(endpoint)
+    return endpoint

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native, tuning
-from cydist.backends.endpoint import Endpoint
-from cydist.backends.reports import GONE, Report, gather, stacks
+from cydist.backends.endpoint import Endpoint, of_threads
+from cydist.backends.reports import Report, gather, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
     DistError,
@@ -199,26 +199,25 @@ class HostGroup(ProcessGroup):
     def _who_is_late(self, ranks: Sequence[int]) -> str:
         """Lines on what the ranks waited for are doing; on who else is late, where all of
         those wait themselves in the call that this rank is in."""
-        if self._endpoint.ask is None:
+        ask = self._endpoint.ask
+        if ask is None:
             return ""
+
+        def asked_of(rank: int, deadline: float) -> Report:
+            return ask(self._peers[rank], self._context, deadline)
+
         here = self.doing() if self._call is not None and not self._call.over else None
         asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
-        found = gather(self._ask, asked)
+        found = gather(asked_of, asked)
         if all(report.state == here for report in found.values()):
             others = [rank for rank in self._others() if rank not in asked][:MOST_ASKED]
-            found |= gather(self._ask, others)
+            found |= gather(asked_of, others)
         late = {rank: each for rank, each in found.items() if each.state != here}
         if found and not late:
             return f"\nall ranks that were asked are {here} too"
         return "".join(
-            f"\n{named(rank, self.ranks, self.host_of(rank))} is {each.state}"
-            + "".join(f"\n    {line}" for line in each.stacks.splitlines())
-            for rank, each in sorted(late.items())
+            shown(named(rank, self.ranks, self.host_of(rank)), late[rank]) for rank in sorted(late)
         )
-
-    def _ask(self, rank: int, deadline: float) -> Report:
-        assert self._endpoint.ask is not None
-        return self._endpoint.ask(self._peers[rank], self._context, deadline)
 
     def host_of(self, rank: int) -> str:
         """The name of a group rank's host; "" where all are in one process."""
@@ -435,11 +434,6 @@ class MessageWork(Work):
             THREADS.run(task)
 
 
-# The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
-# that it runs when an entry goes would swallow a Ctrl-C that comes then.
-_threads: dict[tuple[str, int], ref[Endpoint]] = {}
-
-
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "tcp": meet in the store, connect when first needed."""
     from cydist.backends.addresses import where_to_listen
@@ -475,20 +469,7 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
         options.store.set("hub", uuid.uuid4().hex)
     key = options.store.get("hub").decode()
     link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
-
-    def close() -> None:
-        _threads.pop((key, link.rank), None)
-        link.close()
-
-    def ask(peer: int, context: int, deadline: float) -> Report:
-        known = _threads.get((key, peer))
-        endpoint = None if known is None else known()
-        return GONE if endpoint is None else endpoint.report(context)
-
-    endpoint = Endpoint(link, close)
-    endpoint.ask = ask
-    _threads[key, link.rank] = ref(endpoint)
-    return of_link(endpoint, options)
+    return of_link(of_threads(link, key), options)
 
 
 def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:

@@ -57,6 +57,13 @@ def decode(data: bytes) -> Report:
     return Report(state, stacks)
 
 
+def shown(who: str, report: Report) -> str:
+    """A report as lines of an error's message."""
+    return f"\n{who} is {report.state}" + "".join(
+        f"\n    {line}" for line in report.stacks.splitlines()
+    )
+
+
 # Asking
 
 
