@@ -3,7 +3,7 @@
 cdef enum Point:            # POINTS in the body names them, in this order
     NOWHERE = 0
     ENTER = 1               # a collective has begun, nothing was sent
-    SEND_MID = 2            # a message is half written
+    SEND_MID = 2            # a message is half written; windows: nobody was told of it
     RECV_MID = 3            # a message has half arrived
     WAIT = 4                # a wait has gone to sleep
     LEAVE = 5               # the link is about to say goodbye

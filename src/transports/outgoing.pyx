@@ -97,12 +97,15 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     cdef iovec parts[2]
     cdef msghdr message
     cdef ssize_t written
-    if armed == SEND_MID:
-        nbytes //= 2
+    cdef bint halved = armed == SEND_MID
     if header_sent == 0:
         header.released = c.reported = c.released
     parts[0].iov_base = <char *>header + header_sent
     parts[0].iov_len = sizeof(Header) - header_sent
+    if halved and nbytes != 0:
+        nbytes //= 2
+    elif halved:
+        parts[0].iov_len = (parts[0].iov_len + 1) // 2
     parts[1].iov_base = <char *>data
     parts[1].iov_len = nbytes
     memset(&message, 0, sizeof(message))
@@ -111,7 +114,7 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     while True:
         written = sendmsg(c.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
         if written >= 0:
-            if nbytes != 0:
+            if halved:
                 reach(SEND_MID)
             return <size_t>written
         if errno == EINTR:

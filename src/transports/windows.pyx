@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cydist._native.abi cimport (
     Fingerprint, Flags, OK, PEER_LOST, Transport, Windows, now_ns, slice_end,
 )
+from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
     YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64, low_half,
     pause, sched_yield, slice_until, spins_after, store_u64,
@@ -39,6 +40,7 @@ cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
 
 
 cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
+    reach(SEND_MID)
     store_u64(flag, value)
     fence()
     if load_u32(sleepers(flag)) != 0:
@@ -77,6 +79,7 @@ cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
         add_u32(sleepers(flag), 1)
         fence()
         seen = load_u64(flag)
+        reach(WAIT)
         if seen < value:
             futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)
         add_u32(sleepers(flag), <uint32_t>-1)
