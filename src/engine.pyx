@@ -13,10 +13,10 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK, PENDING,
-    POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block,
-    Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of, set_interrupted,
-    wait_and_ask,
+    ABORTED, ALL_GATHER, ANY_SOURCE, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK,
+    PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS,
+    Block, Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of,
+    set_interrupted, wait_and_ask,
 )
 from cydist._native.array cimport Array
 from cydist._native.failpoints cimport ENTER, reach
@@ -419,8 +419,10 @@ cdef class Message:
                 described(&self.request.theirs, self.request.theirs_bytes, False))
 
     cdef int peer(self) noexcept:
-        """Whom it is about."""
-        return self.request.source if self.request.status == MISMATCH else self.request.peer
+        """Whom it is about. A receive from anyone ends with the rank that was lost."""
+        if self.request.status == MISMATCH or self.request.peer == ANY_SOURCE:
+            return self.request.source
+        return self.request.peer
 
     def fail(self) -> None:
         """It ended badly, and the group with it: tell all members, as `Group.fail` does."""

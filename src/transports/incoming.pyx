@@ -52,19 +52,20 @@ cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
     return t.size > 1
 
 
-cdef bint member_died(const Net *net, const Transport *t) noexcept nogil:
+cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
+    """A member, by group rank, that was lost and did not leave on purpose; or -1."""
     cdef int i
     for i in range(t.size):
         if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
-            return True
-    return False
+            return i
+    return -1
 
 
 cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
     """Will a receive from this peer, or from anybody, never complete?"""
     if peer != ANY_SOURCE:
         return net.lost[peer] != 0
-    return (tag != NOTICE_TAG and member_died(net, t)) or nobody_left(net, t)
+    return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t)
 
 
 cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
@@ -81,6 +82,8 @@ cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
         take(net, item, t, r)
         return OK
     if hopeless(net, t, peer, r.tag):
+        if peer == ANY_SOURCE:
+            r.source = who_died(net, t)
         return PEER_LOST
     item = new_item(t, r, peer, sizeof(Incoming))
     if item == NULL:

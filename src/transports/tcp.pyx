@@ -80,6 +80,18 @@ cdef int test(Transport *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
+cdef void watch(Net *net, const Transport *t, const Request *r) noexcept nogil:
+    """Whoever waits for a rank must learn of its death, so it takes a connection; who waits for
+    any rank takes one to each.
+    """
+    cdef int i
+    if r.peer != ANY_SOURCE:
+        want(net, t.peers[r.peer], r.tag)
+        return
+    for i in range(t.size):
+        want(net, t.peers[i], r.tag)
+
+
 cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef int spins, status = load_int(&r.status)
@@ -110,9 +122,8 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
             pthread_mutex_lock(&net.lock)
             if status == OK and r.status == PENDING and contradicted(&net.queues, t, r):
                 status = MISMATCH
-            # Whoever waits for a rank must learn of its death, so it takes a connection.
-            if r.status == PENDING and r.peer != ANY_SOURCE:
-                want(net, t.peers[r.peer], r.tag)
+            if r.status == PENDING:
+                watch(net, t, r)
             until = slice_until(now_ns(), deadline_ns)
         elif net.polling:
             net.sleepers += 1
