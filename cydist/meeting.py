@@ -6,6 +6,7 @@ meeting in the same store sees nothing of the first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -20,6 +21,10 @@ from cydist.stores.members import served_by
 # What rank 0 writes to say that everybody is here, followed by the meeting's random name, or
 # that somebody is missing.
 _COMPLETE, _FAILED = b"+", b"-"
+
+# When a rank is lost, rank 0 stays for so long for those who have not come yet: they hear of it
+# from the store, which may go with rank 0.
+LATECOMERS_SECONDS = 0.5
 
 
 def meet(
@@ -60,7 +65,10 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
     everybody = [f"here/{rank}" for rank in range(world_size)]
     try:
         meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
-    except PeerFailedError:
+    except PeerFailedError as error:
+        others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
+        with contextlib.suppress(DistStoreError):
+            PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # whoever else is lost
         raise
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
         missing = _missing(meeting, world_size)

@@ -171,6 +171,17 @@ def test_death_is_told_at_once(
         assert f"rank {victim}" in text
 
 
+def test_latecomers_are_told(ranks: Ranks) -> None:
+    """A rank that comes when another has died already is told as the others were."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    stay = f"import cydist.meeting; cydist.meeting.LATECOMERS_SECONDS = {TIMEOUT}"
+    first = ranks.start(how.format(rank=0), stay)
+    victim = ranks.start(how.format(rank=2), CHECKING_IN.replace(", 'here/1'", ""))
+    victim.wait(DEADLINE)
+    late = ranks.start(how.format(rank=1))
+    assert ranks.said(late)[:2] == ranks.said(first)[:2] == ("PeerFailedError", [2])
+
+
 def test_a_forked_child_does_not_hide_a_death(ranks: Ranks) -> None:
     """The death of a rank is noticed though a child that it forked lives on."""
     how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
