@@ -192,3 +192,21 @@ def test_a_report_is_bounded() -> None:
     long = reports.encode(reports.Report("in a call", "é" * 10_000))
     assert len(long) == reports.MOST_BYTES
     assert reports.decode(long).state == "in a call"
+
+
+@pytest.mark.parametrize(
+    ("state", "late"),
+    [
+        ("in all_reduce #3", False),
+        ("in no call of the group; its last was all_reduce #3", False),
+        ("in no call of the group; its last was all_reduce #3; the group has failed on it", False),
+        ("in no call of the group; its last was all_reduce #2", True),
+        ("in all_reduce #31", True),
+        ("in all_gather #3", True),
+        (reports.SILENT.state, True),
+    ],
+)
+def test_who_is_late(state: str, late: bool) -> None:
+    """Who has not come to the call, not who has left it, or given up on it too."""
+    assert reports.is_late(reports.Report(state, ""), "in all_reduce #3") is late
+    assert reports.is_late(reports.Report(state, ""), "")

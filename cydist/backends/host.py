@@ -18,7 +18,7 @@ from weakref import ref
 
 from cydist import _native, tuning
 from cydist.backends.endpoint import Endpoint, of_threads
-from cydist.backends.reports import Report, gather, shown, stacks
+from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
     DistError,
@@ -206,15 +206,15 @@ class HostGroup(ProcessGroup):
         def asked_of(rank: int, deadline: float) -> Report:
             return ask(self._peers[rank], self._context, deadline)
 
-        here = self.doing() if self._call is not None and not self._call.over else None
+        here = self.doing() if self._call is not None and not self._call.over else ""
         asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
         found = gather(asked_of, asked)
-        if all(report.state == here for report in found.values()):
+        if not any(is_late(report, here) for report in found.values()):
             others = [rank for rank in self._others() if rank not in asked][:MOST_ASKED]
             found |= gather(asked_of, others)
-        late = {rank: each for rank, each in found.items() if each.state != here}
+        late = {rank: each for rank, each in found.items() if is_late(each, here)}
         if found and not late:
-            return f"\nall ranks that were asked are {here} too"
+            return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
             shown(named(rank, self.ranks, self.host_of(rank)), late[rank]) for rank in sorted(late)
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import socket
 import struct
 import sys
@@ -55,6 +56,13 @@ def decode(data: bytes) -> Report:
     """What `encode` made."""
     state, _, stacks = data.decode("utf-8", "replace").partition("\n")
     return Report(state, stacks)
+
+
+def is_late(report: Report, here: str) -> bool:
+    """Has that rank not come to the call that we are `here` in? Not so, if it is in it, has
+    been, or has given up on it as we do."""
+    call = here.removeprefix("in ")
+    return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
 def shown(who: str, report: Report) -> str:
