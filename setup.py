@@ -36,10 +36,14 @@ setup(
         native("failpoints", "src/failpoints.pyx"),
         native("array", "src/array.pyx"),
         native("exporters", "src/exporters.pyx"),
+        native("plain", "src/plain.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
         native("notices", "src/notices.pyx"),
         native("failures", "src/failures.pyx"),
         native("engine", "src/engine.pyx"),
+        native("choices", "src/choices.pyx"),
+        native("turn", "src/turn.pyx"),
+        native("short", "src/short.pyx"),
         native("rehearsal", "src/rehearsal.pyx"),
         *(
             native(name, f"src/{room}/{name}.pyx")

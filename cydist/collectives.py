@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
+from cydist._native import short
 from cydist.calling import Dense, Timeout, check_op, root_rank, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
@@ -42,6 +43,13 @@ def broadcast(
     tensor      (...)   same size and dtype on every rank; read on `src`, written elsewhere
     src         global rank; or `group_src`, a rank in the group
     """
+    if (
+        not async_op
+        and timeout is None
+        and group_src is None
+        and short.broadcast(tensor, src, group)
+    ):
+        return None
     if (chosen := usable_group(group, "broadcast")) is None:
         return None
     root = root_rank(chosen, "broadcast", "src", src, group_src)
@@ -74,6 +82,8 @@ def all_reduce(
         x = numpy.array([rank + 1.0])       # [1.] on rank 0, [2.] on rank 1
         dist.all_reduce(x)                  # [3.] on both
     """
+    if not async_op and timeout is None and short.all_reduce(tensor, op, group):
+        return None
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
@@ -172,6 +182,12 @@ def all_gather_into_tensor(
     input_tensor    (n, ...)                    same size and dtype on every rank; may be this
                                                 rank's own part of the output
     """
+    if (
+        not async_op
+        and timeout is None
+        and short.all_gather_into_tensor(output_tensor, input_tensor, group)
+    ):
+        return None
     name = "all_gather_into_tensor"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -313,6 +329,8 @@ def reduce_scatter_tensor(
     output      (n, ...)
     input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
     """
+    if not async_op and timeout is None and short.reduce_scatter_tensor(output, input, op, group):
+        return None
     name = "reduce_scatter_tensor"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -388,6 +406,12 @@ def all_to_all_single(
 
     Every rank gives both lists, or none of them.
     """
+    if (
+        not (async_op or output_split_sizes or input_split_sizes)
+        and timeout is None
+        and short.all_to_all_single(output, input, group)
+    ):
+        return None
     name = "all_to_all_single"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -430,6 +454,8 @@ def barrier(
     timeout: Timeout = None,
 ) -> Work | None:
     """Return when every rank of the group has called. `device_ids` is for backends with devices."""
+    if not async_op and timeout is None and short.barrier(group):
+        return None
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from cydist._native import Turn
 from cydist.errors import DistTimeoutError, check_process
 from cydist.work import Work
 
@@ -130,10 +130,8 @@ class Serial:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of the four below
-        self._turn = threading.Lock()  # held by the call that runs
-        self._outstanding = 0  # calls that run or are queued
-        self._queue: deque[TaskWork] = deque()
+        self.turn = Turn()
+        self._lock = threading.Lock()  # of the queue and the next
         self._served = False  # a thread is on its way to the queue, or at it
 
     def run(
@@ -148,21 +146,14 @@ class Serial:
         False: its turn had not come at the deadline (on time.monotonic()), and never will.
         When a signal handler raises while it runs on another thread, `give_up` must end it.
         """
-        inline = False
+        token = object()
         try:
-            with self._lock:
-                if self._outstanding == 0:
-                    self._outstanding = 1
-                    inline = True
-                    self._turn.acquire()
-            if inline:
+            if self.turn.begin(token):
                 body()
+                return True
         finally:
-            if inline:
-                with self._lock:
-                    self._outstanding -= 1
-                    self._turn.release()
-        return inline or self._run_queued(name, body, deadline, give_up)
+            self.turn.end(token)
+        return self._run_queued(name, body, deadline, give_up)
 
     def _run_queued(
         self,
@@ -187,11 +178,7 @@ class Serial:
     def _withdraw(self, work: TaskWork) -> bool:
         """Take a call out of the queue; False: it has begun."""
         with self._lock:
-            if work not in self._queue:
-                return False
-            self._outstanding -= 1
-            self._queue.remove(work)
-            return True
+            return self.turn.withdraw(work)
 
     def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
         """Queue `body` to run in its turn on a borrowed thread."""
@@ -199,8 +186,7 @@ class Serial:
         try:
             with self._lock:
                 served, self._served = self._served, True
-                self._outstanding += 1
-                self._queue.append(work)
+                self.turn.push(work)
             if not served:
                 THREADS.run(self._drain)
         except BaseException:
@@ -210,14 +196,18 @@ class Serial:
         return work
 
     def _drain(self) -> None:
-        while True:
-            with self._lock:
-                if not self._queue:
-                    self._served = False
-                    return
-                work = self._queue.popleft()
-            with self._turn:
-                work.run()
-            with self._lock:
-                self._outstanding -= 1
-            del work
+        over = False
+        while not over:
+            with self.turn:  # first: of two threads at the queue none overtakes
+                over = not self._run_next()
+
+    def _run_next(self) -> bool:
+        """Run the oldest queued call; False: there is none."""
+        with self._lock:
+            work = self.turn.pop()
+            if work is None:
+                self._served = False
+                return False
+        work.run()
+        self.turn.over()
+        return True

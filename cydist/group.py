@@ -168,8 +168,7 @@ class ProcessGroup:
             nonlocal begun
             begun = True
             self.check_usable(name)
-            self._seq += 1  # calls run one at a time, in the order they were issued
-            call = self._call = Call(name, self._seq, deadline)
+            call = self._call = Call(name, self.next_seq(), deadline)
             try:
                 body(call)
             except UnsupportedError:
@@ -202,6 +201,11 @@ class ProcessGroup:
         self.fail(error, name)
         self.abort()
 
+    def next_seq(self) -> int:
+        """The number of the collective that begins: they run one at a time, in order."""
+        self._seq += 1
+        return self._seq
+
     def deadline(self, timeout: float | timedelta | None) -> float:
         """When a call that starts now must be over, on time.monotonic()."""
         limit = seconds(timeout)
@@ -226,15 +230,20 @@ class ProcessGroup:
 
     def doing(self) -> str:
         """Which call of the group this rank is in, for people: "in all_reduce #12"."""
-        if self._call is not None and not self._call.over:
-            return f"in {self._call.name} #{self._call.seq}"
+        call = self.last_call()
+        if call is not None and not call.over:
+            return f"in {call.name} #{call.seq}"
         if self.waiting is not None:
             name, peer = self.waiting
             way = "to" if name == "send" else "from"
             return f"in {name} {way} " + ("anyone" if peer < 0 else f"rank {self.ranks[peer]}")
-        if self._call is None:
+        if call is None:
             return "in no call of the group, and has made none"
-        return f"in no call of the group; its last was {self._call.name} #{self._call.seq}"
+        return f"in no call of the group; its last was {call.name} #{call.seq}"
+
+    def last_call(self) -> Call | None:
+        """The collective that this rank is in, or was in last."""
+        return self._call
 
     def check_usable(self, name: str) -> None:
         """Raise if the group was destroyed or has failed, or belongs to another process."""

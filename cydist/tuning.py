@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cydist import config
-from cydist._native import algorithms
+from cydist._native import algorithms, forget_choices
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -127,6 +127,7 @@ def reload() -> None:
     """Read the settings again; they are kept because every collective asks."""
     check.cache_clear()
     _chosen.cache_clear()
+    forget_choices()
     segment_bytes.cache_clear()
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from cydist import config, registry, rendezvous
-from cydist._native import arm_failpoint, use_isa
+from cydist._native import arm_failpoint, short, use_isa
 from cydist.errors import GroupDestroyedError, PeerFailedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
@@ -102,6 +102,7 @@ class World:
             self.groups.pop(old.group_name, None)
             self.groups[new.group_name] = new
         old.destroy()
+        _tell_short_way()
 
 
 class RoutedGroup(ProcessGroup):
@@ -185,6 +186,7 @@ AnyGroup = ProcessGroup | NonMember | None
 
 _process: World | None = None
 _thread = threading.local()
+_threads_are_ranks = False  # or were
 
 
 def _find() -> World | None:
@@ -208,11 +210,19 @@ def thread_is_rank() -> None:
 
 
 def _set(world: World | None, per_thread: bool) -> None:
-    global _process
+    global _process, _threads_are_ranks
     if per_thread or getattr(_thread, "is_rank", False):
         _thread.world = world
+        _threads_are_ranks = True
     else:
         _process = world
+    _tell_short_way()
+
+
+def _tell_short_way() -> None:
+    """Say which group None means, where that does not depend on the thread."""
+    alone = _process is not None and not _threads_are_ranks
+    short.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
 
 
 def init_process_group(

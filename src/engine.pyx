@@ -19,13 +19,14 @@ from cydist._native.abi cimport (
     set_interrupted, wait_and_ask,
 )
 from cydist._native.array cimport Array
+from cydist._native.choices cimport choices_for, size_class
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.failures cimport described, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    CALL_BYTES, FAILED, Notice, Notices, close_notices, enter, fail, hear_now, open_notices,
-    remember,
+    CALL_BYTES, FAILED, Notice, close_notices, enter, fail, hear_now, open_notices, remember,
 )
+from cydist._native.turn cimport Turn
 from cydist._native.waiting cimport load_int, store_int
 
 from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
@@ -110,25 +111,17 @@ cdef class Group:
     context     tells this group's messages from other groups' on the same link
     """
 
-    cdef readonly Link link
-    cdef Transport view
-    cdef int *peers
-    cdef int aborted                # 0, or the Status that ends every wait
-    cdef int running                # collectives under way; changed with the GIL held
-    cdef bint open
-    cdef bint left                  # the view is closed, once
-    cdef bint asked_for_windows
-    cdef int pid                    # that made it; in a forked child locks may be held for ever
-    cdef Notices notices
-
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
         cdef int i, size = len(ranks)
         self.peers = <int *>malloc(max(size, 1) * sizeof(int))
-        if self.peers == NULL:
+        self.blocks = <Block *>calloc(2 * size + 1, sizeof(Block))
+        if self.peers == NULL or self.blocks == NULL:
             raise MemoryError
         for i in range(size):
             self.peers[i] = ranks[i]
         self.link = link
+        self.turn = Turn()
+        self.pid = getpid()
         memset(&self.view, 0, sizeof(Transport))
         self.view.rank = rank
         self.view.size = size
@@ -137,13 +130,13 @@ cdef class Group:
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.open = True
-        self.pid = getpid()
         with nogil:
             open_notices(&self.notices, &self.view)
 
     def __dealloc__(self):
         self.close()
         free(self.peers)
+        free(self.blocks)
 
     cpdef close(self):
         """End the view: its windows go, and what arrived for it is dropped. Idempotent.
@@ -175,6 +168,19 @@ cdef class Group:
             self.asked_for_windows = True
             self.link.open_windows(&self.view)
         return self.view.windows != NULL
+
+    def remember(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
+        """tuning.py chose this algorithm for even blocks of so many bytes in all."""
+        cdef int code = CODES[collective]
+        if self.choices is None:
+            self.choices = choices_for(self.view.size, self.windows)
+        self.choices.segment_bytes = segment_bytes
+        self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
+
+    def next_seq(self) -> int:
+        """The number of the collective that begins."""
+        self.seq += 1
+        return self.seq
 
     def abort(self) -> None:
         """End every wait of this group with the status "aborted", now and later."""
@@ -263,12 +269,8 @@ cdef class Group:
                 raise TypeError(
                     f"{collective}: {OP_NAMES[op]} makes no sense for {sample.dtype_name}")
             call.op = &reducing
-        call.root = root
-        call.tag = COLLECTIVE_TAG | ((seq & SEQUENCE_MASK) << SEQUENCE_SHIFT)
         call.segment_bytes = segment_bytes
         call.deadline_ns = deadline_ns
-        call.failed_peer = -1
-        call.failed_step = -1
         call.fingerprint = Fingerprint(
             seq, count, code, sample.dtype if sample is not None else 0, op, flags, root,
             sample.dtype_hash if sample is not None else 0, index_of(entry), 0)
@@ -280,28 +282,42 @@ cdef class Group:
         call.inputs = blocks if inputs else NULL
         call.outputs = blocks + len(inputs) if outputs else NULL
         agree_on_sizes(&call, len(inputs), len(outputs))
-        cdef Notice notice
+        self.number(&call)
         self.running += 1
         with nogil:
-            status = load_int(&self.aborted)
-            if status == OK:
-                status = enter(&self.notices, &self.view, &call.fingerprint)
-            if status == OK:
-                reach(ENTER)
-                status = entry.run(&self.view, &call)
-            if status != OK and status != CLOSED:
-                notice = notice_of(&call, status, self.view.rank)
-                if status == TIMEOUT:
-                    remember(&self.notices, &notice)
-                else:
-                    fail(&self.notices, &self.view, &notice)
+            status = self.perform(&call, entry)
         self.running -= 1
         self.leave_view()
         free(blocks)
-        if status == CLOSED or (status == INTERRUPTED and raised_by_handler is not None):
-            raise failure(status, call.failed_peer, call.failed_step)
         if status != OK:
-            raise told_failure(&self.notices, self.view.rank)
+            raise self.failed(&call, status)
+
+    cdef void number(self, Call *c) noexcept:
+        c.root = c.fingerprint.root
+        c.tag = COLLECTIVE_TAG | ((c.fingerprint.seq & SEQUENCE_MASK) << SEQUENCE_SHIFT)
+        c.failed_peer = -1
+        c.failed_step = -1
+
+    cdef int perform(self, Call *c, const Entry *entry) noexcept nogil:
+        cdef Notice notice
+        cdef int status = load_int(&self.aborted)
+        if status == OK:
+            status = enter(&self.notices, &self.view, &c.fingerprint)
+        if status == OK:
+            reach(ENTER)
+            status = entry.run(&self.view, c)
+        if status != OK and status != CLOSED:
+            notice = notice_of(c, status, self.view.rank)
+            if status == TIMEOUT:
+                remember(&self.notices, &notice)
+            else:
+                fail(&self.notices, &self.view, &notice)
+        return status
+
+    cdef object failed(self, const Call *c, int status):
+        if status == CLOSED or (status == INTERRUPTED and raised_by_handler is not None):
+            return failure(status, c.failed_peer, c.failed_step)
+        return told_failure(&self.notices, self.view.rank)
 
     def isend(self, Array array, int peer, uint64_t tag, bint asking=False) -> Message:
         """Post a send of contiguous memory to group rank `peer`; returns its Message.
@@ -315,7 +331,7 @@ cdef class Group:
         return posted(self, array, peer, tag, asking, False)
 
 
-cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs):
+cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept:
     """Put into the fingerprint's detail how the ranks cut their data: the sizes of blocks,
     where every rank knows all of them, and of segments. Sums can be equal where sizes are not.
     """

@@ -271,6 +271,7 @@ cdef int cuda_index(object obj) except -1:
 # torch, through DLPack's C interface where torch has it (2.10 and later).
 
 cdef object tensor_type = None          # torch.Tensor, once torch has been imported
+cdef object parameter_type = None       # torch.nn.Parameter, once one was seen
 cdef DLPackExchangeAPI *torch_api = NULL
 
 
@@ -287,6 +288,18 @@ cdef bint is_torch(object obj) except -1:
                 torch_api = NULL
         tensor_type = found
     return PyObject_TypeCheck(obj, <PyTypeObject *>tensor_type)
+
+
+cdef DLPackExchangeAPI *torch_exchange(object obj) except? NULL:
+    global parameter_type
+    if not is_torch(obj) or torch_api == NULL or torch_api.tensor_from_object == NULL:
+        return NULL
+    if type(obj) is not tensor_type and type(obj) is not parameter_type:
+        if parameter_type is not None or type(obj).__name__ != "Parameter":
+            return NULL
+        parameter_type = sys.modules["torch"].nn.Parameter
+        return torch_exchange(obj)
+    return torch_api
 
 
 cdef Array from_torch(object obj):

@@ -7,7 +7,9 @@ from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PENDING, RAISED,
     TIMEOUT, Fingerprint, Request, Transport, now_ns,
 )
-from cydist._native.waiting cimport exchange_int, load_int, sched_yield, store_int
+from cydist._native.waiting cimport (
+    exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
+)
 
 
 cdef extern from "<unistd.h>" nogil:
@@ -17,6 +19,7 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     TELL_NS = 50000000
     EXPLAIN_NS = 150000000
+    ARRIVE_NS = 500000000       # the longest that a rank waits for a notice which was announced
     PAUSE_US = 200
 
 cdef Fingerprint none           # zero: what notices are sent and received under
@@ -183,13 +186,25 @@ cdef void contradict(Notices *n, Transport *t, const Fingerprint *call,
     keep(n, &found)
 
 
+cdef void await_told(Notices *n, Transport *t) noexcept nogil:
+    """The flag is up, so a notice follows it."""
+    cdef int64_t until = now_ns() + ARRIVE_NS
+    while n.listening and load_int(&n.failed) == OK and now_ns() < until:
+        usleep(PAUSE_US)
+        catch_up(n, t)
+
+
 cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil:
     cdef int i, kept = 0
     cdef Request stray
     lock(n)
-    catch_up(n, t)
-    if t.left_over != NULL and t.left_over(t, call.seq, &stray):
-        contradict(n, t, call, &stray)
+    # Looking for messages takes a system call; in windows a flag says whether there are any.
+    if t.windows == NULL or load_u64(&t.windows.of[t.rank].flags.told) != 0:
+        catch_up(n, t)
+        if t.windows != NULL:
+            await_told(n, t)
+        if t.left_over != NULL and t.left_over(t, call.seq, &stray):
+            contradict(n, t, call, &stray)
     n.entered = call.seq
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
@@ -284,6 +299,8 @@ cdef void tell(Notices *n, Transport *t) noexcept nogil:
         status = t.send(t, &n.tells[i])
         if status != OK:
             n.tells[i].status = status
+        if t.windows != NULL:
+            store_u64(&t.windows.of[i].flags.told, 1)
 
 
 cdef bint under_way(Notices *n, Transport *t) noexcept nogil:

@@ -89,7 +89,7 @@ def test_an_interrupt_at_any_point_of_a_blocking_call_leaves_the_queue_working()
         assert works(serial), point
         return ended
 
-    assert every_point(attempt) > 4
+    assert every_point(attempt) > 2
 
 
 def test_an_interrupt_at_any_point_of_starting_a_call_leaves_the_queue_working() -> None:
@@ -152,7 +152,7 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
         def done_by(work: Any, deadline: float) -> bool:
             work_class.done_by = original  # type: ignore[method-assign]
             assert first.wait(30)
-            while group._seq < 2:
+            while group._native.seq < 2:
                 first.done_by(0)
             begun.set()
             raise CtrlC

@@ -52,8 +52,12 @@ ROOM_OF = {
     "failpoints": "abi",
     "notices": "abi",
     "failures": "engine",
+    "turn": "engine",
+    "choices": "engine",
+    "short": "engine",
     "dlpack": "array",
     "exporters": "array",
+    "plain": "array",
     "linux": "transports",
     "stream": "transports",
 }

@@ -6,8 +6,10 @@ if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
 try:
+    from cydist._native import short
     from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, overlapping
+    from cydist._native.choices import forget_choices
     from cydist._native.engine import Group, Message
     from cydist._native.exporters import asarray
     from cydist._native.failpoints import arm as arm_failpoint
@@ -26,6 +28,7 @@ try:
     from cydist._native.kernels import use as use_isa
     from cydist._native.shm import SharedMemory, ShmLink
     from cydist._native.tcp import TcpLink
+    from cydist._native.turn import Turn
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cydist._native"):
         raise
@@ -45,6 +48,7 @@ __all__ = [
     "SharedMemory",
     "ShmLink",
     "TcpLink",
+    "Turn",
     "algorithms",
     "arm_failpoint",
     "asarray",
@@ -52,11 +56,13 @@ __all__ = [
     "empty",
     "failpoint",
     "flatten_buffers",
+    "forget_choices",
     "hub",
     "keep_in_child",
     "overlapping",
     "prepare",
     "replace_in_child",
+    "short",
     "supports",
     "unflatten_buffers",
     "use_isa",

@@ -90,11 +90,13 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
 
 
 ctypedef struct Flags:          # the head of a window; every word on a line of its own
-    # Only raise_flag and wait_flag touch them; they count sleepers in the first padding word.
+    # Only raise_flag and wait_flag touch the first two; the first padding word counts sleepers.
     uint64_t posted             # steps that the owner has written
     uint64_t pad_posted[7]
     uint64_t consumed           # steps that the owner has read from everybody
     uint64_t pad_consumed[7]
+    uint64_t told               # not 0: a notice of a failure is on its way to the owner
+    uint64_t pad_told[7]
 
 
 ctypedef struct Window:         # one rank's shared memory in this group, mapped here

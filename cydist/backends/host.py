@@ -18,6 +18,7 @@ from weakref import ref
 
 from cydist import _native, tuning
 from cydist.backends.endpoint import Endpoint, of_threads
+from cydist.backends.messages import MessageWork
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
@@ -29,7 +30,6 @@ from cydist.errors import (
     from_failure,
     named,
 )
-from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.types import Op, op_and_factor
 from cydist.work import Work
@@ -70,6 +70,7 @@ class HostGroup(ProcessGroup):
         self._peers = tuple(peers)
         self._context = context_of(name, self._peers)
         self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
+        self._native.turn = self._serial.turn
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
         self._survivors: Survivors | None = None
@@ -157,6 +158,15 @@ class HostGroup(ProcessGroup):
         tuning.check()
         return super().execute(name, body, async_op=async_op, timeout=timeout, result=result)
 
+    def next_seq(self) -> int:
+        return self._native.next_seq()
+
+    def last_call(self) -> Call | None:
+        native, call = self._native, super().last_call()
+        if native.short_name is None or (call is not None and call.seq > native.short_seq):
+            return call
+        return Call(native.short_name, native.short_seq, 0.0, over=native.short_over)
+
     def enter(self, call: Call) -> None:
         with self.failures(call.name, call.seq, call.deadline):
             self._native.enter(call.name, call.seq)
@@ -206,7 +216,8 @@ class HostGroup(ProcessGroup):
         def asked_of(rank: int, deadline: float) -> Report:
             return ask(self._peers[rank], self._context, deadline)
 
-        here = self.doing() if self._call is not None and not self._call.over else ""
+        call = self.last_call()
+        here = self.doing() if call is not None and not call.over else ""
         asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
         found = gather(asked_of, asked)
         if not any(is_late(report, here) for report in found.values()):
@@ -314,6 +325,9 @@ class HostGroup(ProcessGroup):
         algorithm = tuning.choose(
             collective, nbytes, self._size, self._native.windows, even=even, commutative=True
         )
+        segment_bytes = tuning.segment_bytes()
+        if even:
+            self._native.remember(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(
                 collective, inputs, outputs,
@@ -325,8 +339,17 @@ class HostGroup(ProcessGroup):
                 root=root,
                 count=count,
                 flags=EVEN if even else 0,
-                segment_bytes=tuning.segment_bytes(),
+                segment_bytes=segment_bytes,
             )  # fmt: skip
+
+    def failed_call(self, name: str, seq: int, ended: BaseException) -> None:
+        """A call that took the short way ended so: fail the group, raise what it means."""
+        try:
+            with self.failures(name, seq, self.deadline(None)):
+                raise ended
+        except BaseException as error:
+            self.fail(error, f"{name} #{seq}")
+            raise
 
     @contextmanager
     def failures(self, name: str, seq: int | None, deadline: float) -> Iterator[None]:
@@ -363,75 +386,6 @@ def wire_tag(tag: int) -> int:
 def same_sizes(blocks: Sequence[Array]) -> bool:
     """Do all blocks hold the same number of elements?"""
     return all(block.size == blocks[0].size for block in blocks)
-
-
-class MessageWork(Work):
-    """A send or receive that was posted."""
-
-    def __init__(self, group: HostGroup, name: str, peer: int, message: Message) -> None:
-        super().__init__()
-        self._group = group
-        self._name = name
-        self._peer = peer
-        self._message = message
-        self._deadline = group.deadline(None)
-
-    def _wait(self, timeout: float | None) -> None:
-        own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
-        deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
-        if not self._message.over:
-            self._group.check_process(self._name)
-        self._group.waiting = (self._name, self._peer)
-        try:
-            over = self._error is not None or self._message.wait(int(deadline * 1e9))
-        finally:
-            self._group.waiting = None
-        if not over:
-            late = from_failure(
-                _native.Failure("timeout", self._peer),
-                self._name,
-                self._group.group_name,
-                self._group.ranks,
-                waited=self._group.timeout if timeout is None else timeout,
-                why=self._group.trouble_with(self._peer),
-            )
-            if not own_limit:
-                raise late
-            self._message.cancel()
-            self._error = late
-            self._group.fail(late, self._name)
-        self._settle()
-        if self._error is not None:
-            raise self._error
-
-    def _poll(self) -> bool:
-        if not self._message.over:
-            self._group.check_process(self._name)
-            if not self._message.test():
-                return False
-        self._settle()
-        return True
-
-    def _settle(self) -> None:
-        """The message is over: keep how it ended."""
-        self._group.let_go(self._message)
-        if self._error is None:
-            try:
-                with self._group.failures(self._name, None, self._deadline):
-                    self._message.check()
-            except Exception as error:
-                self._error = error
-                self._message.fail()
-                self._group.fail(error, self._name)
-        source = self._message.source
-        if self._source is None and source >= 0:
-            self._source = self._group.ranks[source]
-
-    def _on_thread(self, task: Callable[[], None]) -> None:
-        if self._poll():
-            task()
-        else:
-            THREADS.run(task)
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

@@ -1,0 +1,17 @@
+"""Which algorithm tuning.py chose for even blocks: what the short way of a call looks up."""
+from cydist._native.abi cimport COLLECTIVES, Entry
+
+cdef enum:
+    SIZE_CLASSES = 65
+
+
+# The least k with nbytes <= 2**k: the unit in which tuning.py counts.
+cdef int size_class(size_t nbytes) noexcept nogil
+
+
+cdef class Choices:             # shared by all groups of one size, with or without windows
+    cdef const Entry *rows[COLLECTIVES][SIZE_CLASSES]   # NULL: not asked yet
+    cdef size_t segment_bytes
+
+
+cdef Choices choices_for(int ranks, bint windows)

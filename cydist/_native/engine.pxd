@@ -1,0 +1,40 @@
+"""A group's compiled half, for the short way (src/short.pyx)."""
+from libc.stdint cimport uint64_t
+
+from cydist._native.abi cimport Block, Call, Entry, Link, Transport
+from cydist._native.choices cimport Choices
+from cydist._native.notices cimport Notice, Notices
+from cydist._native.turn cimport Turn
+
+cdef class Group:
+    cdef readonly Link link
+    cdef public Turn turn           # whose it is among the group's calls
+    cdef readonly uint64_t seq      # number of the last collective
+    cdef readonly str short_name    # of the last that went the short way; None: none yet
+    cdef readonly uint64_t short_seq
+    cdef readonly bint short_over
+    cdef Transport view
+    cdef int *peers
+    cdef Block *blocks              # for 2 * size blocks of whoever has the turn
+    cdef Choices choices            # None before the first collective
+    cdef int aborted                # 0, or the Status that ends every wait
+    cdef int running                # collectives under way; changed with the GIL held
+    cdef int pid                    # that made it; in a forked child locks may be held for ever
+    cdef bint open
+    cdef bint left                  # the view is closed, once
+    cdef bint asked_for_windows
+    cdef Notices notices
+
+    cpdef close(self)
+    cdef void leave_view(self) noexcept
+    cdef void tell(self, Notice *notice)
+    # Number a call, and fill in what follows from its fingerprint.
+    cdef void number(self, Call *c) noexcept
+    # Run it; returns its Status. The caller counts it in `running`.
+    cdef int perform(self, Call *c, const Entry *entry) noexcept nogil
+    # What to raise for a Status that is not OK.
+    cdef object failed(self, const Call *c, int status)
+
+
+# Put into the fingerprint's detail how the ranks cut their data.
+cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept

@@ -1,0 +1,25 @@
+"""Whose turn it is among the calls of a group."""
+from cpython.pythread cimport PyThread_type_lock
+
+
+cdef extern from *:
+    """
+    static inline int cydist_change(int *p, int from, int to) {
+        return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    }
+    static inline void cydist_add_int(int *p, int value) {
+        __atomic_add_fetch(p, value, __ATOMIC_ACQ_REL);
+    }
+    """
+    bint change "cydist_change"(int *p, int before, int after) noexcept nogil
+    void add "cydist_add_int"(int *p, int value) noexcept nogil
+
+
+cdef class Turn:
+    cdef int outstanding                # calls that run or are queued
+    cdef PyThread_type_lock running     # held by the call that runs
+    cdef list queue                     # calls that have not begun, oldest first
+    cdef object owner                   # token of the call that began at once
+    # As begin and end, for callers between whose steps no signal handler runs.
+    cdef bint begin_alone(self) noexcept
+    cdef void end_alone(self) noexcept

@@ -1,0 +1,85 @@
+"""A send or a receive on a host group, as its caller holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.errors import from_failure
+from cydist.executor import THREADS
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Message
+    from cydist.backends.host import HostGroup
+
+
+class MessageWork(Work):
+    """A send or receive that was posted."""
+
+    def __init__(self, group: HostGroup, name: str, peer: int, message: Message) -> None:
+        super().__init__()
+        self._group = group
+        self._name = name
+        self._peer = peer
+        self._message = message
+        self._deadline = group.deadline(None)
+
+    def _wait(self, timeout: float | None) -> None:
+        own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
+        deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
+        if not self._message.over:
+            self._group.check_process(self._name)
+        self._group.waiting = (self._name, self._peer)
+        try:
+            over = self._error is not None or self._message.wait(int(deadline * 1e9))
+        finally:
+            self._group.waiting = None
+        if not over:
+            late = from_failure(
+                _native.Failure("timeout", self._peer),
+                self._name,
+                self._group.group_name,
+                self._group.ranks,
+                waited=self._group.timeout if timeout is None else timeout,
+                why=self._group.trouble_with(self._peer),
+            )
+            if not own_limit:
+                raise late
+            self._message.cancel()
+            self._error = late
+            self._group.fail(late, self._name)
+        self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        if not self._message.over:
+            self._group.check_process(self._name)
+            if not self._message.test():
+                return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """The message is over: keep how it ended."""
+        self._group.let_go(self._message)
+        if self._error is None:
+            try:
+                with self._group.failures(self._name, None, self._deadline):
+                    self._message.check()
+            except Exception as error:
+                self._error = error
+                self._message.fail()
+                self._group.fail(error, self._name)
+        source = self._message.source
+        if self._source is None and source >= 0:
+            self._source = self._group.ranks[source]
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        if self._poll():
+            task()
+        else:
+            THREADS.run(task)

@@ -1,0 +1,32 @@
+"""Which algorithm tuning.py chose, kept where a call finds it without asking Python."""
+from libc.string cimport memset
+
+
+cdef extern from *:
+    int clzll "__builtin_clzll"(unsigned long long) nogil
+
+cdef dict known = {}            # (ranks, windows) -> Choices
+
+
+cdef int size_class(size_t nbytes) noexcept nogil:
+    if nbytes <= 1:
+        return 0
+    return 64 - clzll(nbytes - 1)
+
+
+cdef class Choices:
+    """The choices for groups of one size, with or without windows."""
+
+
+cdef Choices choices_for(int ranks, bint windows):
+    cdef Choices found = known.get((ranks, windows))
+    if found is None:
+        found = known[ranks, windows] = Choices()
+    return found
+
+
+def forget_choices():
+    """The settings have changed: tuning.py will choose again."""
+    cdef Choices each
+    for each in known.values():
+        memset(each.rows, 0, sizeof(each.rows))

@@ -1,0 +1,263 @@
+"""The short way of a call: a blocking collective of plain arrays on a group at rest.
+
+Most calls are of this kind, and small ones should cost no more than their checks. So what is
+decided once (the group, the algorithm, the reduction's loop) is looked up here and nothing is
+allocated. A function returns False when the call is of another kind, or when anything is
+wrong with it: then nothing has happened, and the long way runs it, or says what is wrong.
+"""
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, OK, REDUCE_SCATTER, Block, Call,
+    Entry, Fingerprint, Reduction, index_of, now_ns,
+)
+from cydist._native.choices cimport size_class
+from cydist._native.engine cimport Group, agree_on_sizes
+from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
+from cydist._native.plain cimport Plain, look
+from cydist._native.waiting cimport load_int
+
+cdef object default_group = None    # the process's, if it is one of ours
+cdef object operations = None        # the class of ReduceOp's members
+
+
+def use_operations(object members) -> None:
+    """`op` arguments of this class, an IntEnum, are codes of kernels.h."""
+    global operations
+    operations = members
+
+
+def use_default(object group) -> None:
+    """The group that None means from now on; None: ask the long way."""
+    global default_group
+    default_group = group
+
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void *, void *, void (*)() noexcept nogil)
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+cdef int process = getpid()     # the system call costs more than all the rest
+
+
+cdef void in_child() noexcept nogil:
+    global process
+    process = getpid()
+
+
+pthread_atfork(NULL, NULL, in_child)
+
+
+cdef inline bint usable(Group native) noexcept:
+    """Is it this process's, open, unharmed, and has it made a call?"""
+    return (native.pid == process and native.open and load_int(&native.aborted) == OK
+            and load_int(&native.notices.failed) == OK and native.choices is not None)
+
+
+cdef inline Group native_of(object group):
+    """The compiled half of a group that can run a call now, or None."""
+    cdef Group native
+    if group is None:
+        return None
+    found = getattr(group, "_native", None)
+    if type(found) is not Group:
+        return None
+    native = <Group>found
+    return native if usable(native) else None
+
+
+cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
+    return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
+
+
+cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
+    """Fill in the reduction; False: the long way knows what is wrong with it."""
+    if type(op) is not operations:
+        return False
+    code[0] = <int>op
+    return code[0] != OP_PREMUL_SUM and reduction(r, dtype, code[0], NULL, ranks) == 0
+
+
+cdef inline const Entry *begin(Group native, int collective, size_t nbytes) noexcept:
+    """Take the turn; NULL: somebody has it, or nobody chose an algorithm yet."""
+    cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
+    return entry if entry != NULL and native.turn.begin_alone() else NULL
+
+
+cdef bint finish(object group, Group native, str name, const Entry *entry, Call *c, int dtype,
+                 size_t count, int op, int root) except -1:
+    """Run the call, whose blocks and reduction are filled in, and give the turn back."""
+    cdef int status
+    native.seq += 1
+    native.short_name = name
+    native.short_seq = native.seq
+    native.short_over = False
+    c.segment_bytes = native.choices.segment_bytes
+    c.fingerprint = Fingerprint(
+        native.seq, count, entry.collective, dtype, op, EVEN, root, 0, index_of(entry), 0)
+    agree_on_sizes(c, 0, 0)
+    native.number(c)
+    native.running += 1
+    with nogil:
+        status = native.perform(c, entry)
+    native.running -= 1
+    native.leave_view()
+    native.turn.end_alone()
+    try:
+        if status != OK:
+            group.failed_call(name, native.short_seq, native.failed(c, status))
+    finally:
+        native.short_over = True
+    return True
+
+
+cdef inline Call new_call(object group) except *:
+    cdef Call c
+    memset(&c, 0, sizeof(Call))
+    c.deadline_ns = now_ns() + <int64_t>(<double>group.timeout * 1e9)
+    return c
+
+
+cdef void cut(Block *blocks, const Plain *whole, int parts) noexcept:
+    """Cut an array into equal blocks."""
+    cdef size_t each = whole.nbytes // parts
+    cdef int i
+    for i in range(parts):
+        blocks[i] = Block(whole.ptr + i * each, each)
+
+
+def all_reduce(object tensor, object op, object group) -> bool:
+    """cydist.all_reduce."""
+    cdef Plain p
+    cdef Reduction r
+    cdef int code
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None or not look(tensor, &p) or p.count == 0 or not p.writable:
+        return False
+    if not operation(op, p.dtype, native.view.size, &r, &code):
+        return False
+    cdef Call c = new_call(chosen)
+    cdef const Entry *entry = begin(native, ALL_REDUCE, p.nbytes)
+    if entry == NULL:
+        return False
+    cdef Block block = Block(p.ptr, p.nbytes)
+    c.inputs = c.outputs = &block
+    c.op = &r
+    return finish(chosen, native, "all_reduce", entry, &c, p.dtype, p.count, code, -1)
+
+
+def broadcast(object tensor, object src, object group) -> bool:
+    """cydist.broadcast on the default group, where the ranks of a call are those of the group."""
+    cdef Plain p
+    cdef Group native = native_of(default_group)
+    if native is None or (group is not None and group is not default_group):
+        return False
+    if type(src) is not int or not look(tensor, &p) or p.count == 0:
+        return False
+    if not 0 <= src < native.view.size or (not p.writable and src != native.view.rank):
+        return False
+    cdef Call c = new_call(default_group)
+    cdef const Entry *entry = begin(native, BROADCAST, p.nbytes)
+    if entry == NULL:
+        return False
+    cdef Block block = Block(p.ptr, p.nbytes)
+    c.inputs = c.outputs = &block
+    return finish(
+        default_group, native, "broadcast", entry, &c, p.dtype, p.count, OP_NONE, src)
+
+
+def all_gather_into_tensor(object output, object input, object group) -> bool:
+    """cydist.all_gather_into_tensor."""
+    cdef Plain small, large
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None or not look(input, &small) or not look(output, &large):
+        return False
+    if not times(&large, &small, native.view.size) or not large.writable:
+        return False
+    if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
+        return False
+    cdef Call c = new_call(chosen)
+    cdef const Entry *entry = begin(native, ALL_GATHER, large.nbytes)
+    if entry == NULL:
+        return False
+    cdef Block block = Block(small.ptr, small.nbytes)
+    cut(native.blocks, &large, native.view.size)
+    c.inputs = &block
+    c.outputs = native.blocks
+    return finish(chosen, native, "all_gather_into_tensor", entry, &c, small.dtype, large.count,
+                  OP_NONE, -1)
+
+
+def reduce_scatter_tensor(object output, object input, object op, object group) -> bool:
+    """cydist.reduce_scatter_tensor."""
+    cdef Plain small, large
+    cdef Reduction r
+    cdef int code
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None or not look(output, &small) or not look(input, &large):
+        return False
+    if not times(&large, &small, native.view.size) or not small.writable:
+        return False
+    if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
+        return False
+    cdef Call c = new_call(chosen)
+    cdef const Entry *entry = begin(native, REDUCE_SCATTER, large.nbytes)
+    if entry == NULL:
+        return False
+    cdef Block block = Block(small.ptr, small.nbytes)
+    cut(native.blocks, &large, native.view.size)
+    c.inputs = native.blocks
+    c.outputs = &block
+    c.op = &r
+    return finish(chosen, native, "reduce_scatter_tensor", entry, &c, small.dtype, large.count,
+                  code, -1)
+
+
+def all_to_all_single(object output, object input, object group) -> bool:
+    """cydist.all_to_all_single of vectors that all ranks cut evenly."""
+    cdef Plain given, due
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None or not look(input, &given) or not look(output, &due):
+        return False
+    if (given.count == 0 or given.count != due.count or given.dtype != due.dtype
+            or not due.writable or given.ndim != 1 or due.ndim != 1):
+        return False
+    cdef int size = native.view.size
+    if given.count % size != 0 or not apart(&given, &due):
+        return False
+    cdef Call c = new_call(chosen)
+    cdef const Entry *entry = begin(native, ALL_TO_ALL, due.nbytes)
+    if entry == NULL:
+        return False
+    cut(native.blocks, &given, size)
+    cut(native.blocks + size, &due, size)
+    c.inputs = native.blocks
+    c.outputs = native.blocks + size
+    return finish(chosen, native, "all_to_all_single", entry, &c, due.dtype, due.count // size,
+                  OP_NONE, -1)
+
+
+def barrier(object group) -> bool:
+    """cydist.barrier."""
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None:
+        return False
+    cdef Call c = new_call(chosen)
+    cdef const Entry *entry = begin(native, BARRIER, 0)
+    if entry == NULL:
+        return False
+    return finish(chosen, native, "barrier", entry, &c, 0, 0, OP_NONE, -1)
+
+
+cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:
+    """Is the large array `ranks` times the small one, of its dtype?"""
+    return (small.count != 0 and large.count == small.count * ranks
+            and large.dtype == small.dtype)
