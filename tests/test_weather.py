@@ -1,0 +1,124 @@
+"""Two ranks with a bad network between them: a proxy that cuts, holds, delays and slices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from proxy import Proxy, Weather
+
+from cydist import _native
+from cydist.backends.addresses import Address
+from cydist.backends.connections import Connections
+from transports import SECRET, run, soon
+
+SUM = 1
+HANDSHAKE = 160  # bytes that who connects sends until it has proved itself
+COUNT = 50_000
+
+
+class Pair:
+    """Ranks 0 and 1, which reach each other through proxies only."""
+
+    def __init__(self) -> None:
+        self.weather = Weather()
+        self._ends = [
+            Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)
+        ]
+        self._proxies: list[Proxy] = []
+        published = []
+        for end in self._ends:
+            there = Address.decode(end.address())
+            self._proxies.append(Proxy(there.lanes[0][0], self.weather))
+            lanes = [[("127.0.0.1", self._proxies[-1].port)]]
+            published.append(Address(there.rank, there.host, lanes).encode())
+        for end in self._ends:
+            end.connect(published)
+        self._groups = [
+            _native.Group(end.link, [0, 1], rank, 1) for rank, end in enumerate(self._ends)
+        ]
+        self._seq = 0
+
+    def all_reduce(self, limit: float = 20.0) -> list[str]:
+        """A sum on both ranks, compared; how it ended on each."""
+        self._seq += 1
+        ended = ["ok", "ok"]
+
+        def body(rank: int) -> None:
+            x = np.arange(COUNT) + float(rank)
+            array = _native.asarray(x)
+            try:
+                self._groups[rank].run(
+                    "all_reduce", [array], [array], algorithm=b"ring", deadline_ns=soon(limit),
+                    seq=self._seq, op=SUM, count=COUNT, segment_bytes=1 << 17,
+                )  # fmt: skip
+            except _native.Failure as failure:
+                ended[rank] = str(failure.status)
+            else:
+                assert np.array_equal(2.0 * np.arange(COUNT) + 1, x)
+
+        run(lambda: body(0), lambda: body(1))
+        return ended
+
+    def close(self) -> None:
+        self.weather.held = False
+        for end in self._ends:
+            end.close()
+        for proxy in self._proxies:
+            proxy.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["end", "reset"])
+@pytest.mark.parametrize("offset", [1, 95, 96, 128])
+def test_cut_within_a_stream(pair: Pair, offset: int, reset: bool) -> None:
+    """A connection that ends at any byte of its frames is a lost peer on both ranks."""
+    pair.weather.cut_at, pair.weather.reset = HANDSHAKE + offset, reset
+    assert pair.all_reduce() == ["peer_lost", "peer_lost"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reset", [False, True], ids=["end", "reset"])
+def test_cut_at_every_byte(reset: bool) -> None:
+    """The same, at each of the first 128 bytes after the handshake."""
+    for offset in range(1, 129):
+        pair = Pair()
+        pair.weather.cut_at, pair.weather.reset = HANDSHAKE + offset, reset
+        assert pair.all_reduce() == ["peer_lost", "peer_lost"], offset
+        pair.close()
+
+
+def test_partition_that_heals(pair: Pair) -> None:
+    """When the network comes back before the timeout, the result is right to the bit."""
+    assert pair.all_reduce() == ["ok", "ok"]
+    pair.weather.held = True
+    heal = threading.Timer(1.0, setattr, (pair.weather, "held", False))
+    heal.start()
+    assert pair.all_reduce() == ["ok", "ok"]
+    heal.join()
+
+
+def test_partition_that_stays(pair: Pair) -> None:
+    """When it does not, both sides end at their timeout."""
+    assert pair.all_reduce() == ["ok", "ok"]
+    pair.weather.held = True
+    assert pair.all_reduce(0.5) == ["timeout", "timeout"]
+
+
+@pytest.mark.parametrize(
+    ("delay", "size"), [(0.05, 65536), (0.2, 65536), (0.0, 1000)], ids=["50ms", "200ms", "sliced"]
+)
+def test_slow_is_not_dead(pair: Pair, delay: float, size: int) -> None:
+    """Late or sliced bytes give right results, and nobody is taken for dead."""
+    pair.weather.delay, pair.weather.slice = delay, size
+    for _ in range(2):
+        assert pair.all_reduce() == ["ok", "ok"]
