@@ -15,6 +15,7 @@ its calls.
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -424,15 +425,17 @@ def where(store, directory):
 
 def run(trial):
     """One trial; what its ranks saw."""
-    with tempfile.TemporaryDirectory() as directory:
-        url, hold = where(trial.store, directory), os.pipe()
-        pids, pipes = [], []
-        for rank in range(trial.size):
-            pid, pipe = start(trial, rank, url, hold, pipes)
-            pids.append(pid)
-            pipes.append(pipe)
-        os.close(hold[0])
-        outcome = Watch(trial, pids, pipes).until_all_end(hold[1])
+    # Removed here and by no `with`, which would end in every rank too.
+    directory = tempfile.mkdtemp()
+    url, hold = where(trial.store, directory), os.pipe()
+    pids, pipes = [], []
+    for rank in range(trial.size):
+        pid, pipe = start(trial, rank, url, hold, pipes)
+        pids.append(pid)
+        pipes.append(pipe)
+    os.close(hold[0])
+    outcome = Watch(trial, pids, pipes).until_all_end(hold[1])
+    shutil.rmtree(directory)
     for event in outcome[trial.victim]["saw"]:
         if event["call"] == "child":
             os.kill(event["pid"], signal.SIGKILL)
