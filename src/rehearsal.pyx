@@ -203,6 +203,7 @@ cdef class Rehearsal:
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.link = link
+        link.open_windows(&self.view)
 
     def __dealloc__(self):
         if self.link is not None:
