@@ -4,8 +4,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PENDING, RAISED,
-    TIMEOUT, Fingerprint, Request, Transport, now_ns,
+    ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PEER_LOST, PENDING,
+    RAISED, TIMEOUT, Fingerprint, Request, Transport, now_ns,
 )
 from cydist._native.waiting cimport (
     exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
@@ -20,6 +20,7 @@ cdef enum:
     TELL_NS = 50000000
     EXPLAIN_NS = 150000000
     ARRIVE_NS = 500000000       # the longest that a rank waits for a notice which was announced
+    LAST_WORDS_NS = 10000000
     PAUSE_US = 200
 
 cdef Fingerprint none           # zero: what notices are sent and received under
@@ -245,13 +246,16 @@ cdef void ask(Transport *t, int peer) noexcept nogil:
 
 cdef void explain(Notices *n, Transport *t, Notice *found) noexcept nogil:
     """Of two ranks that meet in different calls one took an earlier call for another, and the
-    one that is ahead remembers which: let it speak first.
+    one that is ahead remembers which: let it speak first. A rank that left has often said why,
+    and its flags are seen before its messages.
     """
     cdef const Fingerprint *ours = &n.recent[found.theirs.seq % RECENT]
     cdef int64_t until = now_ns() + EXPLAIN_NS
-    if found.status != MISMATCH or found.ours.seq == found.theirs.seq:
+    if found.status == PEER_LOST:
+        until = now_ns() + LAST_WORDS_NS
+    elif found.status != MISMATCH or found.ours.seq == found.theirs.seq:
         return
-    if found.ours.seq > found.theirs.seq:
+    elif found.ours.seq > found.theirs.seq:
         if ours.seq == found.theirs.seq and not same(ours, &found.theirs):
             found.ours = ours[0]
         return
