@@ -116,14 +116,14 @@ cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:
 
     This rank, which is in a call of messages, will never take it.
     """
-    cdef const Window *window
+    cdef const Head *head
     cdef const Fingerprint *theirs
     cdef int peer
     for peer in range(t.size):
-        window = &t.windows.of[peer]
-        if peer == t.rank or load_u64(&window.flags.posted) <= t.windows.step:
+        head = head_of(t.windows, peer, t.windows.step)
+        if peer == t.rank or load_u64(&head.posted) <= t.windows.step:
             continue
-        theirs = &window.calls[t.windows.step & <uint64_t>(t.windows.slots - 1)]
+        theirs = &head.call
         if theirs.seq <= r.expected.seq:
             r.theirs = theirs[0]
             r.theirs.note = 0

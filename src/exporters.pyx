@@ -426,7 +426,7 @@ cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
         self.device = "cpu"
     else:
         return False
-    cdef int64_t most = INT64_MAX // <int64_t>max(itemsize, 1)
+    cdef int64_t most = INT64_MAX // <int64_t>(itemsize if itemsize != 0 else 1)
     if tensor.dtype.lanes != 1 or itemsize * 8 != tensor.dtype.bits or itemsize == 0:
         return False
     code = code_of_dlpack(tensor.dtype)

@@ -82,10 +82,11 @@ cdef object told_failure(const Notices *notices, int rank):
     cdef bint sizes = (mismatch and n.ours.collective == n.theirs.collective
                        and n.ours.detail != n.theirs.detail)
     cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
-    if n.teller == rank and (n.call[0] != 0 or n.status == ABORTED):
+    cdef str words = (<const char *>n.call).decode("utf-8", "replace")
+    if n.teller == rank and (words or n.status == ABORTED):
         # Another call of this rank failed the group, or abort did.
-        return Failure(STATUS_NAMES[ABORTED], ours=n.call.decode("utf-8", "replace"))
-    ours = n.call.decode("utf-8", "replace") or described(&n.ours, n.our_bytes, sizes)
+        return Failure(STATUS_NAMES[ABORTED], ours=words)
+    ours = words or described(&n.ours, n.our_bytes, sizes)
     theirs = described(&n.theirs, n.their_bytes, sizes)
     # Of two ranks that differ this one agrees with one, or is one.
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):

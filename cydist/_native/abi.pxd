@@ -89,20 +89,27 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     void *place                 # where that state is kept
 
 
+# A word that ranks await (`posted`, `consumed`) is touched by raise_flag and wait_flag only,
+# and the word behind it counts those who sleep.
+
 ctypedef struct Flags:          # the head of a window; every word on a line of its own
-    # Only raise_flag and wait_flag touch the first two; the first padding word counts sleepers.
-    uint64_t posted             # steps that the owner has written
-    uint64_t pad_posted[7]
     uint64_t consumed           # steps that the owner has read from everybody
-    uint64_t pad_consumed[7]
+    uint64_t sleepers
+    uint64_t pad_consumed[6]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
     uint64_t pad_told[7]
 
 
+ctypedef struct Head:           # of a slot: one line, right before the data
+    uint64_t posted             # 1 + the step that was written here last
+    uint64_t sleepers
+    Fingerprint call            # that wrote it
+    uint64_t pad
+
+
 ctypedef struct Window:         # one rank's shared memory in this group, mapped here
     Flags *flags
-    Fingerprint *calls          # one for each slot: the call that wrote it
-    char *data                  # `slots` slots of `slot_bytes` each
+    char *slots                 # each a Head, then `slot_bytes` of data
 
 
 ctypedef struct Transport
@@ -111,12 +118,19 @@ ctypedef struct Transport
 ctypedef struct Windows:
     int slots                   # a power of two
     size_t slot_bytes
+    size_t stride               # from one slot to the next
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t released           # steps that all ranks had consumed when this one last looked
     int spins                   # looks at a flag before a wait yields; see spins_after
     int most_spins
     bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
+
+
+# The head of the slot that a rank writes in a step.
+cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept nogil:
+    return <Head *>(w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.stride)
+
 
 ctypedef struct Board:          # see src/notices.pyx
     # OK, or the Status with which another rank has failed the group.

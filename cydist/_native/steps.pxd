@@ -16,19 +16,15 @@ ranks ends the call on all of them.
 """
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Call, Fingerprint, Transport
-
-
-cdef inline uint64_t slot_of(Transport *t, uint64_t step) noexcept nogil:
-    return step & <uint64_t>(t.windows.slots - 1)
+from cydist._native.abi cimport Call, Fingerprint, Transport, head_of
 
 
 cdef inline char *data_of(Transport *t, int rank, uint64_t step) noexcept nogil:
-    return t.windows.of[rank].data + slot_of(t, step) * t.windows.slot_bytes
+    return <char *>(head_of(t.windows, rank, step) + 1)
 
 
 cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) noexcept nogil:
-    return &t.windows.of[rank].calls[slot_of(t, step)]
+    return &head_of(t.windows, rank, step).call
 
 
 # Wait until all ranks are done with what this step's slot holds.

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Flags, MISMATCH, OK, Request, TIMEOUT, Transport, Window, now_ns,
+    Call, Fingerprint, Head, MISMATCH, OK, Request, TIMEOUT, Transport, head_of, now_ns,
 )
 from cydist._native.waiting cimport load_u64 as peek
 
@@ -30,13 +30,15 @@ cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
 
 cdef int suspect(Transport *t, Call *c) noexcept nogil:
     """Having waited for long: is any peer in another call than we are?"""
-    cdef const Flags *own = t.windows.of[t.rank].flags
-    cdef uint64_t step, posted
+    cdef uint64_t first = t.windows.of[t.rank].flags.consumed
+    cdef uint64_t step
     cdef int peer
-    for peer in range(t.size):
-        posted = peek(&t.windows.of[peer].flags.posted)
-        for step in range(own.consumed, posted if posted < own.posted else own.posted):
-            if compare(t, c, peer, step) != OK:
+    for step in range(first, first + <uint64_t>t.windows.slots):
+        if peek(&head_of(t.windows, t.rank, step).posted) != step + 1:
+            break
+        for peer in range(t.size):
+            if (peek(&head_of(t.windows, peer, step).posted) == step + 1
+                    and compare(t, c, peer, step) != OK):
                 return MISMATCH
     return OK
 
@@ -86,7 +88,7 @@ cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
 cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     cdef int status = OK
     if peer != t.rank:
-        status = reach(t, c, peer, &t.windows.of[peer].flags.posted, step + 1, step)
+        status = reach(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
         if status == OK:
             status = compare(t, c, peer, step)
     return status
@@ -101,10 +103,10 @@ cdef int hear_all(Transport *t, Call *c, uint64_t step) noexcept nogil:
     return OK
 
 
-cdef bint all_posted(Transport *t, uint64_t steps) noexcept nogil:
+cdef bint all_posted(Transport *t, uint64_t step) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
-        if peek(&t.windows.of[peer].flags.posted) < steps:
+        if peek(&head_of(t.windows, peer, step).posted) <= step:
             return False
     return True
 
@@ -114,7 +116,7 @@ cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept n
     cdef uint64_t step = own[0]
     cdef int status = OK
     while step < steps:
-        if not patient and not all_posted(t, step + 1):
+        if not patient and not all_posted(t, step):
             break
         status = hear_all(t, c, step)
         if status != OK:
@@ -154,10 +156,10 @@ cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil:
 
 
 cdef void publish(Transport *t, Call *c, uint64_t step, uint64_t note) noexcept nogil:
-    cdef Window *own = &t.windows.of[t.rank]
-    own.calls[slot_of(t, step)] = c.fingerprint
-    own.calls[slot_of(t, step)].note = note
-    t.raise_flag(t, &own.flags.posted, step + 1)
+    cdef Head *own = head_of(t.windows, t.rank, step)
+    own.call = c.fingerprint
+    own.call.note = note
+    t.raise_flag(t, &own.posted, step + 1)
 
 
 cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil:

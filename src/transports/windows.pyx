@@ -7,7 +7,7 @@ briefly pays for no system call.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    Fingerprint, Flags, OK, PEER_LOST, Transport, Windows, now_ns, slice_end,
+    Flags, Head, OK, PEER_LOST, Transport, Windows, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
@@ -15,13 +15,14 @@ from cydist._native.waiting cimport (
     pause, sched_yield, slice_until, spins_after, store_u64,
 )
 
-cdef enum:
-    LINE = 64                   # bytes of a cache line
-
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
-    cdef size_t calls = slots * sizeof(Fingerprint)
-    return sizeof(Flags) + (calls + LINE - 1) // LINE * LINE + slots * slot_bytes
+    return sizeof(Flags) + slots * stride_of(slot_bytes)
+
+
+cdef inline size_t stride_of(size_t slot_bytes) noexcept nogil:
+    # Pairs of lines arrive together: a head and the first line of its data are one.
+    return slot_bytes + 2 * sizeof(Head)
 
 
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil:
@@ -29,10 +30,10 @@ cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_byt
     cdef int i
     w.slots = slots
     w.slot_bytes = slot_bytes
+    w.stride = stride_of(slot_bytes)
     for i in range(size):
         w.of[i].flags = <Flags *>(memory + i * each)
-        w.of[i].calls = <Fingerprint *>(memory + i * each + sizeof(Flags))
-        w.of[i].data = memory + (i + 1) * each - slots * slot_bytes
+        w.of[i].slots = <char *>(w.of[i].flags + 1)
 
 
 cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
@@ -98,10 +99,6 @@ cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
 
 
 cdef bint owner_is_gone(Transport *t, const uint64_t *flag) noexcept nogil:
-    cdef const Flags *flags
-    cdef int i
-    for i in range(t.size):
-        flags = t.windows.of[i].flags
-        if flag == &flags.posted or flag == &flags.consumed:
-            return t.windows.gone(t, i)
-    return False
+    cdef Windows *w = t.windows
+    cdef size_t distance = <const char *>flag - <const char *>w.of[0].flags
+    return w.gone(t, <int>(distance // window_bytes(w.slots, w.slot_bytes)))
