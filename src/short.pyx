@@ -19,6 +19,7 @@ from cydist._native.plain cimport Plain, look
 from cydist._native.waiting cimport load_int
 
 cdef object default_group = None    # the process's, if it is one of ours
+cdef Group default_native = None    # its compiled half
 cdef object operations = None        # the class of ReduceOp's members
 
 
@@ -30,8 +31,10 @@ def use_operations(object members) -> None:
 
 def use_default(object group) -> None:
     """The group that None means from now on; None: ask the long way."""
-    global default_group
-    default_group = group
+    global default_group, default_native
+    found = getattr(group, "_native", None)
+    default_native = found if isinstance(found, Group) else None
+    default_group = None if default_native is None else group
 
 
 cdef extern from "pthread.h" nogil:
@@ -60,8 +63,8 @@ cdef inline bint usable(Group native) noexcept:
 cdef inline Group native_of(object group):
     """The compiled half of a group that can run a call now, or None."""
     cdef Group native
-    if group is None:
-        return None
+    if group is default_group:
+        return default_native if default_native is not None and usable(default_native) else None
     found = getattr(group, "_native", None)
     if type(found) is not Group:
         return None

@@ -12,7 +12,7 @@ from cydist._native.abi cimport (
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
     YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64, low_half,
-    pause, sched_yield, slice_until, spins_after, store_u64,
+    pause, sched_yield, slice_until, spins_after, swap_u64,
 )
 
 
@@ -42,8 +42,8 @@ cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
 
 cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
     reach(SEND_MID)
-    store_u64(flag, value)
-    fence()
+    # The sleeper announces itself and looks again; one of us sees the other.
+    swap_u64(flag, value)
     if load_u32(sleepers(flag)) != 0:
         futex_wake_shared(low_half(flag))
 
