@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,6 +234,44 @@ def test_memory_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool(dist.group.WORLD._native.windows), float(x[0])
 
     assert run_threads(body, 2, "tcp") == [(False, 2.0)] * 2
+
+
+# Who is there, and who is not any more
+
+
+def waits_alone(link: _native.Link) -> str:
+    """How a collective of two ranks ends in which the other does nothing: a Failure's status."""
+    group = _native.Group(link, [0, 1], 0, 7)
+    array = _native.asarray(np.ones(3))
+    with pytest.raises(_native.Failure) as caught:
+        group.run(
+            "all_reduce", [array], [array], algorithm=b"flat", op=SUM, count=3,
+            deadline_ns=soon(0.2), seq=1,
+        )  # fmt: skip
+    group.close()
+    return str(caught.value.status)
+
+
+def test_who_has_not_come_yet_is_not_dead() -> None:
+    """A rank that is first waits for one whose process has not mapped the memory yet."""
+    with closing(Ranks("tcp", 2)) as ranks:
+        link = _native.ShmLink(ranks.links[0], memory(), [0, 1])
+        assert waits_alone(link) == "timeout"
+        assert link.lost(1) == ""
+        link.close()
+
+
+def test_without_descriptors_nobody_is_dead(world: Ranks) -> None:
+    """A rank that cannot open another's process, for lack of descriptors, goes on waiting."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        ended = waits_alone(world.links[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ended == "timeout"
 
 
 # Deaths

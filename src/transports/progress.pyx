@@ -98,7 +98,7 @@ cdef void *background(void *argument) noexcept nogil:
 
 cdef void ensure_background(Net *net) noexcept nogil:
     cdef sigset_t every, before
-    if net.background_runs or net.closed:
+    if net.background_runs or net.stopping or net.closed:
         return
     if net.background_joinable:
         pthread_join(net.background, NULL)      # it has let go of the lock for the last time

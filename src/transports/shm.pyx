@@ -8,7 +8,7 @@ groups get none, and their calls go over messages.
 import os
 
 cimport cython
-from libc.errno cimport ENOSYS, EPERM, errno
+from libc.errno cimport ESRCH, errno
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -23,7 +23,9 @@ from cydist._native.linux cimport (
     pthread_mutexattr_destroy, pthread_mutexattr_init, pthread_mutexattr_setpshared,
     pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
 )
-from cydist._native.waiting cimport SPINS, cores, load_int, store_int
+from cydist._native.waiting cimport (
+    SPINS, cores, exchange_int, load_int, sched_yield, store_int, store_u64,
+)
 from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
 
 cdef extern from "<errno.h>" nogil:
@@ -42,8 +44,8 @@ ctypedef struct Plot:           # the windows of one group
     uint64_t context
     uint64_t offset
     uint64_t nbytes             # 0: the members have no windows
-    int32_t members             # 0: this plot is free, with its memory
-    int32_t left                # members that have come and gone
+    int members
+    int left                # members that have gone; all of them: free, with its memory
 
 
 ctypedef struct Member:
@@ -63,14 +65,19 @@ ctypedef struct Head:           # of the memory; behind it one Member for each r
 
 cdef void lock(Head *head) noexcept nogil:
     if pthread_mutex_lock(&head.lock) == EOWNERDEAD:
-        # Its holder died between two stores, all of which leave the table whole.
+        # Its holder died between two stores. Each of them leaves the table whole, in the order
+        # in which they stand: where it matters, they are releases.
         pthread_mutex_consistent(&head.lock)
+
+
+cdef inline bint is_free(const Plot *plot) noexcept nogil:
+    return plot.left >= plot.members
 
 
 cdef Plot *find(Head *head, uint64_t context) noexcept nogil:
     cdef int i
     for i in range(head.plots):
-        if head.plot[i].members != 0 and head.plot[i].context == context:
+        if not is_free(&head.plot[i]) and head.plot[i].context == context:
             return &head.plot[i]
     return NULL
 
@@ -82,9 +89,9 @@ cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept no
     cdef int i
     for i in range(head.plots):
         plot = &head.plot[i]
-        if plot.members == 0 and plot.nbytes == nbytes:
+        if is_free(plot) and plot.nbytes == nbytes:
             return plot
-        if plot.members == 0 and plot.nbytes == 0:
+        if is_free(plot) and plot.nbytes == 0:
             bare = plot
     if bare == NULL and head.plots < PLOTS:
         bare = &head.plot[head.plots]
@@ -94,9 +101,18 @@ cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept no
         return NULL
     if nbytes <= limit - head.used and posix_fallocate(fd, head.used, nbytes) == 0:
         bare.offset = head.used
-        bare.nbytes = nbytes
-        head.used += nbytes
+        # First: memory that belongs to no plot is lost, memory of two plots is two groups'.
+        store_u64(&head.used, head.used + nbytes)
+        store_u64(&bare.nbytes, nbytes)
     return bare
+
+
+cdef void occupy(Plot *plot, uint64_t context, int size) noexcept nogil:
+    """A free plot belongs to a group of so many members from now on."""
+    plot.context = context
+    store_int(&plot.members, 0)
+    store_int(&plot.left, 0)
+    store_int(&plot.members, size)
 
 
 cdef class SharedMemory:
@@ -190,9 +206,7 @@ cdef class SharedMemory:
             if plot != NULL:
                 if plot.nbytes != 0:
                     memset(self.base + plot.offset, 0, plot.nbytes)
-                plot.context = context
-                plot.left = 0
-                plot.members = size
+                occupy(plot, context, size)
         if plot != NULL and plot.members == size and plot.nbytes == nbytes:
             offset = plot.offset
         pthread_mutex_unlock(&self.head.lock)
@@ -205,8 +219,6 @@ cdef class SharedMemory:
         plot = find(self.head, context)
         if plot != NULL:
             plot.left += 1
-            if plot.left == plot.members:
-                plot.members = 0
         pthread_mutex_unlock(&self.head.lock)
 
 
@@ -227,6 +239,8 @@ cdef void init_lock(pthread_mutex_t *mutex) noexcept nogil:
 ctypedef struct Neighbours:     # who shares the memory, by the link's numbers
     int *place                  # of each peer in `members`; -1: not there
     int *watched                # descriptors of their processes; -1: not open yet
+    int busy                    # with them: one thread at a time
+    bint over                   # they are closed
     Member *members
 
 
@@ -242,15 +256,30 @@ cdef bint gone(Transport *t, int peer) noexcept nogil:
     return load_int(&n.members[n.place[rank]].left) != 0 or has_ended(n, rank)
 
 
+cdef void lock_watched(Neighbours *n) noexcept nogil:
+    while exchange_int(&n.busy, 1) != 0:
+        sched_yield()
+
+
 cdef bint has_ended(Neighbours *n, int rank) noexcept nogil:
-    """Is the process of this rank of the link gone?"""
-    cdef Member *member = &n.members[n.place[rank]]
+    """Is the process of this rank of the link gone? False also where that cannot be told."""
+    cdef bint ended
+    lock_watched(n)
+    ended = not n.over and look_at_process(n, rank)
+    store_int(&n.busy, 0)
+    return ended
+
+
+cdef bint look_at_process(Neighbours *n, int rank) noexcept nogil:
+    cdef int pid = load_int(&n.members[n.place[rank]].pid)
     cdef pollfd ended
     if n.watched[rank] < 0:
-        n.watched[rank] = pidfd_open(load_int(&member.pid))
+        if pid == 0:
+            return False        # it has not come yet
+        n.watched[rank] = pidfd_open(pid)
         if n.watched[rank] < 0:
-            # Where there are no such descriptors, the other link tells.
-            return errno != ENOSYS and errno != EPERM
+            # Without a descriptor, or where there are none of processes, the other link tells.
+            return errno == ESRCH
     ended.fd = n.watched[rank]
     ended.events = POLLIN
     return poll(&ended, 1, 0) == 1
@@ -292,17 +321,25 @@ cdef class ShmLink(Link):
         store_int(&memory.members[self.neighbours.place[self.rank]].pid, memory.pid)
 
     def __dealloc__(self):
-        if self.memory is not None and self.neighbours.watched != NULL:
+        if self.neighbours.watched != NULL:
             self.close_watched()
         free(self.neighbours.place)
         free(self.neighbours.watched)
 
     cdef void close_watched(self) noexcept:
         cdef int i
+        # In a forked child whoever was busy with them is not there to end.
+        cdef bint alone = self.memory is None or getpid() != self.memory.pid
+        if not alone:
+            with nogil:
+                lock_watched(&self.neighbours)
+        self.neighbours.over = True
         for i in range(self.size):
             if self.neighbours.watched[i] >= 0:
                 close(self.neighbours.watched[i])
                 self.neighbours.watched[i] = -1
+        if not alone:
+            store_int(&self.neighbours.busy, 0)
 
     cdef int open_view(self, Transport *t) except -1:
         return self.messages.open_view(t)
@@ -359,7 +396,8 @@ cdef class ShmLink(Link):
             if load_int(&member.left):
                 return "it closed its connections and left"
             reason = self.messages.lost(peer)
-            if not reason and load_int(&member.pid) != 0 and has_ended(&self.neighbours, peer):
+            if (not reason and getpid() == self.memory.pid
+                    and has_ended(&self.neighbours, peer)):
                 return "its process ended without a goodbye: it died"
             return reason
         return self.messages.lost(peer)
