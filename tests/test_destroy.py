@@ -155,7 +155,11 @@ def test_destroy_ends_whatever_is_under_way(jobs, transport, pending):
 
     def body(rank):
         group = dist.new_group([0, 1])
-        works = PENDING[pending](group) if rank == 0 else []
+        if rank == 1:
+            dist.barrier()  # leaving before rank 0 would end its calls, too
+            dist.destroy_process_group(group)
+            return
+        works = PENDING[pending](group)
         futures = [work.get_future() for work in works]
         dist.destroy_process_group(group)
         for work, future in zip(works, futures, strict=True):
