@@ -196,18 +196,19 @@ class Serial:
         return work
 
     def _drain(self) -> None:
-        over = False
-        while not over:
+        while self._more():
             with self.turn:  # first: of two threads at the queue none overtakes
-                over = not self._run_next()
+                self._run_next()
 
-    def _run_next(self) -> bool:
-        """Run the oldest queued call; False: there is none."""
+    def _more(self) -> bool:
+        """Is a call queued? If not, whoever queues the next one brings a thread along."""
+        with self._lock:
+            self._served = not self.turn.empty()
+            return self._served
+
+    def _run_next(self) -> None:
         with self._lock:
             work = self.turn.pop()
-            if work is None:
-                self._served = False
-                return False
-        work.run()
-        self.turn.over()
-        return True
+        if work is not None:
+            work.run()
+            self.turn.over()

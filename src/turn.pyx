@@ -24,7 +24,7 @@ cdef class Turn:
     cdef bint begin_alone(self) noexcept:
         if not change(&self.outstanding, 0, 1):
             return False
-        # A thread that looks whether something is queued holds it for a moment.
+        # A thread whose queued call is over, or was withdrawn, holds it for a moment.
         if PyThread_acquire_lock(self.running, NOWAIT_LOCK):
             return True
         add(&self.outstanding, -1)
@@ -51,6 +51,10 @@ cdef class Turn:
         """One more call is queued."""
         add(&self.outstanding, 1)
         self.queue.append(work)
+
+    def empty(self) -> bool:
+        """Is nothing queued?"""
+        return not self.queue
 
     def pop(self) -> object:
         """The oldest queued call, which has not run yet; None: nothing is queued."""

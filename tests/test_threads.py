@@ -11,6 +11,8 @@ import pytest
 
 import cydist as dist
 from cydist import world
+from cydist._native import Turn
+from cydist.executor import Serial
 from cydist.testing import run_threads
 
 THREADS = 8
@@ -93,3 +95,26 @@ def test_threads_take_turns(use: str, transport: str) -> None:
 def test_threads_take_turns_in_the_long_run(use: str, transport: str) -> None:
     """Ten thousand operations of each thread."""
     at_once(USES[use], 10_000, transport, 1700)
+
+
+class Contested(Turn):
+    """Whenever a queued call has ended, a blocking one of another thread begins at once."""
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.begin(self)
+
+
+def test_an_empty_queue_keeps_no_thread() -> None:
+    """Who served the queue of a group leaves it though a blocking call goes on for long."""
+    serial = Serial()
+    serial.turn = Contested()
+    serial._served = True  # by a thread that the test can see
+    work = serial.start("call", lambda: None, None)
+    thread = threading.Thread(target=serial._drain, daemon=True)
+    thread.start()
+    work.wait()
+    thread.join(10)
+    waits = thread.is_alive()
+    serial.turn.end(serial.turn)
+    assert not waits
