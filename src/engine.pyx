@@ -414,15 +414,24 @@ cdef class Message:
         """
         cdef int status = load_int(&self.request.status)
         if status == PENDING:
-            with nogil:
-                if self.asking:
-                    status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
-                else:
+            if self.asking:
+                status = self.wait_asking(deadline_ns)
+            else:
+                with nogil:
                     status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
         if status == INTERRUPTED and load_int(&self.request.status) == PENDING:
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING
+
+    cdef int wait_asking(self, int64_t deadline_ns) noexcept:
+        cdef int status
+        self.group.running += 1         # it looks at windows, which must stay
+        with nogil:
+            status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
+        self.group.running -= 1
+        self.group.leave_view()
+        return status
 
     def check(self) -> None:
         """Raise the Failure it ended with, if it did."""
