@@ -28,18 +28,18 @@ cdef extern from *:
     static inline int cydist_exchange_int(int *p, int v) {
         return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
     }
-    static inline uint32_t cydist_load_u32(const uint32_t *p) {
-        return __atomic_load_n(p, __ATOMIC_ACQUIRE);
-    }
     static inline uint64_t cydist_load_u64(const uint64_t *p) {
         return __atomic_load_n(p, __ATOMIC_ACQUIRE);
     }
     static inline void cydist_store_u64(uint64_t *p, uint64_t v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
-    /* No load of mine that follows it is done before it. */
+    /* In one order that all threads see, with add_u32 and load_u32. */
     static inline void cydist_swap_u64(uint64_t *p, uint64_t v) {
         __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+    }
+    static inline uint32_t cydist_load_u32(const uint32_t *p) {
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);
     }
     static inline uint32_t cydist_add_u32(uint32_t *p, uint32_t v) {
         return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST);
