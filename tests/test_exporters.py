@@ -188,7 +188,8 @@ def test_no_leak(export: Callable[[np.ndarray], Any]) -> None:
     finally:
         tracemalloc.stop()
     assert sys.getrefcount(obj) == references
-    assert after - before < 10_000  # a byte for each would show
+    # The smallest object for each would show; other threads of the session take a little.
+    assert after - before < 100_000
 
 
 def test_an_array_is_itself() -> None:

@@ -60,7 +60,8 @@ def found(kinds: list[str], transport: str, long: bool, timeout: float) -> dict[
 def check(found: dict[str, Any], kind: str) -> None:
     """Nothing more after than before."""
     (memory, *before), (memory_later, *after) = found[kind]
-    assert before == after, "descriptors and threads"
+    # Fewer is fine: an idle thread of before may have ended meanwhile.
+    assert all(b >= a for b, a in zip(before, after, strict=True)), "descriptors and threads"
     assert memory_later - memory < ALLOWED_KB, "kilobytes"
 
 
