@@ -165,9 +165,23 @@ cdef Notice mismatch(int rank, int peer, const Fingerprint *ours,
 
 
 cdef void catch_up(Notices *n, Transport *t) noexcept nogil:
-    if n.listening:
-        t.test(t, &n.receive)
-    hear(n, t)
+    """Hear what has come, and what is announced."""
+    cdef int64_t until = 0
+    while True:
+        if n.listening:
+            t.test(t, &n.receive)
+        hear(n, t)
+        if not announced(t) or not n.listening or load_int(&n.failed) != OK:
+            return
+        if until == 0:
+            until = now_ns() + ARRIVE_NS
+        elif now_ns() >= until:         # its sender died with it
+            store_u64(&t.windows.of[t.rank].flags.told, 0)
+        usleep(PAUSE_US)
+
+
+cdef inline bint announced(Transport *t) noexcept nogil:
+    return t.windows != NULL and load_u64(&t.windows.of[t.rank].flags.told) != 0
 
 
 cdef int hear_now(Notices *n, Transport *t) noexcept nogil:
@@ -187,23 +201,13 @@ cdef void contradict(Notices *n, Transport *t, const Fingerprint *call,
     keep(n, &found)
 
 
-cdef void await_told(Notices *n, Transport *t) noexcept nogil:
-    """The flag is up, so a notice follows it."""
-    cdef int64_t until = now_ns() + ARRIVE_NS
-    while n.listening and load_int(&n.failed) == OK and now_ns() < until:
-        usleep(PAUSE_US)
-        catch_up(n, t)
-
-
 cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil:
     cdef int i, kept = 0
     cdef Request stray
     lock(n)
     # Looking for messages takes a system call; in windows a flag says whether there are any.
-    if t.windows == NULL or load_u64(&t.windows.of[t.rank].flags.told) != 0:
+    if t.windows == NULL or announced(t):
         catch_up(n, t)
-        if t.windows != NULL:
-            await_told(n, t)
         if t.left_over != NULL and t.left_over(t, call.seq, &stray):
             contradict(n, t, call, &stray)
     n.entered = call.seq
