@@ -21,12 +21,14 @@ from cydist import arguments
 from cydist._native import short
 from cydist.calling import Dense, Timeout, check_op, root_rank, run
 from cydist.group import Call, ProcessGroup
-from cydist.types import Op, ReduceOp
+from cydist.types import Op, RedOpType, ReduceOp
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.work import Work
+
+short.use_operations(RedOpType)
 
 
 def broadcast(

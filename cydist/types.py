@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar, Final
 
-from cydist._native import short
-
 
 class RedOpType(IntEnum):
     """The operations, numbered as on the wire (src/kernels/kernels.h)."""
@@ -68,8 +66,6 @@ class ReduceOp:
     AVG: ClassVar = RedOpType.AVG
     PREMUL_SUM: ClassVar = _PremulSumFactory(RedOpType.PREMUL_SUM)
 
-
-short.use_operations(RedOpType)
 
 # What a call takes as `op`.
 Op = RedOpType | PremulSum

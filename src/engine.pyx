@@ -169,7 +169,7 @@ cdef class Group:
             self.link.open_windows(&self.view)
         return self.view.windows != NULL
 
-    def remember(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
+    def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
         """tuning.py chose this algorithm for even blocks of so many bytes in all."""
         cdef int code = CODES[collective]
         if self.choices is None:

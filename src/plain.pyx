@@ -71,9 +71,11 @@ cdef int learn_numpy() except -1:
         if 0 <= dtype.num < NUMPY_DTYPES:
             dtypes[dtype.num] = code_of_kind(<char>ord(dtype.kind), dtype.itemsize)
             itemsizes[dtype.num] = dtype.itemsize
-    if (<size_t>head.data == <size_t>probe.ctypes.data and head.ndim == 2 and head.shape[0] == 3
+    cdef int flags = NUMPY_CONTIGUOUS | NUMPY_ALIGNED | NUMPY_WRITEABLE
+    cdef size_t address = probe.__array_interface__["data"][0]
+    if (<size_t>head.data == address and head.ndim == 2 and head.shape[0] == 3
             and head.shape[1] == 5 and head.dtype.number == probe.dtype.num
-            and head.flags & 0x501 == 0x501 and head.dtype.byteorder == c"="):
+            and head.flags & flags == flags and head.dtype.byteorder == c"="):
         numpy_array = <PyTypeObject *>numpy.ndarray
     return 0
 

@@ -96,7 +96,6 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Call 
     cdef int status
     native.seq += 1
     native.short_name = name
-    native.short_seq = native.seq
     native.short_over = False
     c.segment_bytes = native.choices.segment_bytes
     c.fingerprint = Fingerprint(
@@ -111,7 +110,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Call 
     native.turn.end_alone()
     try:
         if status != OK:
-            group.failed_call(name, native.short_seq, native.failed(c, status))
+            group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
     finally:
         native.short_over = True
     return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from transports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,12 +101,6 @@ def test_errors_are_listed() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     rows = set(re.findall(r"^\| `(\w+(?:Error|Exception))` \|", page, re.M))
     assert rows == {n for n in classes if issubclass(getattr(errors, n), errors.DistError)}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_example_of_survivors(tmp_path: Path) -> None:

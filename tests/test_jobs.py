@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transports import free_port
+
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("programs") / "everything.py"
 DEADLINE = 50.0  # seconds for a job
@@ -34,13 +36,6 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 def cydistrun(ranks: int, directory: Path) -> Commands:

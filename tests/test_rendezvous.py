@@ -22,6 +22,7 @@ from cydist.errors import (
     RendezvousError,
 )
 from cydist.stores import HashStore, Store, TCPStore
+from transports import free_port
 
 HOST = "127.0.0.1"
 WAIT = 30
@@ -43,12 +44,6 @@ def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(multicast, "HOPS", 0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

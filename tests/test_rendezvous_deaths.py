@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 from cydist import multicast
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembersStore, TCPStore
+from transports import free_port
 
 HOST = "127.0.0.1"
 DEADLINE = 50
@@ -101,12 +101,6 @@ def ranks() -> Iterator[Ranks]:
     made = Ranks()
     yield made
     made.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 Way = tuple[str, dict[str, str]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from cydist import _native
 from cydist.backends import sharing
 from cydist.errors import RendezvousError
 from cydist.testing import run_threads
-from transports import DEADLINE, Group, Ranks, run, soon
+from transports import DEADLINE, Group, Ranks, free_port, run, soon
 
 TOKEN = bytes(range(32))
 SUM = 1
@@ -330,20 +332,8 @@ def test_a_death_ends_the_wait(how: str, tmp_path: Path) -> None:
     assert printed == ["(1,) True\n", "(1,) True\n"]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def kill_session(process: subprocess.Popen[str]) -> None:
     """End a process that we started, and its children."""
-    import contextlib
-    import signal
-
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(DEADLINE)

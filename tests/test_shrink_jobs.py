@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from transports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests/programs/survivors.py"
 DEADLINE = 50.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def run(directory: Path, transport: str, failpoints: dict[int, list[str]], ranks: int) -> str:

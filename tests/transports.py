@@ -29,6 +29,13 @@ def has_ipv6() -> bool:
     return True
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that was free a moment ago."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
 def transports() -> list[str]:
     """Names for Ranks."""
     return ["inproc", "tcp", *(["tcp6"] if has_ipv6() else [])]

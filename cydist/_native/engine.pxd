@@ -11,7 +11,6 @@ cdef class Group:
     cdef public Turn turn           # whose it is among the group's calls
     cdef readonly uint64_t seq      # number of the last collective
     cdef readonly str short_name    # of the last that went the short way; None: none yet
-    cdef readonly uint64_t short_seq
     cdef readonly bint short_over
     cdef Transport view
     cdef int *peers

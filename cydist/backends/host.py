@@ -163,9 +163,9 @@ class HostGroup(ProcessGroup):
 
     def last_call(self) -> Call | None:
         native, call = self._native, super().last_call()
-        if native.short_name is None or (call is not None and call.seq > native.short_seq):
+        if native.short_name is None or (call is not None and call.seq == native.seq):
             return call
-        return Call(native.short_name, native.short_seq, 0.0, over=native.short_over)
+        return Call(native.short_name, native.seq, 0.0, over=native.short_over)
 
     def enter(self, call: Call) -> None:
         with self.failures(call.name, call.seq, call.deadline):
@@ -327,7 +327,7 @@ class HostGroup(ProcessGroup):
         )
         segment_bytes = tuning.segment_bytes()
         if even:
-            self._native.remember(collective, nbytes, algorithm.encode(), segment_bytes)
+            self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(
                 collective, inputs, outputs,

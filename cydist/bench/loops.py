@@ -57,7 +57,7 @@ class Session:
     """One rank, one library; a cell at a time."""
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self._library = library
         self._buffers: Buffers | None = None
         self._bound: Bound = (library.barrier, ())
         self._settled = False  # has a loop run on these arrays?
@@ -75,7 +75,7 @@ class Session:
 
     def cell(self, op: str, count: int, dtype: str) -> Answer:
         """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""
-        library = self.library
+        library = self._library
         self._buffers, self._settled = None, False
         gc.collect()
         if op == "barrier":
@@ -97,7 +97,7 @@ class Session:
         function, arguments = self._bound
         entered, left = [], []
         for number in range(BARRIERS):
-            if number % self.library.size == self.library.rank:
+            if number % self._library.size == self._library.rank:
                 sum(range(20_000))  # some 200 us: others would leave before us if they could
             entered.append(time.monotonic_ns())
             function(*arguments)
@@ -115,9 +115,9 @@ class Session:
             buffers.settle(CHECKED_CALLS)
             self._settled = True
         function, arguments = self._bound
-        self.library.barrier()
+        self._library.barrier()
         function(*arguments)
-        self.library.barrier()
+        self._library.barrier()
         answer: Answer
         if sampled:
             answer = {"each_ns": sampled_loop(self._bound, iterations)}
@@ -133,20 +133,20 @@ class Session:
         buffers = self._buffers
         assert buffers is not None
         buffers.settle(0)
-        self.library.barrier()
+        self._library.barrier()
         moving = loop(self._bound, 1)
         computing = compute(units)
-        self.library.barrier()
+        self._library.barrier()
         clock = time.perf_counter_ns
         start = clock()
-        wait = self.library.begin(buffers.recv)
+        wait = self._library.begin(buffers.recv)
         compute(units)
         wait()
         return {"moving": moving, "computing": computing, "both": clock() - start}
 
     def memory(self, op: str, count: int, dtype: str) -> Answer:
         """Bytes that this process takes at the most in its first calls, beyond the arrays."""
-        library = self.library
+        library = self._library
         buffers = Buffers(op, count, dtype, library.rank, library.size)
         buffers.fill(0)
         function, arguments = library.bind(op, buffers.send, buffers.recv)
