@@ -26,7 +26,8 @@ try:
         why_not,
     )
     from cydist._native.kernels import use as use_isa
-    from cydist._native.shm import SharedMemory, ShmLink
+    from cydist._native.memory import SharedMemory
+    from cydist._native.shm import ShmLink
     from cydist._native.tcp import TcpLink
     from cydist._native.turn import Turn
 except ModuleNotFoundError as error:

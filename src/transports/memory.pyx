@@ -1,0 +1,192 @@
+"""The memory that ranks of one host share, and who gets some of it.
+
+It is one sealed memfd, which has no name and is gone with the last process that maps it.
+A group takes its windows out of it when its first collective begins: whoever asks first decides,
+under a lock that survives its holder's death, for all members. When the memory is spent, later
+groups get none, and their calls go over messages.
+"""
+import os
+
+from libc.errno cimport errno
+from libc.string cimport memcmp, memcpy, memset
+
+from cydist._native.linux cimport (
+    F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
+    MFD_ALLOW_SEALING, MFD_CLOEXEC, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
+    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
+    munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
+    pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
+)
+from cydist._native.waiting cimport store_int, store_u64
+
+cdef extern from "<errno.h>" nogil:
+    int EOWNERDEAD
+
+cdef enum:
+    SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+
+
+cdef void lock(Head *head) noexcept nogil:
+    if pthread_mutex_lock(&head.lock) == EOWNERDEAD:
+        # Its holder died between two stores. Each of them leaves the table whole, in the order
+        # in which they stand: where it matters, they are releases.
+        pthread_mutex_consistent(&head.lock)
+
+
+cdef inline bint is_free(const Plot *plot) noexcept nogil:
+    return plot.left >= plot.members
+
+
+cdef Plot *find(Head *head, uint64_t context) noexcept nogil:
+    cdef int i
+    for i in range(head.plots):
+        if not is_free(&head.plot[i]) and head.plot[i].context == context:
+            return &head.plot[i]
+    return NULL
+
+
+cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
+    """A plot of so many bytes: one that is free again, or new memory, or one without any."""
+    cdef Plot *plot
+    cdef Plot *bare = NULL
+    cdef int i
+    for i in range(head.plots):
+        plot = &head.plot[i]
+        if is_free(plot) and plot.nbytes == nbytes:
+            return plot
+        if is_free(plot) and plot.nbytes == 0:
+            bare = plot
+    if bare == NULL and head.plots < PLOTS:
+        bare = &head.plot[head.plots]
+        head.plots += 1
+    if bare == NULL:
+        head.spent = 1
+        return NULL
+    if nbytes <= limit - head.used and posix_fallocate(fd, head.used, nbytes) == 0:
+        bare.offset = head.used
+        # First: memory that belongs to no plot is lost, memory of two plots is two groups'.
+        store_u64(&head.used, head.used + nbytes)
+        store_u64(&bare.nbytes, nbytes)
+    return bare
+
+
+cdef void occupy(Plot *plot, uint64_t context, int size) noexcept nogil:
+    """A free plot belongs to a group of so many members from now on."""
+    plot.context = context
+    store_int(&plot.members, 0)
+    store_int(&plot.left, 0)
+    store_int(&plot.members, size)
+
+
+cdef class SharedMemory:
+    """One host's memory of a job, as one rank has it.
+
+    ranks       how many may join
+    nbytes      its size; pages that nobody touches cost nothing
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        self.pid = getpid()
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.nbytes)
+        if self.fd >= 0:
+            close(self.fd)
+
+    @staticmethod
+    def create(int ranks, uint64_t nbytes, bytes token not None) -> SharedMemory:
+        """New memory, sealed. Raises OSError when there is none, ValueError for a bad size."""
+        cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
+        cdef uint64_t first = head_bytes(ranks)
+        if ranks < 1 or nbytes < first or nbytes % PAGE or len(token) != TOKEN_BYTES:
+            raise ValueError(f"no shared memory of {nbytes} bytes for {ranks} ranks")
+        memory.fd = memfd_create(b"cydist", MFD_CLOEXEC | MFD_ALLOW_SEALING)
+        # A memfd begins with mode 0777, and /proc lets others in by the mode.
+        if (memory.fd < 0 or fchmod(memory.fd, 0o600) != 0 or ftruncate(memory.fd, nbytes) != 0
+                or fcntl(memory.fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0):
+            raise OSError(errno, f"no shared memory: {os.strerror(errno)}")
+        if posix_fallocate(memory.fd, 0, first) != 0:
+            raise OSError(errno, "no memory to share")
+        memory.map(nbytes)
+        memory.head.ranks = ranks
+        memory.head.used = first
+        init_lock(&memory.head.lock)
+        memcpy(memory.head.token, <const char *>token, TOKEN_BYTES)
+        return memory
+
+    @staticmethod
+    def attach(int fd, bytes token not None) -> SharedMemory:
+        """The memory behind a descriptor, which belongs to the result from now on.
+
+        Raises OSError when it cannot be mapped, ValueError when it is not sealed or is not the
+        memory that the token belongs to.
+        """
+        cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
+        cdef stat_t status
+        memory.fd = fd
+        if fstat(fd, &status) != 0:
+            raise OSError(errno, os.strerror(errno))
+        if fcntl(fd, F_GET_SEALS) & SEALS != SEALS or status.st_size < <long>head_bytes(1):
+            raise ValueError("this is no sealed memory of ours: it could shrink under us")
+        memory.map(status.st_size)
+        if (len(token) != TOKEN_BYTES
+                or memcmp(memory.head.token, <const char *>token, TOKEN_BYTES) != 0
+                or memory.nbytes < head_bytes(memory.head.ranks)):
+            raise ValueError("this memory belongs to another job")
+        return memory
+
+    cdef int map(self, uint64_t nbytes) except -1:
+        cdef void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, self.fd, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, f"cannot map shared memory: {os.strerror(errno)}")
+        self.base = <char *>base
+        self.nbytes = nbytes
+        self.head = <Head *>base
+        self.members = <Member *>(self.base + sizeof(Head))
+        return 0
+
+    def used(self):
+        """Bytes that were given to groups, or are kept for the next ones."""
+        return self.head.used
+
+    cdef uint64_t open(self, uint64_t context, int size, uint64_t nbytes) noexcept nogil:
+        """Where the windows of a group lie, zeroed by whoever asks first; 0: it has none."""
+        cdef uint64_t offset = 0
+        cdef Plot *plot
+        lock(self.head)
+        plot = find(self.head, context)
+        if plot == NULL and not self.head.spent:
+            plot = take(self.head, self.fd, self.nbytes, nbytes)
+            if plot != NULL:
+                if plot.nbytes != 0:
+                    memset(self.base + plot.offset, 0, plot.nbytes)
+                occupy(plot, context, size)
+        if plot != NULL and plot.members == size and plot.nbytes == nbytes:
+            offset = plot.offset
+        pthread_mutex_unlock(&self.head.lock)
+        return offset
+
+    cdef void leave(self, uint64_t context) noexcept nogil:
+        """A member's view was closed; the last one's frees the plot."""
+        cdef Plot *plot
+        lock(self.head)
+        plot = find(self.head, context)
+        if plot != NULL:
+            plot.left += 1
+        pthread_mutex_unlock(&self.head.lock)
+
+
+cdef uint64_t head_bytes(int ranks) noexcept nogil:
+    return whole_pages(sizeof(Head) + ranks * sizeof(Member))
+
+
+cdef void init_lock(pthread_mutex_t *mutex) noexcept nogil:
+    cdef pthread_mutexattr_t attributes
+    pthread_mutexattr_init(&attributes)
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED)
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST)
+    pthread_mutex_init(mutex, &attributes)
+    pthread_mutexattr_destroy(&attributes)
