@@ -48,11 +48,18 @@ TRANSPORT = Variable(
     "shm: ranks must share memory; tcp: sockets only; auto: memory where ranks can share it",
 )
 ALGORITHM = Variable(("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree")
+TUNING = Variable(
+    ("CYDIST_TUNING",),
+    "",
+    "file of crossings that bench --tune measured, of rank 0; off; default: the user's own",
+)
 SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
 SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")
 SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds the job's secret")
 STATE_HOME = Variable(
-    ("XDG_STATE_HOME",), "", "where the user's own secret lies; default: ~/.local/state"
+    ("XDG_STATE_HOME",),
+    "",
+    "where the user's own secret and crossings lie; default: ~/.local/state",
 )
 RUNTIME_DIR = Variable(
     ("XDG_RUNTIME_DIR",), "", "where ranks on one host meet without an address; default: /tmp"

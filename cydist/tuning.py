@@ -1,5 +1,8 @@
 """Which algorithm runs for which call: one table, as data.
 
+What was measured on this machine (`crossings.py`) comes before it, and what the user forces
+before both.
+
 All ranks of a group must choose the same, so a choice depends only on what all of them know. In
 particular the sizes of an uneven gather, scatter or all_to_all do not count. The choice travels in
 the fingerprint of every call: ranks that differ raise MismatchError.
@@ -7,6 +10,7 @@ the fingerprint of every call: ranks that differ raise MismatchError.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -101,6 +105,11 @@ DETERMINISTIC_TABLE = (
 )
 
 
+# What was measured here, by (collective, ranks, windows) and by (ranks, windows): see `tune`.
+_tuned: Mapping[tuple[str, int, bool], Sequence[Rule]] = {}
+_segments: Mapping[tuple[int, bool], int] = {}
+
+
 def choose(
     collective: str, nbytes: int, ranks: int, windows: bool, *, even: bool, commutative: bool
 ) -> str:
@@ -123,6 +132,22 @@ def check() -> None:
     segment_bytes()
 
 
+def tune(
+    rules: Mapping[tuple[str, int, bool], Sequence[Rule]],
+    segments: Mapping[tuple[int, bool], int],
+) -> None:
+    """Try these rules before the table's, from now on; the same on all ranks.
+
+    rules       by collective, number of ranks, and whether these see each other's memory
+    segments    the unit of pipelining in bytes, by the last two
+    """
+    global _tuned, _segments
+    if (rules, segments) == (_tuned, _segments):
+        return  # other ranks may be threads of this process, and in the middle of a call
+    _tuned, _segments = rules, segments
+    reload()
+
+
 def reload() -> None:
     """Read the settings again; they are kept because every collective asks."""
     check.cache_clear()
@@ -135,41 +160,51 @@ def reload() -> None:
 def _chosen(
     collective: str, size_class: int, ranks: int, windows: bool, even: bool, commutative: bool
 ) -> str:
-    power_of_two = ranks & (ranks - 1) == 0
-    offers = (
-        (WINDOWS if windows else 0)
-        | (COMMUTATIVE if commutative else 0)
-        | (POWER_OF_TWO if power_of_two else 0)
-        | (EVEN_BLOCKS if even else 0)
-    )
+    able = candidates(collective, ranks, windows, even=even, commutative=commutative)
     name = forced().get(collective)
     # A forced algorithm that cannot run here leaves the call to the table.
-    if name is not None and NEEDS[collective, name] & ~offers == 0:
+    if name in able:
         return name
-    for rule in rules(collective):
-        if rule.fits(size_class, ranks) and NEEDS[collective, rule.name] & ~offers == 0:
+    for rule in rules(collective, ranks, windows):
+        if rule.fits(size_class, ranks) and rule.name in able:
             return rule.name
     raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
 
 
-@lru_cache(maxsize=1)
-def segment_bytes() -> int:
-    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, or the default.
+def candidates(
+    collective: str, ranks: int, windows: bool, *, even: bool = True, commutative: bool = True
+) -> list[str]:
+    """The names of all algorithms whose needs such a call meets."""
+    offers = (
+        (WINDOWS if windows else 0)
+        | (COMMUTATIVE if commutative else 0)
+        | (POWER_OF_TWO if ranks & (ranks - 1) == 0 else 0)
+        | (EVEN_BLOCKS if even else 0)
+    )
+    return [name for (each, name), needs in NEEDS.items()
+            if each == collective and needs & ~offers == 0]  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
+    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, what was measured
+    for groups of `ranks`, with or without `windows`, or the default.
 
     Raises ValueError when the setting is not a positive number.
     """
     value = config.SEGMENT_BYTES.get().strip()
     if not value:
-        return DEFAULT_SEGMENT_BYTES
+        return _segments.get((ranks, windows), DEFAULT_SEGMENT_BYTES)
     # More than 18 digits are no number of bytes that could be counted.
     if not (value.isascii() and value.isdecimal() and len(value) <= 18) or int(value) == 0:
         raise ValueError(f"{config.SEGMENT_BYTES.names[0]}={value!r} is not a number of bytes")
     return int(value)
 
 
-def rules(collective: str) -> list[Rule]:
-    """The rows for a collective that are in force."""
-    rows = [rule for rule in TABLE if rule.collective == collective]
+def rules(collective: str, ranks: int, windows: bool) -> list[Rule]:
+    """The rows for a collective that are in force: what was measured here, then the table."""
+    rows = [*_tuned.get((collective, ranks, windows), ())]
+    rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.on() and collective in REDUCING:
         rows = [rule for rule in rows if rule.name in ONE_ROUNDING]
         rows += [rule for rule in DETERMINISTIC_TABLE if rule.collective == collective]

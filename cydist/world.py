@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist import config, registry, rendezvous
+from cydist import config, crossings, registry, rendezvous
 from cydist._native import arm_failpoint, short, use_isa
 from cydist.errors import GroupDestroyedError, PeerFailedError
 from cydist.group import ProcessGroup
@@ -268,6 +268,7 @@ def init_process_group(
         init_method, rank=rank, world_size=world_size, store=store,
         timeout=limit, group_name=group_name,
     )  # fmt: skip
+    crossings.share(meeting, rank)
     world = World(meeting, rank, world_size, limit, spec)
     world.allow_pickle = allow_pickle
     world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)

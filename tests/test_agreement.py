@@ -37,7 +37,7 @@ def test_reduce_scatter_with_sizes_in_another_order_is_a_mismatch(transport):
 def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
     """Ranks whose environment cuts the data otherwise would read each other's bytes askew."""
 
-    monkeypatch.setattr(tuning, "segment_bytes", lambda: 256 << dist.get_rank())
+    monkeypatch.setattr(tuning, "segment_bytes", lambda *_: 256 << dist.get_rank())
 
     def body(rank):
         with pytest.raises(dist.MismatchError, match="CYDIST_SEGMENT_BYTES"):

@@ -26,7 +26,7 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "agreement codec group executor registry tuning "
+    2: "agreement codec group executor registry tuning crossings "
     "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",

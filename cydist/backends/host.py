@@ -325,7 +325,7 @@ class HostGroup(ProcessGroup):
         algorithm = tuning.choose(
             collective, nbytes, self._size, self._native.windows, even=even, commutative=True
         )
-        segment_bytes = tuning.segment_bytes()
+        segment_bytes = tuning.segment_bytes(self._size, self._native.windows)
         if even:
             self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 
 from cydist.bench.participants import ParticipantError
 
-SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory")
+SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's); the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--tune" in arguments:
+        arguments.remove("--tune")
+        arguments.insert(0, "tune")
     subject = arguments.pop(0) if arguments and arguments[0] in SUBJECTS else "collectives"
     run: Callable[[Sequence[str]], int] = importlib.import_module(f"cydist.bench.{subject}").main
     try:

@@ -96,10 +96,10 @@ class Cydist(TorchLike):
         from cydist.bench.machine import version
 
         cydist.init_process_group(backend, timeout=TIMEOUT)
-        self._windows = bool(getattr(cydist.group.WORLD, "windows", False))
+        self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
             "version": f"cydist {version('cydist') or 'from its source tree'}",
-            "transport": f"{backend}, {'shared memory' if self._windows else 'messages'}",
+            "transport": f"{backend}, {'shared memory' if self.windows else 'messages'}",
         }
         wrap: Callable[[Any], Any] = as_tensor if arrays == "torch" else same
         if arrays == "torch":
@@ -114,7 +114,7 @@ class Cydist(TorchLike):
             return "mpi"
         if op == "pingpong":
             return "send"
-        return tuning.choose(op, nbytes, self.size, self._windows, even=True, commutative=True)
+        return tuning.choose(op, nbytes, self.size, self.windows, even=True, commutative=True)
 
 
 def gloo() -> Library:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from itertools import pairwise, repeat
@@ -62,6 +63,7 @@ class Session:
         self._bound: Bound = (library.barrier, ())
         self._settled = False  # has a loop run on these arrays?
         self._commands: dict[str, Callable[..., Answer]] = {
+            "configure": self.configure,
             "cell": self.cell,
             "round": self.round,
             "overlap": self.overlap,
@@ -72,6 +74,16 @@ class Session:
         """Carry a command out: {"do": name, and its arguments}."""
         arguments = dict(command)
         return self._commands[arguments.pop("do")](**arguments)
+
+    def configure(self, settings: dict[str, str]) -> Answer:
+        """Run cydist with the algorithms and segments of `settings`, or without; by what
+        follows CYDIST_ in their names. Says whether it has windows."""
+        from cydist import tuning
+
+        for name in ("ALGORITHM", "SEGMENT_BYTES"):
+            os.environ[f"CYDIST_{name}"] = settings.get(name, "")
+        tuning.reload()
+        return {"windows": bool(getattr(self._library, "windows", False))}
 
     def cell(self, op: str, count: int, dtype: str) -> Answer:
         """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""

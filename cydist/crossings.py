@@ -1,0 +1,248 @@
+"""Crossings between algorithms that `python -m cydist.bench --tune` measured on a machine.
+
+They lie in a file of the user, named after the host. Hosts may have different files, or none,
+and all ranks must choose alike: the file of rank 0's host counts, for the whole job, and
+init_process_group gives it to all. It holds JSON:
+
+    {"format": 1, "cydist": "0.1.0", "measured": [
+        {"ranks": 2, "windows": true, "segment_bytes": 131072, "about": {...},
+         "rules": {"all_reduce": [{"name": "flat", "most_bytes": 4096}, {"name": "staged"}]}}]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import stat
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cydist import config, tuning
+from cydist.auth import user_secret_path
+from cydist.stores import Store
+from cydist.tuning import NEEDS, Rule
+
+FORMAT = 1
+MOST_BYTES = 1 << 20  # of a file; one that was written by `save` has some kilobytes
+MOST_RANKS = 1 << 20
+MOST_SEGMENT = 1 << 40
+KEY = "crossings"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What holds for groups of `ranks` ranks, with or without windows.
+
+    segment_bytes   None: the default
+    rules           by collective, in the order in which they are tried
+    about           when, where and by which command it was measured, for people
+    """
+
+    ranks: int
+    windows: bool
+    rules: Mapping[str, tuple[Rule, ...]]
+    segment_bytes: int | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+def share(store: Store, rank: int) -> None:
+    """Use on all ranks of a job what rank 0 finds on its host; nothing else is used after that."""
+    if rank == 0:
+        store.set(KEY, load())
+    use(parse(store.get(KEY).decode()))
+
+
+def use(measured: list[Measured]) -> None:
+    """Choose by these, and by the shipped table what they leave open."""
+    tuning.tune(
+        {(name, each.ranks, each.windows): rules
+         for each in measured for name, rules in each.rules.items()},
+        {(each.ranks, each.windows): each.segment_bytes
+         for each in measured if each.segment_bytes is not None},
+    )  # fmt: skip
+
+
+def place() -> Path | None:
+    """The file of this user on this host, beside the user's secret; or the one that CYDIST_TUNING
+    names; None: off."""
+    setting = config.TUNING.get().strip()
+    if setting.lower() == "off":
+        return None
+    if setting:
+        return Path(setting)
+    host = socket.gethostname().replace("/", "-") or "localhost"
+    return user_secret_path().with_name(f"tuning-{host}.json")
+
+
+def load() -> str:
+    """The text of the file at `place`; "" where there is none, or tuning is off.
+
+    A file that cannot be used is left out with a RuntimeWarning: no job fails for it.
+    """
+    path = place()
+    if path is None:
+        return ""
+    try:
+        text = read(path)
+        parse(text)
+    except FileNotFoundError as error:
+        if not config.TUNING.get():
+            return ""
+        why: Exception = error
+    except (OSError, ValueError) as error:
+        why = error
+    else:
+        return text
+    warnings.warn(
+        f"{path} is not used, but the shipped crossings between algorithms: {why}. Measure anew "
+        f"with `python -m cydist.bench --tune`, or set {config.TUNING.names[0]}=off",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return ""
+
+
+def read(path: Path) -> str:
+    """A file's text. Raises OSError, ValueError for what is no file of text or too long."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is not a regular file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return data.decode()
+
+
+def parse(text: str) -> list[Measured]:
+    """What a file says; "" says nothing. Raises ValueError, with the place, for all else."""
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    found = _members(found, "the file", {"format", "cydist", "measured"})
+    if found.get("format") != FORMAT or found.get("cydist") != version():
+        raise ValueError(
+            f"it is of cydist {found.get('cydist')!r}, format {found.get('format')!r}; "
+            f"this is cydist {version()!r}, format {FORMAT}"
+        )
+    return [_measured(each) for each in _list(found.get("measured"), "measured")]
+
+
+def _measured(entry: object) -> Measured:
+    entry = _members(entry, "an entry", {"ranks", "windows", "segment_bytes", "about", "rules"})
+    windows = entry.get("windows")
+    if not isinstance(windows, bool):
+        raise ValueError(f"windows is {windows!r}, not true or false")
+    about = _members(entry.get("about", {}), "about")
+    rules = _members(entry.get("rules", {}), "rules")
+    segment = entry.get("segment_bytes")
+    return Measured(
+        _number(entry.get("ranks"), "ranks", MOST_RANKS),
+        windows,
+        {name: tuple(_rule(name, each) for each in _list(rules[name], name)) for name in rules},
+        None if segment is None else _number(segment, "segment_bytes", MOST_SEGMENT),
+        {name: str(said) for name, said in about.items()},
+    )
+
+
+def _rule(collective: str, row: object) -> Rule:
+    row = _members(row, f"a rule for {collective}", {"name", "most_bytes"})
+    name, most = row.get("name"), row.get("most_bytes")
+    if not isinstance(name, str) or (collective, name) not in NEEDS:
+        raise ValueError(f"there is no algorithm {collective}:{name}")
+    if most is None:
+        return Rule(collective, name)
+    most = _number(most, "most_bytes", 1 << 62)
+    if most & (most - 1):
+        raise ValueError(f"most_bytes is {most}, not a power of two")
+    return Rule(collective, name, most)
+
+
+def _members(value: object, what: str, known: set[str] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is not an object of JSON")
+    if known is not None and (unknown := value.keys() - known):
+        raise ValueError(f"{what} has an unknown {min(unknown)!r}")
+    return value
+
+
+def _list(value: object, what: str) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is not a list of JSON")
+    return value
+
+
+def _number(value: object, what: str, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ValueError(f"{what} is {str(value)[:40]}, not a number from 1 to {most}")
+    return value
+
+
+def version() -> str:
+    """This cydist's version; "" in a source tree that was never installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as of
+
+    try:
+        return of("cydist")
+    except PackageNotFoundError:
+        return ""
+
+
+def merged(old: list[Measured], new: Measured) -> list[Measured]:
+    """`old` with `new` in it, which counts where both say something of the same group's calls.
+
+    A collective that has no rows in `new` is as shipped.
+    """
+    kept = [each for each in old if (each.ranks, each.windows) != (new.ranks, new.windows)]
+    same = [each for each in old if each not in kept]
+    rules = {name: rows for each in same for name, rows in each.rules.items()}
+    segments = [each.segment_bytes for each in (*same, new) if each.segment_bytes is not None]
+    segment = segments[-1] if segments else None
+    rules |= new.rules
+    rules = {name: rows for name, rows in rules.items() if rows}
+    return [*kept, Measured(new.ranks, new.windows, rules, segment, new.about)]
+
+
+def save(measured: list[Measured], path: Path) -> None:
+    """Write a file that only this user can change, whole or not at all. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(written(measured))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def written(measured: list[Measured]) -> str:
+    """The text of a file, which `parse` reads back."""
+    entries = [
+        {
+            "ranks": each.ranks,
+            "windows": each.windows,
+            "segment_bytes": each.segment_bytes,
+            "about": dict(each.about),
+            "rules": {name: [_row(rule) for rule in rules] for name, rules in each.rules.items()},
+        }
+        for each in measured
+    ]
+    return json.dumps({"format": FORMAT, "cydist": version(), "measured": entries}, indent=1) + "\n"
+
+
+def _row(rule: Rule) -> dict[str, Any]:
+    limit = {} if rule.most_bytes is None else {"most_bytes": rule.most_bytes}
+    return {"name": rule.name, **limit}

@@ -1,0 +1,315 @@
+"""Crossings that were measured on a machine: where they are kept, who reads them, what counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cydist import crossings, tuning
+from cydist.crossings import Measured
+from cydist.testing import run_threads
+from cydist.tuning import NEEDS, Rule
+
+ROOT = Path(__file__).resolve().parent.parent
+RING = Measured(2, False, {"all_reduce": (Rule("all_reduce", "ring"),)})
+
+
+@pytest.fixture(autouse=True)
+def as_shipped() -> Iterator[None]:
+    """Afterwards nothing that was measured is in use."""
+    yield
+    crossings.use([])
+    tuning.reload()
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where CYDIST_TUNING points; nothing is there yet."""
+    path = tmp_path / "crossings.json"
+    monkeypatch.setenv("CYDIST_TUNING", str(path))
+    return path
+
+
+def chosen(collective: str, nbytes: int, ranks: int = 2, windows: bool = False) -> str:
+    return tuning.choose(collective, nbytes, ranks, windows, even=True, commutative=True)
+
+
+# ---- what counts ----
+
+
+def test_measured_rules_come_before_the_table() -> None:
+    """Up to its limit a measured rule counts, then the next, then the table."""
+    rules = (Rule("all_reduce", "ordered", 1024), Rule("all_reduce", "ring", 4096))
+    shipped = chosen("all_reduce", 8192)
+    crossings.use([Measured(2, False, {"all_reduce": rules})])
+    assert [chosen("all_reduce", n) for n in (1024, 1025, 8192)] == ["ordered", "ring", shipped]
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "windows"),
+    [("all_reduce", 3, False), ("all_reduce", 2, True), ("broadcast", 2, False)],
+    ids=["ranks", "windows", "collective"],
+)
+def test_what_was_not_measured_stays(collective: str, ranks: int, windows: bool) -> None:
+    """Rules hold for groups of that size, with or without windows, and for that collective."""
+    shipped = chosen(collective, 8, ranks, windows)
+    crossings.use([RING])
+    assert chosen("all_reduce", 8) == "ring"
+    assert chosen(collective, 8, ranks, windows) == shipped
+
+
+def test_a_measured_rule_that_cannot_run_is_passed_over() -> None:
+    """A reduction that does not commute does not get a ring."""
+    crossings.use([RING])
+    name = tuning.choose("all_reduce", 8, 2, False, even=True, commutative=False)
+    assert not NEEDS["all_reduce", name] & tuning.COMMUTATIVE
+
+
+def test_forced_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_ALGORITHM comes before what was measured."""
+    monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:doubling")
+    crossings.use([RING])
+    assert chosen("all_reduce", 8) == "doubling"
+
+
+def test_deterministic_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CYDIST_DETERMINISTIC nothing that rounds in between is taken."""
+    monkeypatch.setenv("CYDIST_DETERMINISTIC", "1")
+    crossings.use([RING])
+    assert chosen("all_reduce", 8) in tuning.ONE_ROUNDING
+
+
+def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measured segment holds for its groups; CYDIST_SEGMENT_BYTES comes before it."""
+    crossings.use([Measured(2, True, {}, 4096)])
+    assert tuning.segment_bytes(2, True) == 4096
+    assert tuning.segment_bytes(2, False) == tuning.DEFAULT_SEGMENT_BYTES
+    monkeypatch.setenv("CYDIST_SEGMENT_BYTES", "99")
+    tuning.reload()
+    assert tuning.segment_bytes(2, True) == 99
+
+
+# ---- the job ----
+
+PROGRAM = """
+import sys
+import numpy as np
+import cydist as dist
+from cydist import tuning
+
+dist.init_process_group("tcp", sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=50)
+dist.all_reduce(np.ones(1))
+print(tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True), end="")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("first", ["ring", "", "damaged"])
+def test_rank_0_decides(tmp_path: Path, first: str) -> None:
+    """Hosts with different files: all ranks choose by that of rank 0's, or as shipped if there
+    is none or it cannot be read; no call is a mismatch."""
+    shipped = chosen("all_reduce", 8)
+    places = [tmp_path / "0.json", tmp_path / "1.json"]
+    if first == "damaged":
+        places[0].write_text("{")
+    elif first:
+        crossings.save([RING], places[0])
+    crossings.save(
+        [Measured(2, False, {"all_reduce": (Rule("all_reduce", "ordered"),)})], places[1]
+    )
+    inherited = {name: text for name, text in os.environ.items() if name[:7] != "CYDIST_"}
+    common = {**inherited, "PYTHONPATH": str(ROOT), "CYDIST_TRANSPORT": "tcp",
+              "XDG_STATE_HOME": str(tmp_path)}  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, f"file://{tmp_path}/meeting", f"{rank}"],
+            env={**common, "CYDIST_TUNING": str(places[rank]) if rank or first else "off"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        ended = [process.communicate(timeout=80) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [out for out, _ in ended] == [first if first == "ring" else shipped] * 2, ended
+    warned = [str(places[0]) in err for _, err in ended]
+    assert warned == [first == "damaged", False]
+
+
+def test_a_new_job_forgets(file: Path) -> None:
+    """Rules hold for the jobs that begin while they are there."""
+    crossings.save([RING], file)
+    assert run_threads(lambda _: chosen("all_reduce", 8), 2, "inproc") == ["ring"] * 2
+    file.unlink()
+    with pytest.warns(RuntimeWarning, match="No such file"):
+        names = run_threads(lambda _: chosen("all_reduce", 8), 2, "inproc")
+    assert names == ["doubling"] * 2
+
+
+# ---- the file ----
+
+
+def test_saved_and_read(file: Path) -> None:
+    """What is saved is read as it was."""
+    rules = (Rule("broadcast", "tree", 1 << 19), Rule("broadcast", "ring"))
+    written = [Measured(4, True, {"broadcast": rules}, 65536, {"date": "today"}), RING]
+    crossings.save(written, file)
+    assert crossings.parse(crossings.load()) == written
+
+
+def test_a_folder_and_a_file_of_ones_own(tmp_path: Path) -> None:
+    """Folders are made; only this user may open the file, and no draft is left."""
+    path = tmp_path / "new" / "crossings.json"
+    crossings.save([RING], path)
+    crossings.save([RING, RING], path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_failed_save_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file stays whole when the new one cannot be finished, and no draft is left."""
+    crossings.save([RING], file)
+    before = file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        crossings.save([], file)
+    assert file.read_bytes() == before
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CYDIST_TUNING it lies in the user's state, by the host's name; none is no warning."""
+    monkeypatch.setenv("CYDIST_TUNING", "")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("socket.gethostname", lambda: "node/17")
+    assert crossings.place() == tmp_path / "cydist" / "tuning-node-17.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert crossings.load() == ""
+
+
+@pytest.mark.parametrize("setting", ["off", "OFF"])
+def test_off(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """CYDIST_TUNING=off: no file is looked for."""
+    monkeypatch.setenv("CYDIST_TUNING", setting)
+    assert crossings.place() is None
+    assert crossings.load() == ""
+
+
+def document(**changes: Any) -> str:
+    """A file with one entry, and with changes in it: `rules`, or anything of the entry's."""
+    entry = {"ranks": 2, "windows": False, "rules": {"all_reduce": [{"name": "ring"}]}} | changes
+    return json.dumps({"format": 1, "cydist": crossings.version(), "measured": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting"),
+        ("[" * 100_000, "nested|recursion|JSON"),
+        ("[]", "not an object"),
+        (json.dumps({"format": 1, "cydist": "0.0.0", "measured": []}), "of cydist '0.0.0'"),
+        (json.dumps({"format": 9, "cydist": crossings.version()}), "format 9"),
+        (json.dumps({"format": 1, "cydist": crossings.version()}), "measured is not a list"),
+        (document(rules={"all_reduce": [{"name": "magic"}]}), "no algorithm all_reduce:magic"),
+        (document(rules={"sort": [{"name": "ring"}]}), "no algorithm sort:ring"),
+        (document(rules={"all_reduce": [{"name": "ring", "most_bytes": 3}]}), "power of two"),
+        (document(rules={"all_reduce": [{"name": "ring", "most": 4}]}), "unknown 'most'"),
+        (document(rules={"all_reduce": {}}), "all_reduce is not a list"),
+        (document(ranks=0), "ranks is 0"),
+        (document(ranks=True), "ranks is True"),
+        (document(windows="yes"), "windows is 'yes'"),
+        (document(segment_bytes=-1), "segment_bytes is -1"),
+        (document(speed=9), "unknown 'speed'"),
+        ("x" * (crossings.MOST_BYTES + 1), "more than"),
+        (b"\xff\xfe", "decode"),
+        (None, "No such file"),
+    ],
+    ids=["not JSON", "deep", "a list", "old", "other format", "empty", "algorithm", "collective",
+         "no power", "unknown limit", "no rules", "no ranks", "true ranks", "windows", "segment",
+         "unknown", "long", "not text", "not there"],
+)  # fmt: skip
+def test_damaged_files_are_left_out(file: Path, text: str | bytes | None, why: str) -> None:
+    """What cannot be used is told with its reason and a remedy, and the job goes on as shipped."""
+    if text is not None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.warns(RuntimeWarning, match=why) as said:
+        assert crossings.load() == ""
+    assert str(file) in str(said[0].message)
+    assert "--tune" in str(said[0].message)
+
+
+def test_what_is_no_file_is_left_out(file: Path) -> None:
+    """A pipe that nobody writes to keeps no job waiting."""
+    os.mkfifo(file)
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
+        assert crossings.load() == ""
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["name", "most_bytes", "all_reduce", "ranks"]) | st.text(max_size=5),
+        inner, max_size=3,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["ranks", "windows", "segment_bytes", "about", "rules"]), json_values
+    )
+)
+def test_any_json_is_understood_or_refused(entry: dict[str, Any]) -> None:
+    """Whatever stands in an entry, the answer is rules that can be used, or ValueError."""
+    try:
+        found = crossings.parse(document(**entry))
+    except ValueError:
+        return
+    try:
+        crossings.use(found)
+        assert chosen("all_reduce", 8) in tuning.candidates("all_reduce", 2, False)
+    finally:
+        crossings.use([])
+
+
+# ---- one file, several runs ----
+
+
+def test_what_was_measured_before_stays() -> None:
+    """A run replaces what it measured, collective by collective, and nothing else."""
+    tree = (Rule("broadcast", "tree"),)
+    doubling = (Rule("all_reduce", "doubling"),)
+    old = [
+        Measured(2, False, {"all_reduce": doubling, "broadcast": tree}, 4096),
+        Measured(4, True, {}),
+    ]
+    (kept, new) = crossings.merged(old, RING)
+    assert kept == old[1]
+    assert new == Measured(2, False, {**RING.rules, "broadcast": tree}, 4096)
+
+
+def test_as_shipped_again() -> None:
+    """A collective for which nothing better is found any more leaves the file."""
+    (new,) = crossings.merged([RING], Measured(2, False, {"all_reduce": ()}))
+    assert new == Measured(2, False, {})
