@@ -6,11 +6,10 @@ A torch variable is honoured under its own name; its CYDIST_ twin wins.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One setting: the names it goes by (first wins), its default, and what it means."""
 
     names: tuple[str, ...]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 COLLECTIVE_TAG = -1
 
 
-@dataclass(slots=True)
 class Call:
     """One call on a group, as backends, error messages and hooks see it.
 
@@ -49,11 +47,14 @@ class Call:
     over        it has ended, well or badly
     """
 
-    name: str
-    seq: int
-    deadline: float
-    agreed: bool = False
-    over: bool = False
+    __slots__ = ("agreed", "deadline", "name", "over", "seq")
+
+    def __init__(self, name: str, seq: int, deadline: float, over: bool = False) -> None:
+        self.name = name
+        self.seq = seq
+        self.deadline = deadline
+        self.agreed = False
+        self.over = over
 
     @property
     def deadline_ns(self) -> int:

@@ -12,16 +12,14 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cydist import config
 from cydist.errors import RendezvousError
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """The variables in which one launcher says who a process is; the first that is set counts.
 
     mpi       it starts MPI jobs
@@ -96,8 +94,7 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a launcher put this process. None: it does not say.
 
     single_host   are all ranks on this host?

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cydist.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from cydist.group import ProcessGroup
     from cydist.stores import Store
 
@@ -19,8 +19,7 @@ ENTRY_POINTS = "cydist.backends"
 DEFAULT_DEVICES = ("cpu", "cuda")
 
 
-@dataclass
-class BackendOptions:
+class BackendOptions(NamedTuple):
     """What a creator with `extended_api` gets as its first argument.
 
     store       the group's own part of the store
@@ -33,11 +32,10 @@ class BackendOptions:
     group_size: int
     timeout: float
     group_id: str
-    global_ranks_in_group: list[int] = field(default_factory=list)
+    global_ranks_in_group: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Plugin:
+class Plugin(NamedTuple):
     """A backend: how to make a group, and which kinds of memory it takes.
 
     Our own are named as "module:function", so that listing them imports none.
@@ -115,7 +113,13 @@ register_backend = Backend.register_backend
 
 def names() -> list[str]:
     """Every backend that can be named: ours, registered ones, installed ones."""
-    return sorted({*_plugins, *(point.name.lower() for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*_plugins, *(point.name.lower() for point in _installed())})
+
+
+def _installed() -> EntryPoints:
+    from importlib.metadata import entry_points  # slow, and few need it
+
+    return entry_points(group=ENTRY_POINTS)
 
 
 def find(name: str) -> Plugin:
@@ -128,7 +132,7 @@ def find(name: str) -> Plugin:
     key = name.lower()
     if key in _plugins:
         return _plugins[key]
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in _installed():
         if point.name.lower() == key:
             create: Any = point.load()
             if key not in _plugins:  # loading may have registered it

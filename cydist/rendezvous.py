@@ -12,9 +12,8 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from cydist import auth, config, launchers, multicast
@@ -34,8 +33,7 @@ _ADDRESS = struct.Struct("<32s?H256s")
 _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """What init_process_group was told, as the ways to meet see it. None: not said."""
 
     url: SplitResult
@@ -127,15 +125,14 @@ def _with_query(call: _Call) -> _Call:
         if not values[0].isdecimal():
             raise ValueError(f"{name} must be a number, not {values[0]!r}")
         number = int(values[0])
-        call = replace(call, rank=number) if name == "rank" else replace(call, world_size=number)
+        call = call._replace(rank=number) if name == "rank" else call._replace(world_size=number)
     return call
 
 
 def _from_launcher(call: _Call) -> _Call:
     """Fill in what the launcher says of rank and size."""
     place = launchers.place()
-    return replace(
-        call,
+    return call._replace(
         rank=place.rank if call.rank is None else call.rank,
         world_size=place.size if call.world_size is None else call.world_size,
     )
@@ -158,7 +155,7 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
             raise ValueError("env:// needs MASTER_ADDR on every rank but 0")
         return _tcp(call, host, _port(port)), rank, size
     if size == 1:
-        return _tcp(replace(call, rank=0), "127.0.0.1", 0), rank, size
+        return _tcp(call._replace(rank=0), "127.0.0.1", 0), rank, size
     return _without_address(call), rank, size
 
 

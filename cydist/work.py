@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from datetime import timedelta
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds it still fits into 64 bits
 
@@ -94,6 +96,8 @@ class Work:
 
     def get_future(self) -> Future[Any]:
         """A concurrent.futures.Future that gets `result`, or what the call raised."""
+        from concurrent.futures import Future  # slow, and few need it
+
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
 

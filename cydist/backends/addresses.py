@@ -8,8 +8,8 @@ import ipaddress
 import json
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.names import resolve
@@ -106,8 +106,7 @@ def spelled(endpoint: Endpoint) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """What a rank publishes of itself.
 
     host    tells which ranks share cores: the name of the host and of its boot

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cydist import config
 from cydist.errors import RendezvousError
@@ -28,8 +27,7 @@ _STALE = (
 )
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """One attempt at the job: a restart is a new one, with a new secret and a new port.
 
     secret          32 bytes; None when every host has CYDIST_SECRET_FILE

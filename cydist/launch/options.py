@@ -14,9 +14,8 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from cydist import config
 
@@ -36,8 +35,7 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What to start, where, and what to do with its output; checked and resolved."""
 
     command: tuple[str, ...]
@@ -55,8 +53,8 @@ class Options:
     grace: float = 5.0  # seconds between the polite and the impolite signal
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     log_dir: str | None = None
-    redirects: dict[int, int] = field(default_factory=dict)  # local rank -> 1 out, 2 err, 3 both
-    tee: dict[int, int] = field(default_factory=dict)
+    redirects: Mapping[int, int] = {}  # local rank -> 1 out, 2 err, 3 both
+    tee: Mapping[int, int] = {}
     shown: frozenset[int] | None = None  # local ranks on the console; None: all
     prefix: bool = True
     pass_local_rank: bool = False

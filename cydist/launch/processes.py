@@ -12,7 +12,7 @@ import select
 import signal
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,8 +39,7 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One process, as /proc shows it; `started` (clock ticks) tells it from a later namesake."""
 
     pid: int

@@ -16,8 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
 from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
@@ -36,8 +35,7 @@ _TRACEBACK_BYTES = 16 << 10
 _WHEN = struct.Struct("d")  # time.monotonic(), which all processes of a host share
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """What a child must know to be a rank; travels through multiprocessing's own pipe."""
 
     rank: int

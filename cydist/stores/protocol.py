@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from cydist.errors import DistStoreError
 
@@ -90,8 +90,7 @@ _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request.
 
     block     wait for what is missing, at most `timeout` seconds
@@ -125,8 +124,7 @@ class Request:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to one request."""
 
     status: Status

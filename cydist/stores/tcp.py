@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cydist import auth
 from cydist.door import explained, no_descriptor
@@ -168,7 +167,7 @@ class TCPStore(Store):
         left = max(0.0, deadline - time.monotonic())
         try:
             connection.settimeout(left + _GRACE)
-            connection.sendall(encode_request(replace(request, timeout=left)))
+            connection.sendall(encode_request(request._replace(timeout=left)))
             (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
             if size > MAX_FRAME_BYTES:
                 raise DistStoreError(f"the store at {self._pool.name} sent {size} bytes")

@@ -17,7 +17,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 
 from cydist.door import Door
 from cydist.errors import DistStoreError, QueueEmptyError
@@ -44,18 +43,18 @@ _READ_BYTES = 256 * 1024
 Will = tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(eq=False, slots=True)
 class _Connection:
     """One client, a member of the job."""
 
-    sock: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
-    parked: Request | None = None
-    places: tuple[Place, ...] = ()
-    will: Will = ()
-    ticket: int = 0
-    closing: bool = False
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.received = bytearray()
+        self.unsent = memoryview(b"")
+        self.parked: Request | None = None
+        self.places: tuple[Place, ...] = ()
+        self.will: Will = ()
+        self.ticket = 0
+        self.closing = False
 
 
 # When to look at what: time, order among equals, connection, its ticket when the alarm was set
