@@ -5,6 +5,9 @@ dist.init_process_group()
 dist.all_reduce(array)
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from cydist._native import Array, asarray
 from cydist.coalesced import (
     all_gather_coalesced,
@@ -49,16 +52,7 @@ from cydist.errors import (
     UnsupportedError,
 )
 from cydist.group import ProcessGroup
-from cydist.launch.spawn import spawn
 from cydist.monitored import monitored_barrier
-from cydist.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
 from cydist.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from cydist.registry import (
     Backend,
@@ -71,7 +65,6 @@ from cydist.registry import (
 )
 from cydist.scans import exscan, scan
 from cydist.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
-from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from cydist.types import ReduceOp
 from cydist.work import Work
 from cydist.world import (
@@ -90,6 +83,32 @@ from cydist.world import (
     is_initialized,
     new_group,
 )
+
+if TYPE_CHECKING:
+    from cydist.launch.spawn import spawn
+    from cydist.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
+    from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+# Where the names are that many programs never use: imported when first asked for.
+_LATER = {
+    "cydist.launch.spawn": ("spawn",),
+    "cydist.objects": (
+        "all_gather_object",
+        "broadcast_object_list",
+        "gather_object",
+        "recv_object_list",
+        "scatter_object_list",
+        "send_object_list",
+    ),
+    "cydist.stores": ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"),
+}
 
 __all__ = [
     "SHRINK_ABORT",
@@ -179,3 +198,17 @@ __all__ = [
     "shrink_group",
     "spawn",
 ]
+
+
+if not TYPE_CHECKING:  # or else every name would be one that there is
+
+    def __getattr__(name):
+        for module, names in _LATER.items():
+            if name in names:
+                found = globals()[name] = getattr(importlib.import_module(module), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

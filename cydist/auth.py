@@ -25,7 +25,7 @@ import errno
 import hashlib
 import hmac
 import math
-import secrets
+import os
 import socket
 import struct
 import time
@@ -163,7 +163,7 @@ class ServerHandshake(_Handshake):
     ) -> None:
         super().__init__(secret, channel, job, there)
         self._also = also
-        self.greeting = _GREETING.pack(_MAGIC, secrets.token_bytes(32))
+        self.greeting = _GREETING.pack(_MAGIC, os.urandom(32))
         self.needs = _ANSWER.size + _MAC_BYTES
         self.claim = b""
         self.farewell = b""
@@ -237,7 +237,7 @@ class ClientHandshake(_Handshake):
             raise DistNetworkError(_stranger(self.there, greeting))
         body = _ANSWER.pack(
             _MAGIC,
-            secrets.token_bytes(32),
+            os.urandom(32),
             self.channel,
             _job_name(self.job),
             len(self.claim),

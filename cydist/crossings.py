@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import stat
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cydist import config, tuning
 from cydist.auth import user_secret_path
@@ -34,8 +32,7 @@ MOST_SEGMENT = 1 << 40
 KEY = "crossings"
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What holds for groups of `ranks` ranks, with or without windows.
 
     segment_bytes   None: the default
@@ -47,7 +44,7 @@ class Measured:
     windows: bool
     rules: Mapping[str, tuple[Rule, ...]]
     segment_bytes: int | None = None
-    about: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, str] = {}
 
 
 def share(store: Store, rank: int) -> None:
@@ -215,7 +212,7 @@ def merged(old: list[Measured], new: Measured) -> list[Measured]:
 def save(measured: list[Measured], path: Path) -> None:
     """Write a file that only this user can change, whole or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w") as file:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import time
 from typing import Any
@@ -77,7 +76,7 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
         text = ",".join(map(str, missing))
         meeting.set("job", _FAILED + text.encode())
         raise _absent(meeting, missing, world_size, number) from error
-    meeting.set("job", _COMPLETE + secrets.token_hex(16).encode())
+    meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
 def _attend(

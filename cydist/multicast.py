@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
-import secrets
+import os
 import socket
 import struct
 import time
@@ -59,7 +59,7 @@ class _Party:
     """
 
     def __init__(self, group: str, port: int, group_name: str) -> None:
-        self.name = secrets.token_bytes(16)
+        self.name = os.urandom(16)
         self.here = 1
         self._to = (group, port)
         self._job = launchers.job_id()

@@ -52,5 +52,7 @@ def resolve(
 
 
 def _ask(host: str, port: int, family: int, flags: int) -> list[Resolved]:
+    # Bytes, where they say it: text goes through Python's own tables of all the world's letters.
+    name = host.encode() if host.isascii() else host
     kind = socket.SOCK_STREAM
-    return socket.getaddrinfo(host, port, family, kind, 0, flags)  # type: ignore[return-value]
+    return socket.getaddrinfo(name, port, family, kind, 0, flags)  # type: ignore[return-value]

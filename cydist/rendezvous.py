@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from cydist import auth, config, launchers, multicast
+from cydist import auth, config, launchers
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
@@ -287,6 +287,8 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
     if not host or not port:
         raise ValueError(f"{call.url.geturl()!r} needs a host and a port: tcp://10.1.1.20:23456")
     if _is_multicast(host):
+        from cydist import multicast
+
         size = _size(call)
         store = multicast.find_store(host, port, size, call.group_name, call.deadline)
         return store, _seat(store, call.rank, size, call), size

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import threading
 import warnings
@@ -82,7 +81,7 @@ def set_secret(value: bytes) -> None:
 
 def new_secret() -> bytes:
     """A fresh random secret, for a launcher to hand out."""
-    return secrets.token_bytes(SECRET_BYTES)
+    return os.urandom(SECRET_BYTES)
 
 
 def forget_secret() -> None:
@@ -182,7 +181,7 @@ def _user_secret() -> bytes:
 
 def _create(path: Path, value: bytes) -> None:
     """Put `value` at `path` whole or not at all; whoever comes first wins."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -11,8 +11,8 @@ the fingerprint of every call: ranks that differ raise MismatchError.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from cydist import config
 from cydist._native import algorithms, forget_choices
@@ -40,8 +40,7 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"
 DEFAULT_SEGMENT_BYTES = 256 * KiB
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row: this algorithm, if its needs are met and the call is within the limits.
 
     most_bytes      a power of two; what is counted is the whole array that a call reduces or

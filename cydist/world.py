@@ -6,20 +6,21 @@ and each such thread has a world of its own.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cydist import config, crossings, registry, rendezvous
+from cydist import config, registry
 from cydist._native import arm_failpoint, short, use_isa
 from cydist.errors import GroupDestroyedError, PeerFailedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
-from cydist.stores import MembersStore, Store
 from cydist.work import seconds
+
+if TYPE_CHECKING:
+    from cydist.stores import MembersStore, Store
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
@@ -256,6 +257,9 @@ def init_process_group(
     Raises ValueError for contradictory arguments and a second call, RendezvousError when
     ranks are missing at the timeout (it lists them), PeerFailedError when one dies on the way.
     """
+    # With sockets and cryptography, which imports alone do not need.
+    from cydist import crossings, rendezvous
+
     if _find() is not None:
         raise ValueError("trying to initialize the default process group twice!")
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
@@ -349,12 +353,13 @@ def new_group(
     spec = (world.spec if backend is None else backend).lower()
     registry.parse(spec)
     if use_local_synchronization:
+        from hashlib import sha256
+
         if world.rank not in members:
             return GroupMember.NON_GROUP_MEMBER
         count = world.made_locally[members] = world.made_locally.get(members, 0) + 1
-        name = (
-            f"{world.prefix}local-{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}-{count}"
-        )
+        digest = sha256(repr(members).encode()).hexdigest()
+        name = f"{world.prefix}local-{digest[:16]}-{count}"
     else:
         world.made += 1
         name = f"{world.prefix}{world.made}"

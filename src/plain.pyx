@@ -1,13 +1,14 @@
 """Plain arrays in a few nanoseconds: what most calls pass.
 
 numpy's arrays are read through the head of their structure, which has been the same since
-numpy 1.7 and is part of its ABI; an array of known contents says at the first look whether it
-still is. torch's tensors are read through the C interface that DLPack defines. Everything
+numpy 1.7 and is part of its ABI; an array of known contents says whether it still is, when the
+first array comes. torch's tensors are read through the C interface that DLPack defines. Everything
 else, and everything unusual, is left to `asarray`.
 """
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyTypeObject
 from libc.stdint cimport int64_t
+from libc.string cimport strcmp
 
 from cydist._native.dlpack cimport DL_COMPLEX, DL_CPU, DLPackExchangeAPI, DLTensor
 from cydist._native.exporters cimport code_of_dlpack, code_of_kind, torch_exchange
@@ -55,13 +56,15 @@ cdef enum:
 cdef int dtypes[NUMPY_DTYPES]
 cdef size_t itemsizes[NUMPY_DTYPES]
 cdef PyTypeObject *numpy_array = NULL       # numpy.ndarray, if its structure is as declared
+cdef bint asked_numpy = False
 
 
 cdef int learn_numpy() except -1:
-    """Fill in the tables, unless the structure is not as declared."""
-    global numpy_array
+    """Fill in the tables, unless the structure is not as declared. numpy is there already."""
+    global numpy_array, asked_numpy
     import numpy
 
+    asked_numpy = True
     cdef object probe = numpy.zeros((3, 5), numpy.float32)
     cdef NumpyArray *head = <NumpyArray *>probe
     for number in range(NUMPY_DTYPES):
@@ -85,6 +88,9 @@ cdef bint look(object obj, Plain *out) except -1:
     cdef DLPackExchangeAPI *torch
     if kind == numpy_array:
         return look_at_numpy(<NumpyArray *>obj, out)
+    if not asked_numpy and strcmp(kind.tp_name, b"numpy.ndarray") == 0:
+        learn_numpy()
+        return look(obj, out)
     torch = torch_exchange(obj)
     return torch != NULL and look_at_torch(torch, obj, out)
 
@@ -130,6 +136,3 @@ cdef bint look_at_torch(DLPackExchangeAPI *torch, object tensor, Plain *out) exc
     out.ndim = t.ndim
     out.writable = True
     return True
-
-
-learn_numpy()

@@ -208,10 +208,25 @@ def fresh(program: str) -> str:
     ).stdout.strip()
 
 
-@pytest.mark.parametrize("library", ["torch", "mpi4py", "cupy", "ml_dtypes", "sklearn"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        *("numpy", "torch", "mpi4py", "cupy", "ml_dtypes", "sklearn"),
+        # Of the standard library what is slow to import.
+        *("dataclasses", "inspect", "logging", "multiprocessing", "socket", "subprocess", "pickle"),
+        *("hashlib", "importlib.metadata", "concurrent.futures", "json", "pathlib"),
+    ],
+)
 def test_import_loads_only_what_it_needs(library: str) -> None:
-    """`import cydist` loads numpy; other libraries when they are used."""
+    """`import cydist` loads other libraries, and slow modules, when they are used."""
     assert fresh(f"import sys, cydist; print({library!r} in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("library", ["numpy", "dataclasses", "inspect", "logging"])
+def test_launcher_loads_only_what_it_needs(library: str) -> None:
+    """cydistrun starts without numpy, and without what is slow to import."""
+    program = f"import sys, cydist.launch.__main__; print({library!r} in sys.modules)"
+    assert fresh(program) == "False"
 
 
 def test_import_starts_nothing() -> None:
@@ -234,6 +249,44 @@ def test_public_names_exist() -> None:
     names = public_names()
     assert [name for name in names if not hasattr(cydist, name)] == []
     assert len(set(names)) == len(names)
+
+
+def imported_by_init(later: bool) -> set[str]:
+    """The names that cydist/__init__.py imports from cydist: at once, or for type checkers."""
+    tree = ast.parse((ROOT / "cydist/__init__.py").read_text())
+    blocks = [node.body for node in tree.body if isinstance(node, ast.If)] if later else [tree.body]
+    return {
+        f"{node.module}:{alias.name}"
+        for block in blocks
+        for node in block
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cydist.")
+        for alias in node.names
+    }
+
+
+def test_public_names_are_what_is_imported() -> None:
+    """__all__ is what cydist/__init__.py imports from its modules, at once or later."""
+    imported = imported_by_init(later=False) | imported_by_init(later=True)
+    assert sorted(name.partition(":")[2] for name in imported) == sorted(public_names())
+
+
+def test_later_names_are_the_ones_that_type_checkers_see() -> None:
+    """What is imported when asked for comes from where type checkers take it."""
+    import cydist
+
+    served = {f"{module}:{name}" for module, names in cydist._LATER.items() for name in names}
+    assert served == imported_by_init(later=True)
+
+
+def test_public_names_are_listed_before_they_are_imported() -> None:
+    """dir(cydist) has every public name from the start, and asking for one gives it for good."""
+    program = (
+        "import cydist; late = [n for n in cydist.__all__ if n not in vars(cydist)]\n"
+        "print(set(cydist.__all__) <= set(dir(cydist)), len(late) > 0)\n"
+        "same = [getattr(cydist, n) is getattr(cydist, n) is vars(cydist)[n] for n in late]\n"
+        "print(all(same), hasattr(cydist, 'no_such_name'))"
+    )
+    assert fresh(program).split() == ["True", "True", "True", "False"]
 
 
 def test_public_names_are_documented() -> None:

@@ -7,9 +7,9 @@ algorithm, and turns what fails into exceptions.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -396,7 +396,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
     store, rank, size = options.store, options.group_rank, options.group_size
     if rank == 0:
-        store.set("job", uuid.uuid4().hex)
+        store.set("job", os.urandom(16).hex())
     connections = Connections(
         rank, size, host=where_to_listen(store), job=store.get("job").decode()
     )
@@ -420,7 +420,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "inproc": ranks are threads of this process."""
     if options.group_rank == 0:
-        options.store.set("hub", uuid.uuid4().hex)
+        options.store.set("hub", os.urandom(16).hex())
     key = options.store.get("hub").decode()
     link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
     return of_link(of_threads(link, key), options)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import array as arrays
 import hashlib
+import os
 import struct
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -368,10 +368,10 @@ def _places(MPI: Any, options: BackendOptions) -> tuple[list[int], str]:
     world, store = MPI.COMM_WORLD, options.store
     rank, size = options.group_rank, options.group_size
     if size == 1:
-        return [world.Get_rank()], uuid.uuid4().hex
+        return [world.Get_rank()], os.urandom(16).hex()
     if world.Get_size() == 1 and launchers.under_mpi():
         launchers.check_mpi_agrees(0, 1)
-    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {uuid.uuid4().hex}")
+    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {os.urandom(16).hex()}")
     keys = [f"mpi/{peer}" for peer in range(size)]
     store.wait(keys, options.timeout)
     said = [text.decode().split() for text in store.multi_get(keys)]

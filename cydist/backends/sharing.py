@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +71,7 @@ def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
     """The memory that these ranks share, or None where this one cannot."""
     key = f"memory/{alike[0]}"
     if rank == alike[0]:
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = os.urandom(TOKEN_BYTES)
         try:
             memory = SharedMemory.create(len(alike), BYTES_PER_RANK * len(alike), token)
         except OSError:

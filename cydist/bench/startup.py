@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import multiprocessing
@@ -9,8 +10,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +26,10 @@ from cydist.launch.spawn import spawn
 TIMEOUT = 120
 NEW_GROUPS = 20
 NOTHING = "pass"
-# A rank that does nothing but join the job and leave it again.
-RANK = "import cydist as d; d.init_process_group('tcp'); d.barrier(); d.destroy_process_group()"
+# A rank that does nothing but join the job and leave it again, with what its arrays come from.
+RANK = (
+    "import numpy, cydist as d;d.init_process_group('tcp'); d.barrier(); d.destroy_process_group()"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,13 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     print(report.header(about))
     print(f"{'':<44} {'median ms':>10}   cydist's time by it", flush=True)
     try:
-        found = {
-            "importing": show("importing", imports(given.rounds)),
-            **joining(given.ranks, given.rounds, bool(given.vs)),
-            "processes": show(
-                f"{given.processes} processes", processes(given.processes, given.rounds)
-            ),
-        }
+        with as_installed():
+            found = {
+                "importing": show("importing", imports(given.rounds)),
+                **joining(given.ranks, given.rounds, bool(given.vs)),
+                "processes": show(
+                    f"{given.processes} processes", processes(given.processes, given.rounds)
+                ),
+            }
     except (DistError, subprocess.SubprocessError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -57,6 +63,21 @@ def main(arguments: Sequence[str]) -> int:
     ]
     report.save({"header": about, "rows": rows}, given.json)
     return 0
+
+
+@contextlib.contextmanager
+def as_installed() -> Iterator[None]:
+    """Let new processes find what Python compiled before, as installed packages do."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        try:
+            together([ranks_of(1)])  # compiles
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def show(what: str, row: Row) -> Row:
@@ -71,20 +92,30 @@ def show(what: str, row: Row) -> Row:
 
 def imports(rounds: int) -> Row:
     """An interpreter that imports and ends."""
-    programs = {"cydist": "import cydist", "numpy": "import numpy", "nothing": NOTHING}
+    programs = {
+        "numpy and cydist": "import numpy, cydist",
+        "numpy": "import numpy",
+        "cydist": "import cydist",
+        "nothing": NOTHING,
+    }
     calls = {name: partial(together, [python(text)]) for name, text in programs.items()}
     return contest.contest(calls, rounds)
 
 
 def processes(count: int, rounds: int) -> Row:
     """A whole job from its launcher to its end, against as many interpreters."""
-    launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
     calls: dict[str, Callable[[], object]] = {
-        "cydistrun": partial(together, [[*launcher, "--no-python", *python(RANK)]]),
+        "cydistrun": partial(together, [ranks_of(count)]),
         "numpy": partial(together, [python("import numpy")] * count),
         "nothing": partial(together, [python(NOTHING)] * count),
     }
     return contest.contest(calls, rounds)
+
+
+def ranks_of(count: int) -> list[str]:
+    """The command that runs a job whose ranks only join it and leave it."""
+    launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
+    return [*launcher, "--no-python", *python(RANK)]
 
 
 def python(program: str) -> list[str]:
@@ -98,13 +129,21 @@ def together(commands: Sequence[Sequence[str]]) -> None:
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     variables = os.environ | {"PYTHONPATH": paths}
     running = [subprocess.Popen(command, env=variables) for command in commands]
-    try:
-        for process in running:
-            if code := process.wait(TIMEOUT):
-                raise subprocess.CalledProcessError(code, process.args)
-    finally:
+
+    def end() -> None:
         for process in running:
             process.kill()
+
+    watchdog = threading.Timer(TIMEOUT, end)
+    watchdog.start()
+    try:
+        for process in running:
+            if code := process.wait():  # with a timeout it would look now and then, and be late
+                raise subprocess.CalledProcessError(code, process.args)
+    finally:
+        watchdog.cancel()
+        end()
+        for process in running:
             process.wait()
 
 

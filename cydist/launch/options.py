@@ -11,7 +11,6 @@ import difflib
 import glob
 import math
 import os
-import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -230,7 +229,7 @@ def _resolve(given: argparse.Namespace) -> Options:
         node_rank=given.node_rank,
         master_addr=address,
         master_port=port,
-        run_id=given.rdzv_id or ("none" if nodes > 1 else secrets.token_hex(8)),
+        run_id=given.rdzv_id or ("none" if nodes > 1 else os.urandom(8).hex()),
         role=given.role,
         max_restarts=given.max_restarts,
         restart_delay=given.restart_delay,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import struct
@@ -179,7 +178,7 @@ def spawn(
     import multiprocessing
 
     context = multiprocessing.get_context(start_method)
-    secret, run_id = new_secret(), secrets.token_hex(8)
+    secret, run_id = new_secret(), os.urandom(8).hex()
     direct = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
     processes: list[BaseProcess] = []
     reports: list[Connection] = []
