@@ -112,7 +112,7 @@ def test_startup(tmp_path: Path) -> None:
     code, found = figures(tmp_path, "startup", "--rounds", "1", "--processes", "2")
     assert code == 0
     assert {row["what"]: list(row["rounds"]) for row in found["rows"]} == {
-        "importing": ["cydist", "numpy", "nothing"],
+        "importing": ["numpy and cydist", "numpy", "cydist", "nothing"],
         "init_process_group": ["cydist"],
         "new_group": ["cydist"],
         "processes": ["cydistrun", "numpy", "nothing"],
