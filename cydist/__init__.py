@@ -64,6 +64,7 @@ from cydist.registry import (
     register_backend,
 )
 from cydist.scans import exscan, scan
+from cydist.shared import empty_shared, is_shared
 from cydist.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from cydist.types import ReduceOp
 from cydist.work import Work
@@ -160,6 +161,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty_shared",
     "exscan",
     "gather",
     "gather_object",
@@ -179,6 +181,7 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_shared",
     "isend",
     "monitored_barrier",
     "new_group",

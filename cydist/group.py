@@ -134,6 +134,17 @@ class ProcessGroup:
         """End every call under way with an error, now. The group has failed then."""
         self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
 
+    def share(self, nbytes: int) -> memoryview | None:
+        """Memory for an array that the members' collectives need not copy; None: there is none.
+
+        Raises MemoryError when it is spent.
+        """
+        return None
+
+    def shares(self, array: Array) -> bool:
+        """Is this memory of that kind, for the members of this group?"""
+        return False
+
     # How calls run.
 
     def for_device(self, device: str) -> ProcessGroup:

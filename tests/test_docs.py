@@ -132,9 +132,9 @@ def test_example_of_survivors(tmp_path: Path) -> None:
     assert said == ["0 of 2: [100. 100. 100.]\n", "", "1 of 2: [100. 100. 100.]\n"]
 
 
-def readme_example() -> tuple[str, str, str, list[str]]:
-    """The README's program: its file name, its text, the command line, and what is printed."""
-    text = (ROOT / "README.md").read_text()
+def example(page: str) -> tuple[str, str, str, list[str]]:
+    """A page's program: its file name, its text, the command line, and what is printed."""
+    text = (ROOT / page).read_text()
     program = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)```", text, re.S)
     assert program is not None
     run = re.search(r"\$ (cydistrun [^\n]+)\n(.*)", CONSOLE.findall(text)[-1], re.S)
@@ -142,9 +142,10 @@ def readme_example() -> tuple[str, str, str, list[str]]:
     return program[1], program[2], run[1], run[2].splitlines()
 
 
-def test_readme_example(tmp_path: Path) -> None:
-    """The README's example prints what the README says, in whatever order the ranks print."""
-    file, program, command, expected = readme_example()
+@pytest.mark.parametrize("page", ["README.md", "docs/shared.md"])
+def test_examples(page: str, tmp_path: Path) -> None:
+    """A page's example prints what the page says, in whatever order the ranks print."""
+    file, program, command, expected = example(page)
     assert len(program.splitlines()) <= 10
     (tmp_path / file).write_text(program)
     arguments = [sys.executable, "-m", "cydist.launch", *command.split()[1:]]

@@ -30,7 +30,7 @@ LAYERS = {
     "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
-    5: "arguments calling collectives coalesced monitored scans p2p objects shrinking",
+    5: "arguments calling collectives coalesced monitored scans p2p objects shared shrinking",
     6: "launch testing bench",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -16,6 +16,7 @@ try:
     from cydist._native.failpoints import failpoint
     from cydist._native.failures import Failure
     from cydist._native.forks import keep_in_child, replace_in_child
+    from cydist._native.heap import Heap, Held
     from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
         combine_all,
@@ -42,6 +43,8 @@ __all__ = [
     "Array",
     "Failure",
     "Group",
+    "Heap",
+    "Held",
     "Hub",
     "InprocLink",
     "Link",

@@ -112,6 +112,9 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef extern from "<fcntl.h>" nogil:
     int fcntl(int, int, ...)
     int posix_fallocate(int, long, long)
+    int fallocate(int, int, long, long)
+    int FALLOC_FL_KEEP_SIZE
+    int FALLOC_FL_PUNCH_HOLE
     int F_ADD_SEALS
     int F_GET_SEALS
     int F_SEAL_SEAL

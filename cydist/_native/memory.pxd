@@ -26,7 +26,9 @@ ctypedef struct Member:
 ctypedef struct Head:           # of the memory; behind it one Member for each rank
     char token[TOKEN_BYTES]     # random: who reads the same shares the memory
     pthread_mutex_t lock        # of what follows
-    uint64_t used               # bytes given out so far
+    uint64_t used               # bytes given out to groups so far
+    uint64_t limit              # of them; behind it every rank's part for arrays
+    uint64_t part
     int32_t ranks
     int32_t plots               # in use, or once in use
     int32_t spent               # no plot was left once: contexts without one get no windows

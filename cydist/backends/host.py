@@ -83,6 +83,21 @@ class HostGroup(ProcessGroup):
         """Can the ranks see each other's memory?"""
         return self._native.windows
 
+    def share(self, nbytes: int) -> memoryview | None:
+        link = self._endpoint.link
+        if not isinstance(link, _native.ShmLink) or link.heap.nbytes == 0:
+            return None
+        return memoryview(link.heap.allocate(nbytes))
+
+    def shares(self, array: Array) -> bool:
+        link = self._endpoint.link
+        return (
+            isinstance(link, _native.ShmLink)
+            and array.contiguous
+            and link.memory.holds(array.address, array.nbytes)
+            and self.windows
+        )
+
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> HostGroup:
         return HostGroup(
             self._endpoint,

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from cydist.stores import Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
+MOST_BYTES = 1 << 40  # of addresses that all ranks' arrays take together
 TOKEN_BYTES = 32
+PAGE = 4096
 
 
 def share_memory(store: Store, link: Link) -> Link:
@@ -72,9 +74,8 @@ def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
     key = f"memory/{alike[0]}"
     if rank == alike[0]:
         token = os.urandom(TOKEN_BYTES)
-        try:
-            memory = SharedMemory.create(len(alike), BYTES_PER_RANK * len(alike), token)
-        except OSError:
+        memory = _new_memory(len(alike), token)
+        if memory is None:
             store.set(key, b"null")
             return None
         store.set(key, json.dumps([os.getpid(), memory.fd, token.hex()]).encode())
@@ -88,3 +89,18 @@ def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
         return SharedMemory.attach(fd, bytes.fromhex(token))
     except (OSError, ValueError):
         return None
+
+
+def _new_memory(ranks: int, token: bytes) -> SharedMemory | None:
+    """Memory for so many ranks, or None where there is none.
+
+    Each rank may fill the host's memory with arrays. Where addresses are few (ulimit -v), none can.
+    """
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(MOST_BYTES, memory_bytes) // ranks // PAGE * PAGE
+    for part in (min(memory_bytes // PAGE * PAGE, most), 0):
+        try:
+            return SharedMemory.create(ranks, BYTES_PER_RANK * ranks, token, part)
+        except OSError:
+            continue
+    return None

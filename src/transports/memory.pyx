@@ -8,6 +8,7 @@ groups get none, and their calls go over messages.
 import os
 
 from libc.errno cimport errno
+from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.linux cimport (
@@ -20,11 +21,15 @@ from cydist._native.linux cimport (
 )
 from cydist._native.waiting cimport store_int, store_u64
 
+from cydist._native.heap import Heap
+
 cdef extern from "<errno.h>" nogil:
     int EOWNERDEAD
 
 cdef enum:
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+
+cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice as many
 
 
 cdef void lock(Head *head) noexcept nogil:
@@ -83,7 +88,8 @@ cdef class SharedMemory:
     """One host's memory of a job, as one rank has it.
 
     ranks       how many may join
-    nbytes      its size; pages that nobody touches cost nothing
+    nbytes      what groups may take of it; pages that nobody touches cost nothing
+    part        what each rank may take for arrays
     """
 
     def __cinit__(self):
@@ -97,22 +103,26 @@ cdef class SharedMemory:
             close(self.fd)
 
     @staticmethod
-    def create(int ranks, uint64_t nbytes, bytes token not None) -> SharedMemory:
+    def create(int ranks, uint64_t nbytes, bytes token not None, uint64_t part=0) -> SharedMemory:
         """New memory, sealed. Raises OSError when there is none, ValueError for a bad size."""
         cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
         cdef uint64_t first = head_bytes(ranks)
-        if ranks < 1 or nbytes < first or nbytes % PAGE or len(token) != TOKEN_BYTES:
+        cdef uint64_t whole = nbytes + ranks * part
+        if (ranks < 1 or nbytes < first or nbytes % PAGE or part % PAGE
+                or part > MOST_BYTES // ranks or len(token) != TOKEN_BYTES):
             raise ValueError(f"no shared memory of {nbytes} bytes for {ranks} ranks")
         memory.fd = memfd_create(b"cydist", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         # A memfd begins with mode 0777, and /proc lets others in by the mode.
-        if (memory.fd < 0 or fchmod(memory.fd, 0o600) != 0 or ftruncate(memory.fd, nbytes) != 0
+        if (memory.fd < 0 or fchmod(memory.fd, 0o600) != 0 or ftruncate(memory.fd, whole) != 0
                 or fcntl(memory.fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0):
             raise OSError(errno, f"no shared memory: {os.strerror(errno)}")
         if posix_fallocate(memory.fd, 0, first) != 0:
             raise OSError(errno, "no memory to share")
-        memory.map(nbytes)
+        memory.map(whole)
         memory.head.ranks = ranks
         memory.head.used = first
+        memory.head.limit = nbytes
+        memory.head.part = part
         init_lock(&memory.head.lock)
         memcpy(memory.head.token, <const char *>token, TOKEN_BYTES)
         return memory
@@ -134,7 +144,8 @@ cdef class SharedMemory:
         memory.map(status.st_size)
         if (len(token) != TOKEN_BYTES
                 or memcmp(memory.head.token, <const char *>token, TOKEN_BYTES) != 0
-                or memory.nbytes < head_bytes(memory.head.ranks)):
+                or memory.head.limit < head_bytes(memory.head.ranks)
+                or memory.nbytes != memory.head.limit + memory.head.ranks * memory.head.part):
             raise ValueError("this memory belongs to another job")
         return memory
 
@@ -148,6 +159,16 @@ cdef class SharedMemory:
         self.members = <Member *>(self.base + sizeof(Head))
         return 0
 
+    def heap(self, uint64_t place):
+        """What gives arrays to the rank of this number among those who joined."""
+        cdef uint64_t start = self.head.limit + place * self.head.part
+        return Heap(self, self.fd, <uintptr_t>(self.base + start), start, self.head.part)
+
+    def holds(self, uintptr_t address, uint64_t nbytes) -> bool:
+        """Do these bytes lie in it?"""
+        cdef uint64_t offset = address - <uintptr_t>self.base
+        return address >= <uintptr_t>self.base and offset + nbytes <= self.nbytes
+
     def used(self):
         """Bytes that were given to groups, or are kept for the next ones."""
         return self.head.used
@@ -159,7 +180,7 @@ cdef class SharedMemory:
         lock(self.head)
         plot = find(self.head, context)
         if plot == NULL and not self.head.spent:
-            plot = take(self.head, self.fd, self.nbytes, nbytes)
+            plot = take(self.head, self.fd, self.head.limit, nbytes)
             if plot != NULL:
                 if plot.nbytes != 0:
                     memset(self.base + plot.offset, 0, plot.nbytes)

@@ -73,10 +73,12 @@ cdef class ShmLink(Link):
 
     messages    the link that carries messages
     memory      shared with the ranks in `sharers`, in this order on all of them
+    heap        gives arrays out of this rank's part of it
     """
 
     cdef readonly Link messages
     cdef readonly SharedMemory memory
+    cdef readonly object heap
     cdef Neighbours neighbours
     cdef bint closed
     cdef int most_spins
@@ -98,6 +100,7 @@ cdef class ShmLink(Link):
             self.neighbours.place[i] = self.neighbours.watched[i] = -1
         for i, rank in enumerate(sharers):
             self.neighbours.place[rank] = i
+        self.heap = memory.heap(self.neighbours.place[self.rank])
         self.most_spins = SPINS if cores() >= len(sharers) else 0
         store_int(&memory.members[self.neighbours.place[self.rank]].pid, memory.pid)
 

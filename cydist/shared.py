@@ -1,0 +1,86 @@
+"""empty_shared: arrays in the memory that the ranks of a host share.
+
+Collectives let the ranks read such an array where it is, instead of a copy of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from cydist.arguments import input_array
+from cydist.world import AnyGroup, check_group, member
+
+if TYPE_CHECKING:
+    from cydist.group import ProcessGroup
+
+
+def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
+    """An array on which the group's collectives skip the copies, where its ranks share memory.
+
+    shape       an integer or a sequence of them
+    dtype       what numpy.dtype takes, except objects, for a numpy array; one of torch's for a
+                torch tensor
+
+    Every rank makes its own, for itself: this is no collective, and waits for nobody. Values are
+    undefined. The array begins at a page, and its memory is there: writing to it cannot fail. The
+    memory goes back with the last view of the array, which may outlive the group. It is slower
+    to make than a private array, so make it once and use it often.
+
+    Where there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp`, backends other than
+    "tcp") the array is a private one; `is_shared` tells.
+
+        gradient = dist.empty_shared(1_000_000, "float32")
+        gradient[:] = rank
+        dist.all_reduce(gradient)
+
+    Raises MemoryError when the host has not so much left, TypeError or ValueError for a shape or
+    dtype that there is not and for a group that this rank is not in, ForkedError in a forked
+    child. The group stays usable.
+    """
+    import numpy as np
+
+    chosen = _group(group, "empty_shared")
+    chosen.check_process("empty_shared")
+    backend = chosen.for_device("cpu")
+    sizes = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"empty_shared: shape {sizes} has a negative dimension")
+    if type(dtype).__module__ == "torch":
+        return _tensor(backend, sizes, dtype)
+    kind = np.dtype(dtype)
+    if kind.hasobject or kind.itemsize == 0:
+        raise TypeError(f"empty_shared: elements of {kind} cannot lie in shared memory")
+    nbytes = prod(sizes) * kind.itemsize
+    memory = backend.share(nbytes) if nbytes else None
+    return np.ndarray(sizes, kind, memory) if memory is not None else np.empty(sizes, kind)
+
+
+def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
+    """Can the group's other members read this array where it is?
+
+    So it is for what `empty_shared` made on a group whose members are all on one host, and for
+    contiguous views of it. Raises TypeError for what is no array, ValueError for a group that
+    this rank is not in.
+    """
+    array = input_array(tensor, "is_shared", "tensor")
+    chosen = _group(group, "is_shared")
+    return array.device == "cpu" and chosen.for_device("cpu").shares(array)
+
+
+def _group(group: AnyGroup, name: str) -> ProcessGroup:
+    check_group(group)
+    if (chosen := member(group)) is None:
+        raise ValueError(f"{name}: this rank is not in the group")
+    return chosen
+
+
+def _tensor(backend: ProcessGroup, sizes: tuple[int, ...], dtype: Any) -> Any:
+    torch = sys.modules["torch"]
+    nbytes = prod(sizes) * dtype.itemsize
+    memory = backend.share(nbytes) if nbytes else None
+    if memory is None:
+        return torch.empty(sizes, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype).view(sizes)

@@ -1,0 +1,156 @@
+"""Arrays in the memory that ranks share: one rank gives them out of its own part of it.
+
+No other process writes into what is kept here about the part, so no death can harm it. What a
+rank that died had given out stays taken until the job ends.
+"""
+import threading
+from bisect import bisect
+from collections import deque
+
+cimport cython
+from cpython.buffer cimport (
+    Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES,
+)
+from libc.errno cimport EINTR
+from libc.stdint cimport uint64_t, uintptr_t
+
+from cydist._native.linux cimport (
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, getpid, posix_fallocate,
+)
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    PAGE = 4096
+
+cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
+
+
+def available() -> int:
+    """Bytes that new memory can take before the host has to take some away from others."""
+    with open("/proc/meminfo", "rb") as lines:
+        for line in lines:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 62
+
+
+cdef class Heap:
+    """One rank's part of shared memory, in whole pages.
+
+    memory          keeps the mapping and the descriptor
+    fd, address     of the memory, and where its part begins here
+    start, nbytes   the part's place in the memory
+    """
+
+    cdef object memory, lock, returned
+    cdef int fd, pid
+    cdef uintptr_t address
+    cdef uint64_t start
+    cdef readonly uint64_t nbytes
+    cdef list free                      # [start, end) in the part, in order, never touching
+
+    def __init__(self, memory, int fd, uintptr_t address, uint64_t start, uint64_t nbytes):
+        self.memory = memory
+        self.fd = fd
+        self.pid = getpid()
+        self.address = address
+        self.start = start
+        self.nbytes = nbytes // PAGE * PAGE
+        self.free = [(0, self.nbytes)] if self.nbytes else []
+        self.lock = threading.Lock()
+        # What nobody holds any more. Collection may come at any moment, so it takes no lock.
+        self.returned = deque()
+
+    def left(self) -> int:
+        """Bytes that are not given out."""
+        with self.lock:
+            self.take_back()
+            return sum(end - start for start, end in self.free)
+
+    def allocate(self, uint64_t nbytes) -> Held:
+        """So many bytes of zeros, at the beginning of a page, for as long as the result lives.
+
+        Its pages are there: no later write can fail. Raises MemoryError.
+        """
+        cdef uint64_t room = ((nbytes if nbytes else 1) + PAGE - 1) // PAGE * PAGE
+        cdef int error = EINTR
+        cdef Held held
+        if room < nbytes or room > self.nbytes:
+            raise MemoryError(f"{nbytes} bytes are more than the {self.nbytes} of a rank's part "
+                              "of the host's shared memory")
+        if room > (spare := available()):
+            raise MemoryError(f"no shared memory for an array of {nbytes} bytes: this host has "
+                              f"{spare} bytes left")
+        with self.lock:
+            self.take_back()
+            held = Held.__new__(Held, self, self.first_fit(room), nbytes, room)
+        while error == EINTR:
+            PyErr_CheckSignals()
+            with nogil:
+                error = posix_fallocate(self.fd, self.start + held.offset, held.room)
+        if error:
+            raise MemoryError(f"no shared memory for an array of {nbytes} bytes: error {error}")
+        return held
+
+    cdef uint64_t first_fit(self, uint64_t room) except? 0xFFFFFFFFFFFFFFFF:
+        for i, (start, end) in enumerate(self.free):
+            if end - start >= room:
+                if end - start == room:
+                    del self.free[i]
+                else:
+                    self.free[i] = (start + room, end)
+                return start
+        left = sum(end - start for start, end in self.free)
+        raise MemoryError(f"no {room} bytes in one piece among the {left} that are left of the "
+                          f"{self.nbytes} of this rank's part of the host's shared memory")
+
+    cdef int take_back(self) except -1:
+        while self.returned:
+            start, end = self.returned.popleft()
+            i = bisect(self.free, (start, end))
+            if i < len(self.free) and self.free[i][0] == end:
+                end = self.free.pop(i)[1]
+            if i > 0 and self.free[i - 1][1] == start:
+                start = self.free.pop(i - 1)[0]
+                i -= 1
+            self.free.insert(i, (start, end))
+        return 0
+
+
+# Dealloc needs the heap, so the collector must not clear it before.
+@cython.no_gc_clear
+cdef class Held:
+    """Memory of an array: a writable buffer. The last view's end gives its pages back."""
+
+    cdef Heap heap
+    cdef readonly uint64_t offset       # in the heap's part
+    cdef readonly uint64_t nbytes
+    cdef uint64_t room                  # whole pages
+
+    def __cinit__(self, Heap heap not None, uint64_t offset, uint64_t nbytes, uint64_t room):
+        self.heap = heap
+        self.offset = offset
+        self.nbytes = nbytes
+        self.room = room
+
+    def __dealloc__(self):
+        if self.heap is None or getpid() != self.heap.pid:
+            return                      # it is the parent's
+        fallocate(self.heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  self.heap.start + self.offset, self.room)
+        self.heap.returned.append((self.offset, self.offset + self.room))
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        view.buf = <void *>(self.heap.address + self.offset)
+        view.obj = self
+        view.len = <Py_ssize_t>self.nbytes
+        view.readonly = False
+        view.itemsize = 1
+        view.format = <char *>BYTES if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = &view.len if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
