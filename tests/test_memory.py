@@ -1,0 +1,69 @@
+"""What calls take beyond the arrays that they are given: as docs/operations.md says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("programs") / "memory.py"
+NBYTES = 64 << 20
+BOUND = 16 << 20
+COPYING = ("all_reduce, strided", "all_reduce_coalesced")
+BOUNDED = (
+    *("all_reduce", "reduce", "broadcast", "scan", "gather", "scatter", "all_gather, uneven"),
+    *("reduce_scatter", "all_to_all, uneven", "send and recv"),
+)
+# What is freed goes back to the system, and threads have no arenas of their own.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+Found = dict[str, int]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def measure(transport: str) -> Found:
+    """Bytes that each call takes on the rank that takes most, in new processes."""
+    launch = ("-m", "cydist.launch", "--no-prefix", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *launch, str(PROGRAM), str(NBYTES)],
+        env=os.environ | MALLOC | {"CYDIST_TRANSPORT": transport},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: Found = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured() -> Callable[[str], Found]:
+    """One job for each transport."""
+    return functools.cache(measure)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("call", BOUNDED)
+def test_extra_memory_is_bounded(
+    call: str, transport: str, measured: Callable[[str], Found]
+) -> None:
+    """A call on contiguous arrays takes at most 16 MiB more, however large they are."""
+    assert measured(transport)[call] < BOUND
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("call", COPYING)
+def test_extra_memory_of_copies(
+    call: str, transport: str, measured: Callable[[str], Found]
+) -> None:
+    """Strided and coalesced arrays are copied once."""
+    assert NBYTES // 2 < measured(transport)[call] < NBYTES + BOUND
+
+
+def test_all_calls_are_judged(measured: Callable[[str], Found]) -> None:
+    """Every call that the program makes has its bound here."""
+    assert sorted(measured("shm")) == sorted((*BOUNDED, *COPYING))
