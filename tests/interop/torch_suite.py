@@ -17,7 +17,6 @@ import argparse
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import time
 import traceback
 import unittest
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,16 @@ GATES = {
     'BACKEND != "mpi"': 'BACKEND not in ("mpi", OPENED)',
     'require_backend_is_available({"gloo"})': 'require_backend_is_available({"gloo", OPENED})',
 }
+
+# What is known to fail, and why; docs/torch.md lists it.
+GLOO_ONLY = "torch.distributed.monitored_barrier refuses every backend but gloo"
+KNOWN = {
+    "test_monitored_barrier_gloo": GLOO_ONLY,
+    "test_monitored_barrier_gloo_subgroup": GLOO_ONLY,
+    "test_monitored_barrier_failure_order": GLOO_ONLY,
+    "test_monitored_barrier_wait_all_ranks": GLOO_ONLY,
+    "test_monitored_barrier_gloo_rank_0_timeout": "it expects gloo's words",
+}
 SECONDS = 30  # that a call of the tests may take
 LIMIT = 240  # that ranks wait for each other between tests
 
@@ -45,15 +55,17 @@ LIMIT = 240  # that ranks wait for each other between tests
 def open_suite(backend: str) -> ModuleType:
     """torch's module of tests, with the gates open for `backend`; gloo finds them as they are."""
     os.environ["BACKEND"] = backend
-    from torch.testing._internal.common_distributed import DistTestCases
+    from torch.testing._internal import common_distributed
 
     spec = importlib.util.find_spec(MODULE)
     assert spec is not None
     assert spec.origin is not None
     text = Path(spec.origin).read_text()
+    # torch runs what needs a part of the ranks on eight GPUs; here three ranks will do.
+    common_distributed.skip_if_small_worldsize = lambda function: function
     if backend != "gloo":
         for feature in ("ddp", "subgroup", "cuda", "gpu", "plugin"):
-            DistTestCases.backend_feature[feature].add(backend)
+            common_distributed.DistTestCases.backend_feature[feature].add(backend)
         for gate, opened in GATES.items():
             assert gate in text, f"torch's tests say {gate} no more"
             text = text.replace(gate, opened)
@@ -74,12 +86,17 @@ def names(suite: ModuleType) -> list[str]:
 class Together:
     """What the ranks do together outside the group under test."""
 
-    def __init__(self, rank: int, size: int, port: int) -> None:
+    def __init__(self, rank: int, size: int, folder: Path) -> None:
         import torch.distributed as dist
 
         self.rank, self.size = rank, size
         limit = timedelta(seconds=LIMIT)
-        self.store = dist.TCPStore("127.0.0.1", port, size, rank == 0, limit)
+        board = dist.FileStore(str(folder / "port"), size)
+        if rank == 0:
+            self.store = dist.TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False)
+            board.set("port", str(self.store.port))
+        else:
+            self.store = dist.TCPStore("127.0.0.1", int(board.get("port")), size, False, limit)
 
     def meet(self, name: str, count: int | None = None) -> None:
         """Return when all, or so many, have called it with this name."""
@@ -148,7 +165,7 @@ def leave() -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Be one rank: run every test, and say how each ended."""
-    together = Together(options.rank, options.ranks, options.port)
+    together = Together(options.rank, options.ranks, options.folder)
     os.environ["INIT_METHOD"] = f"file://{options.folder / 'again'}"
     suite = open_suite(options.backend)
     results = options.folder / f"{options.rank}.jsonl"
@@ -163,24 +180,19 @@ def serve(options: argparse.Namespace) -> None:
 
 def start(options: argparse.Namespace) -> int:
     """Start the ranks, wait for them, and print what they found; the exit code."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        held.close()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, *options.tests, "--backend", options.backend]
+        command += ["--ranks", str(options.ranks), "--folder", folder]
+        environ = {"WORLD_SIZE": str(options.ranks), "OMP_NUM_THREADS": "1"}
+        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        output = None if options.verbose else subprocess.DEVNULL
         ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, *options.tests, "--backend", options.backend]
-                + ["--ranks", str(options.ranks), "--rank", str(rank), "--port", str(port)]
-                + ["--folder", folder],
-                env=os.environ
-                | {"WORLD_SIZE": str(options.ranks), "OMP_NUM_THREADS": "1"}
-                | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
-                stderr=None if options.verbose else subprocess.DEVNULL,
-                stdout=None if options.verbose else subprocess.DEVNULL,
+                [*command, "--rank", str(rank)],
+                env=os.environ | environ, stdout=output, stderr=output,
             )
             for rank in range(options.ranks)
-        ]
+        ]  # fmt: skip
         try:
             codes = [rank.wait(options.limit) for rank in ranks]
         except subprocess.TimeoutExpired:
@@ -189,10 +201,12 @@ def start(options: argparse.Namespace) -> int:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        return report(options, [Path(folder) / f"{rank}.jsonl" for rank in range(len(ranks))], codes)
+        return report(
+            options, [Path(folder) / f"{rank}.jsonl" for rank in range(len(ranks))], codes
+        )
 
 
-def report(options: argparse.Namespace, files: list[Path], codes: list[int | None]) -> int:
+def report(options: argparse.Namespace, files: list[Path], codes: Sequence[int | None]) -> int:
     """Print what failed, and how many tests ended how."""
     found: dict[str, list[tuple[str, float]]] = {}
     for file in files:
@@ -201,24 +215,33 @@ def report(options: argparse.Namespace, files: list[Path], codes: list[int | Non
             found.setdefault(name, []).append((ended, seconds))
     counts: Counter[str] = Counter()
     for name, ends in found.items():
-        bad = [ended for ended, _ in ends if ended and not ended.startswith("skipped")]
-        lost = len(ends) < options.ranks
-        skips = [ended for ended, _ in ends if ended.startswith("skipped")]
-        outcome = "failed" if bad or lost else "skipped" if len(skips) == len(ends) else "passed"
+        outcome, why = judge(name, [ended for ended, _ in ends], options)
         counts[outcome] += 1
         if outcome == "failed" or options.verbose:
-            seconds = max(seconds for _, seconds in ends)
-            print(f"{outcome}  {name}  {seconds:.1f} s  {skips[0] if skips else ''}")
-        for ended in bad[:1]:
-            print("    " + ended.strip().replace("\n", "\n    "))
+            print(f"{outcome}  {name}  {max(seconds for _, seconds in ends):.1f} s")
+            print("    " + why.strip().replace("\n", "\n    "))
     print(
-        f"{options.backend}, {options.ranks} ranks: {counts['passed']} passed, "
-        f"{counts['failed']} failed, {counts['skipped']} skipped"
+        f"{options.backend}, {options.ranks} ranks: "
+        + ", ".join(f"{counts[each]} {each}" for each in ("passed", "failed", "known", "skipped"))
     )
     whole = all(code == 0 for code in codes)
     if not whole:
         print(f"the ranks left with {codes}")
     return 0 if whole and not counts["failed"] else 1
+
+
+def judge(name: str, ends: list[str], options: argparse.Namespace) -> tuple[str, str]:
+    """How a test ended over all ranks, and why."""
+    bad = [ended for ended in ends if ended and not ended.startswith("skipped")]
+    skips = [ended for ended in ends if ended.startswith("skipped")]
+    known = KNOWN.get(name, "") if options.backend == "cydist" else ""
+    if bad:
+        return ("known", known) if known else ("failed", bad[0])
+    if len(ends) < options.ranks:
+        return "failed", "a rank was lost in it"
+    if len(skips) == len(ends):
+        return "skipped", skips[0]
+    return ("failed", "it passes, though it is listed in KNOWN") if known else ("passed", "")
 
 
 def main() -> int:
@@ -228,7 +251,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--limit", type=float, default=900, help="seconds for all tests")
     parser.add_argument("--verbose", action="store_true", help="also what passed, and the output")
-    for name, kind in (("rank", int), ("port", int), ("folder", Path)):
+    for name, kind in (("rank", int), ("folder", Path)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is None:

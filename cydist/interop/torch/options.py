@@ -21,7 +21,7 @@ assert len(OPERATIONS) == 8
 def op_of(op: Any) -> Op:
     """Our reduction for torch's.
 
-    Raises ValueError for one that is none of ours, and for a factor that is no single number.
+    Raises ValueError for one that is none of ours.
     """
     found = OPERATIONS.get(hash(op))
     if found is not None:
@@ -29,11 +29,7 @@ def op_of(op: Any) -> Op:
     if op != dist.ReduceOp.PREMUL_SUM:
         raise ValueError(f"cydist has no reduction {op}")
     factor = op.__getstate__()[1]
-    if isinstance(factor, torch.Tensor):
-        if factor.numel() != 1:
-            raise ValueError(f"PREMUL_SUM takes one factor, not {factor.numel()}")
-        factor = factor.item()
-    return PremulSum(factor)
+    return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
 def limit(options: Any) -> timedelta | None:
@@ -53,7 +49,7 @@ def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) ->
     if timeout is not None:
         made.timeout = timeout
     if options is not None or op is not None:
-        made.reduceOp = dist.ReduceOp(op if options is None else options)
+        made.reduceOp = op if options is None else options
     return made
 
 

@@ -27,9 +27,10 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     cydist.all_gather_into_tensor(counts, torch.tensor([own._nnz()]), host, timeout=timeout)
     indices = _gather(own.indices().t().contiguous(), counts, host, timeout)
     values = _gather(own.values().contiguous(), counts, host, timeout)
-    tensor.copy_(
-        torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), tensor.shape).coalesce()
+    everything = torch.sparse_coo_tensor(
+        torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False
     )
+    tensor.copy_(everything.coalesce())
 
 
 def _gather(rows: Any, counts: Any, host: ProcessGroup, timeout: timedelta | None) -> list[Any]:
