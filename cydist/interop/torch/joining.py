@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from cydist import crossings
 from cydist.interop.torch.group import Group
 from cydist.rendezvous import own_address, rendezvous_by
 from cydist.stores import PrefixStore
@@ -45,6 +46,8 @@ def create(options: Any, pg_options: object = None) -> Group:
         lambda deadline: _reached_at(options.store, deadline),
         rank=rank, world_size=size, timeout=timeout,
     )  # fmt: skip
+    if not ranks:
+        crossings.share(meeting, rank)  # by the default group alone: they hold for the process
     world = World(meeting, rank, size, timeout, "tcp")
     host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
     if ranks:
