@@ -1,8 +1,13 @@
 """Whose turn it is: the calls of a group run one at a time, in the order they were issued."""
-from cpython.pythread cimport (
-    NOWAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
-    PyThread_release_lock, WAIT_LOCK,
-)
+from libc.stdint cimport uint32_t
+
+from cydist._native.waiting cimport exchange_int, futex_wait, futex_wake
+
+cdef enum:
+    FREE = 0
+    TAKEN = 1
+    AWAITED = 2                     # taken, and somebody may sleep until it is free
+    FOR_LONG = 1000000000           # ns; then it looks again
 
 
 cdef class Turn:
@@ -12,27 +17,24 @@ cdef class Turn:
     """
 
     def __cinit__(self):
-        self.running = PyThread_allocate_lock()
         self.queue = []
-        if self.running == NULL:
-            raise MemoryError("no memory for a lock")
-
-    def __dealloc__(self):
-        if self.running != NULL:
-            PyThread_free_lock(self.running)
 
     cdef bint begin_alone(self) noexcept:
         if not change(&self.outstanding, 0, 1):
             return False
         # A thread whose queued call is over, or was withdrawn, holds it for a moment.
-        if PyThread_acquire_lock(self.running, NOWAIT_LOCK):
+        if change(&self.running, FREE, TAKEN):
             return True
         add(&self.outstanding, -1)
         return False
 
     cdef void end_alone(self) noexcept:
-        PyThread_release_lock(self.running)
+        self.leave()
         add(&self.outstanding, -1)
+
+    cdef void leave(self) noexcept:
+        if exchange_int(&self.running, FREE) == AWAITED:
+            futex_wake(<uint32_t *>&self.running)
 
     def begin(self, object token not None) -> bool:
         """Run now, if nothing runs or is queued. `token` is this call's alone."""
@@ -75,7 +77,8 @@ cdef class Turn:
     def __enter__(self) -> None:
         """A queued call runs: wait until no other does."""
         with nogil:
-            PyThread_acquire_lock(self.running, WAIT_LOCK)
+            while exchange_int(&self.running, AWAITED) != FREE:
+                futex_wait(<uint32_t *>&self.running, AWAITED, FOR_LONG)
 
     def __exit__(self, *error) -> None:
-        PyThread_release_lock(self.running)
+        self.leave()

@@ -1,5 +1,4 @@
 """Whose turn it is among the calls of a group."""
-from cpython.pythread cimport PyThread_type_lock
 
 
 cdef extern from *:
@@ -17,9 +16,10 @@ cdef extern from *:
 
 cdef class Turn:
     cdef int outstanding                # calls that run or are queued
-    cdef PyThread_type_lock running     # held by the call that runs
+    cdef int running                    # is one? see the body
     cdef list queue                     # calls that have not begun, oldest first
     cdef object owner                   # token of the call that began at once
     # As begin and end, for callers between whose steps no signal handler runs.
     cdef bint begin_alone(self) noexcept
     cdef void end_alone(self) noexcept
+    cdef void leave(self) noexcept
