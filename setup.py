@@ -44,6 +44,7 @@ setup(
         native("choices", "src/choices.pyx"),
         native("turn", "src/turn.pyx"),
         native("short", "src/short.pyx"),
+        native("shortcuts", "src/shortcuts.pyx"),
         native("rehearsal", "src/rehearsal.pyx"),
         *(
             native(name, f"src/{room}/{name}.pyx")

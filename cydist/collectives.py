@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist._native import short
+from cydist._native import short, shortcut, use_operation
 from cydist.calling import Dense, Timeout, check_op, root_rank, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 short.use_operations(RedOpType)
+use_operation(ReduceOp.SUM)
 
 
+@shortcut
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -45,13 +47,6 @@ def broadcast(
     tensor      (...)   same size and dtype on every rank; read on `src`, written elsewhere
     src         global rank; or `group_src`, a rank in the group
     """
-    if (
-        not async_op
-        and timeout is None
-        and group_src is None
-        and short.broadcast(tensor, src, group)
-    ):
-        return None
     if (chosen := usable_group(group, "broadcast")) is None:
         return None
     root = root_rank(chosen, "broadcast", "src", src, group_src)
@@ -67,6 +62,7 @@ def broadcast(
     return run(chosen, "broadcast", array, body, [tensor], async_op, timeout)
 
 
+@shortcut
 def all_reduce(
     tensor: Any,
     op: Op = ReduceOp.SUM,
@@ -84,8 +80,6 @@ def all_reduce(
         x = numpy.array([rank + 1.0])       # [1.] on rank 0, [2.] on rank 1
         dist.all_reduce(x)                  # [3.] on both
     """
-    if not async_op and timeout is None and short.all_reduce(tensor, op, group):
-        return None
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
@@ -170,6 +164,7 @@ def _all_gather(
     return run(group, name, array, body, result, async_op, timeout)
 
 
+@shortcut
 def all_gather_into_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -184,12 +179,6 @@ def all_gather_into_tensor(
     input_tensor    (n, ...)                    same size and dtype on every rank; may be this
                                                 rank's own part of the output
     """
-    if (
-        not async_op
-        and timeout is None
-        and short.all_gather_into_tensor(output_tensor, input_tensor, group)
-    ):
-        return None
     name = "all_gather_into_tensor"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -317,6 +306,7 @@ def reduce_scatter(
     )
 
 
+@shortcut
 def reduce_scatter_tensor(
     output: Any,
     input: Any,
@@ -331,8 +321,6 @@ def reduce_scatter_tensor(
     output      (n, ...)
     input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
     """
-    if not async_op and timeout is None and short.reduce_scatter_tensor(output, input, op, group):
-        return None
     name = "reduce_scatter_tensor"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -389,6 +377,7 @@ def all_to_all(
     )  # fmt: skip
 
 
+@shortcut
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -408,12 +397,6 @@ def all_to_all_single(
 
     Every rank gives both lists, or none of them.
     """
-    if (
-        not (async_op or output_split_sizes or input_split_sizes)
-        and timeout is None
-        and short.all_to_all_single(output, input, group)
-    ):
-        return None
     name = "all_to_all_single"
     if (chosen := usable_group(group, name)) is None:
         return None
@@ -449,6 +432,7 @@ def _all_to_all(
     return run(group, name, inputs[0], body, result, async_op, timeout)
 
 
+@shortcut
 def barrier(
     group: AnyGroup = None,
     async_op: bool = False,
@@ -456,8 +440,6 @@ def barrier(
     timeout: Timeout = None,
 ) -> Work | None:
     """Return when every rank of the group has called. `device_ids` is for backends with devices."""
-    if not async_op and timeout is None and short.barrier(group):
-        return None
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 

@@ -16,7 +16,7 @@ from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ANY_SOURCE, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK,
     PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS,
     Block, Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of,
-    set_interrupted, wait_and_ask,
+    patiently, set_interrupted, wait_and_ask,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
@@ -214,13 +214,13 @@ cdef class Group:
 
         Raises Failure when the group has failed.
         """
-        cdef Fingerprint call
+        cdef Call call
         cdef Notice notice
         cdef int status
-        memset(&call, 0, sizeof(Fingerprint))
-        call.seq = seq
-        call.collective = CODES[name]
-        call.root = -1
+        memset(&call, 0, sizeof(Call))
+        call.fingerprint.seq = seq
+        call.fingerprint.collective = CODES[name]
+        call.fingerprint.root = -1
         self.running += 1
         with nogil:
             status = load_int(&self.aborted)
@@ -228,7 +228,7 @@ cdef class Group:
                 status = enter(&self.notices, &self.view, &call)
             if status != OK and status != CLOSED:
                 notice = new_notice(status, self.view.rank, -1, -1)
-                notice.ours = call
+                notice.ours = call.fingerprint
                 fail(&self.notices, &self.view, &notice)
         self.running -= 1
         self.leave_view()
@@ -302,11 +302,12 @@ cdef class Group:
         cdef Notice notice
         cdef int status = load_int(&self.aborted)
         if status == OK:
-            status = enter(&self.notices, &self.view, &c.fingerprint)
+            status = enter(&self.notices, &self.view, c)
         if status == OK:
             reach(ENTER)
             status = entry.run(&self.view, c)
         if status != OK and status != CLOSED:
+            patiently(c)
             notice = notice_of(c, status, self.view.rank)
             if status == TIMEOUT:
                 remember(&self.notices, &notice)

@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PEER_LOST, PENDING,
-    RAISED, TIMEOUT, Fingerprint, Request, Transport, now_ns,
+    RAISED, TIMEOUT, Call, Fingerprint, Request, Transport, now_ns, patiently,
 )
 from cydist._native.waiting cimport (
     exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
@@ -201,12 +201,16 @@ cdef void contradict(Notices *n, Transport *t, const Fingerprint *call,
     keep(n, &found)
 
 
-cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil:
+cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil:
+    cdef const Fingerprint *call = &c.fingerprint
     cdef int i, kept = 0
     cdef Request stray
-    lock(n)
+    if exchange_int(&n.busy, 1) != 0:
+        patiently(c)
+        lock(n)
     # Looking for messages takes a system call; in windows a flag says whether there are any.
     if t.windows == NULL or announced(t):
+        patiently(c)
         catch_up(n, t)
         if t.left_over != NULL and t.left_over(t, call.seq, &stray):
             contradict(n, t, call, &stray)

@@ -4,13 +4,16 @@ Most calls are of this kind, and small ones should cost no more than their check
 decided once (the group, the algorithm, the reduction's loop) is looked up here and nothing is
 allocated. A function returns False when the call is of another kind, or when anything is
 wrong with it: then nothing has happened, and the long way runs it, or says what is wrong.
+
+A brief call (few bytes, through windows) keeps the GIL while it waits no longer than a few looks
+at a flag take: to let it go and take it back costs more than that. It looks at the clock then, too.
 """
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, OK, REDUCE_SCATTER, Block, Call,
-    Entry, Fingerprint, Reduction, index_of, now_ns,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, OK, REDUCE_SCATTER, WINDOWS,
+    Block, Call, Entry, Fingerprint, Reduction, index_of, now_ns, patiently,
 )
 from cydist._native.choices cimport size_class
 from cydist._native.engine cimport Group, agree_on_sizes
@@ -90,9 +93,39 @@ cdef inline const Entry *begin(Group native, int collective, size_t nbytes) noex
     return entry if entry != NULL and native.turn.begin_alone() else NULL
 
 
-cdef bint finish(object group, Group native, str name, const Entry *entry, Call *c, int dtype,
-                 size_t count, int op, int root) except -1:
+cdef extern from "Python.h" nogil:
+    ctypedef struct PyThreadState
+    PyThreadState *PyEval_SaveThread()
+    void PyEval_RestoreThread(PyThreadState *)
+
+cdef enum:
+    BRIEF_BYTES = 16384         # to copy or reduce so many takes about a microsecond
+
+
+ctypedef struct Brief:          # a call, and what it needs when it waits
+    Call call                   # first
+    double timeout              # seconds
+    PyThreadState *thread       # NULL: it has the GIL
+
+
+cdef void before_wait(Call *c) noexcept nogil:
+    cdef Brief *b = <Brief *>c
+    c.before_wait = NULL
+    c.deadline_ns = now_ns() + <int64_t>(b.timeout * 1e9)
+    b.thread = PyEval_SaveThread()
+
+
+cdef inline int prepare(Brief *b, object group) except -1:
+    memset(b, 0, sizeof(Brief))
+    b.call.before_wait = before_wait
+    b.timeout = <double>group.timeout
+    return 0
+
+
+cdef bint finish(object group, Group native, str name, const Entry *entry, Brief *b, int dtype,
+                 size_t count, int op, int root, size_t nbytes) except -1:
     """Run the call, whose blocks and reduction are filled in, and give the turn back."""
+    cdef Call *c = &b.call
     cdef int status
     native.seq += 1
     native.short_name = name
@@ -103,8 +136,11 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Call 
     agree_on_sizes(c, 0, 0)
     native.number(c)
     native.running += 1
-    with nogil:
-        status = native.perform(c, entry)
+    if nbytes > BRIEF_BYTES or entry.needs & WINDOWS == 0:
+        patiently(c)
+    status = native.perform(c, entry)
+    if b.thread != NULL:
+        PyEval_RestoreThread(b.thread)
     native.running -= 1
     native.leave_view()
     native.turn.end_alone()
@@ -116,13 +152,6 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Call 
     return True
 
 
-cdef inline Call new_call(object group) except *:
-    cdef Call c
-    memset(&c, 0, sizeof(Call))
-    c.deadline_ns = now_ns() + <int64_t>(<double>group.timeout * 1e9)
-    return c
-
-
 cdef void cut(Block *blocks, const Plain *whole, int parts) noexcept:
     """Cut an array into equal blocks."""
     cdef size_t each = whole.nbytes // parts
@@ -131,7 +160,7 @@ cdef void cut(Block *blocks, const Plain *whole, int parts) noexcept:
         blocks[i] = Block(whole.ptr + i * each, each)
 
 
-def all_reduce(object tensor, object op, object group) -> bool:
+cpdef bint all_reduce(object tensor, object op, object group) except -1:
     """cydist.all_reduce."""
     cdef Plain p
     cdef Reduction r
@@ -142,17 +171,19 @@ def all_reduce(object tensor, object op, object group) -> bool:
         return False
     if not operation(op, p.dtype, native.view.size, &r, &code):
         return False
-    cdef Call c = new_call(chosen)
+    cdef Brief b
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, ALL_REDUCE, p.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
-    c.inputs = c.outputs = &block
-    c.op = &r
-    return finish(chosen, native, "all_reduce", entry, &c, p.dtype, p.count, code, -1)
+    b.call.inputs = b.call.outputs = &block
+    b.call.op = &r
+    return finish(chosen, native, "all_reduce", entry, &b, p.dtype, p.count, code, -1,
+                  p.nbytes)
 
 
-def broadcast(object tensor, object src, object group) -> bool:
+cpdef bint broadcast(object tensor, object src, object group) except -1:
     """cydist.broadcast on the default group, where the ranks of a call are those of the group."""
     cdef Plain p
     cdef Group native = native_of(default_group)
@@ -162,17 +193,19 @@ def broadcast(object tensor, object src, object group) -> bool:
         return False
     if not 0 <= src < native.view.size or (not p.writable and src != native.view.rank):
         return False
-    cdef Call c = new_call(default_group)
+    cdef Brief b
+    prepare(&b, default_group)
     cdef const Entry *entry = begin(native, BROADCAST, p.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
-    c.inputs = c.outputs = &block
+    b.call.inputs = b.call.outputs = &block
     return finish(
-        default_group, native, "broadcast", entry, &c, p.dtype, p.count, OP_NONE, src)
+        default_group, native, "broadcast", entry, &b, p.dtype, p.count, OP_NONE, src,
+        p.nbytes)
 
 
-def all_gather_into_tensor(object output, object input, object group) -> bool:
+cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
     """cydist.all_gather_into_tensor."""
     cdef Plain small, large
     chosen = default_group if group is None else group
@@ -183,19 +216,20 @@ def all_gather_into_tensor(object output, object input, object group) -> bool:
         return False
     if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
         return False
-    cdef Call c = new_call(chosen)
+    cdef Brief b
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, ALL_GATHER, large.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
     cut(native.blocks, &large, native.view.size)
-    c.inputs = &block
-    c.outputs = native.blocks
-    return finish(chosen, native, "all_gather_into_tensor", entry, &c, small.dtype, large.count,
-                  OP_NONE, -1)
+    b.call.inputs = &block
+    b.call.outputs = native.blocks
+    return finish(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
+                  OP_NONE, -1, large.nbytes)
 
 
-def reduce_scatter_tensor(object output, object input, object op, object group) -> bool:
+cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
     """cydist.reduce_scatter_tensor."""
     cdef Plain small, large
     cdef Reduction r
@@ -208,20 +242,21 @@ def reduce_scatter_tensor(object output, object input, object op, object group) 
         return False
     if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
         return False
-    cdef Call c = new_call(chosen)
+    cdef Brief b
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, REDUCE_SCATTER, large.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
     cut(native.blocks, &large, native.view.size)
-    c.inputs = native.blocks
-    c.outputs = &block
-    c.op = &r
-    return finish(chosen, native, "reduce_scatter_tensor", entry, &c, small.dtype, large.count,
-                  code, -1)
+    b.call.inputs = native.blocks
+    b.call.outputs = &block
+    b.call.op = &r
+    return finish(chosen, native, "reduce_scatter_tensor", entry, &b, small.dtype, large.count,
+                  code, -1, large.nbytes)
 
 
-def all_to_all_single(object output, object input, object group) -> bool:
+cpdef bint all_to_all_single(object output, object input, object group) except -1:
     """cydist.all_to_all_single of vectors that all ranks cut evenly."""
     cdef Plain given, due
     chosen = default_group if group is None else group
@@ -234,29 +269,31 @@ def all_to_all_single(object output, object input, object group) -> bool:
     cdef int size = native.view.size
     if given.count % size != 0 or not apart(&given, &due):
         return False
-    cdef Call c = new_call(chosen)
+    cdef Brief b
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, ALL_TO_ALL, due.nbytes)
     if entry == NULL:
         return False
     cut(native.blocks, &given, size)
     cut(native.blocks + size, &due, size)
-    c.inputs = native.blocks
-    c.outputs = native.blocks + size
-    return finish(chosen, native, "all_to_all_single", entry, &c, due.dtype, due.count // size,
-                  OP_NONE, -1)
+    b.call.inputs = native.blocks
+    b.call.outputs = native.blocks + size
+    return finish(chosen, native, "all_to_all_single", entry, &b, due.dtype, due.count // size,
+                  OP_NONE, -1, due.nbytes)
 
 
-def barrier(object group) -> bool:
+cpdef bint barrier(object group) except -1:
     """cydist.barrier."""
     chosen = default_group if group is None else group
     cdef Group native = native_of(chosen)
     if native is None:
         return False
-    cdef Call c = new_call(chosen)
+    cdef Brief b
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, BARRIER, 0)
     if entry == NULL:
         return False
-    return finish(chosen, native, "barrier", entry, &c, 0, 0, OP_NONE, -1)
+    return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0)
 
 
 cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:

@@ -399,7 +399,8 @@ def test_a_missing_rank_is_a_timeout_that_leaves_nothing_behind(fresh, row):
 
 @pytest.mark.parametrize("row", WINDOWS, ids=row_id)
 def test_windows_notice_another_call(fresh, row):
-    """Every rank says so, naming both calls: in this call or, if it waits for nobody, the next."""
+    """Every rank says so, naming both calls: in this call or, if it waits for nobody, a later one,
+    at the latest when it has used up its slots."""
     collective, name = row
     group = fresh(3)
     odd = Case("barrier" if collective != "barrier" else "broadcast", 3, 5)
@@ -408,7 +409,7 @@ def test_windows_notice_another_call(fresh, row):
         case = odd if rank == 1 else Case(collective, 3, 5)
         how = name if rank != 1 else "flat"
         try:
-            for seq in (1, 2):  # who does not wait for anybody notices in the next call
+            for seq in range(1, SLOTS + 2):
                 case.run(group.groups[rank], rank, how, seq, TINY, 5.0)
         except _native.Failure as failure:
             return failure.status, failure.ours.split()[0], failure.theirs.split()[0]

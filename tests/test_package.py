@@ -55,6 +55,7 @@ ROOM_OF = {
     "turn": "engine",
     "choices": "engine",
     "short": "engine",
+    "shortcuts": "engine",
     "dlpack": "array",
     "exporters": "array",
     "plain": "array",

@@ -29,6 +29,7 @@ try:
     from cydist._native.kernels import use as use_isa
     from cydist._native.memory import SharedMemory
     from cydist._native.shm import ShmLink
+    from cydist._native.shortcuts import shortcut, use_operation
     from cydist._native.tcp import TcpLink
     from cydist._native.turn import Turn
 except ModuleNotFoundError as error:
@@ -67,8 +68,10 @@ __all__ = [
     "prepare",
     "replace_in_child",
     "short",
+    "shortcut",
     "supports",
     "unflatten_buffers",
     "use_isa",
+    "use_operation",
     "why_not",
 ]

@@ -5,6 +5,8 @@ from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
 from cydist._native import short as short
+from cydist._native.shortcuts import shortcut as shortcut
+from cydist._native.shortcuts import use_operation as use_operation
 
 __all__ = [
     "Array",
@@ -34,9 +36,11 @@ __all__ = [
     "prepare",
     "replace_in_child",
     "short",
+    "shortcut",
     "supports",
     "unflatten_buffers",
     "use_isa",
+    "use_operation",
     "why_not",
 ]
 

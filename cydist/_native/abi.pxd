@@ -93,18 +93,22 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
 # and the word behind it counts those who sleep.
 
 ctypedef struct Flags:          # the head of a window; every word on a line of its own
-    uint64_t consumed           # steps that the owner has read from everybody
-    uint64_t sleepers
-    uint64_t pad_consumed[6]
+    uint64_t consumed           # steps that the owner has read from everybody, or fewer
+    uint32_t sleepers
+    uint32_t pad_consumed[13]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
     uint64_t pad_told[7]
 
 
+cdef enum:
+    TINY_BYTES = 16             # so few bytes of data travel in the head's own line
+
 ctypedef struct Head:           # of a slot: one line, right before the data
     uint64_t posted             # 1 + the step that was written here last
-    uint64_t sleepers
-    Fingerprint call            # that wrote it
-    uint64_t pad
+    uint32_t sleepers
+    uint32_t behind             # steps before that one which its writer had not consumed yet
+    Fingerprint call            # that wrote it; its note and what follows may be tiny data
+    uint64_t tiny
 
 
 ctypedef struct Window:         # one rank's shared memory in this group, mapped here
@@ -121,8 +125,11 @@ ctypedef struct Windows:
     size_t stride               # from one slot to the next
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
-    uint64_t released           # steps that all ranks had consumed when this one last looked
-    int spins                   # looks at a flag before a wait yields; see spins_after
+    uint64_t consumed           # steps that this rank has read from everybody
+    uint64_t released           # steps that all ranks are known to have consumed
+    int looks                   # at a flag before a wait counts as one; see spins_after
+    int most_looks
+    int spins                   # further looks before it yields
     int most_spins
     bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
 
@@ -219,6 +226,9 @@ ctypedef struct Block:
     size_t nbytes
 
 
+ctypedef struct Call
+
+
 ctypedef struct Call:           # one collective, as one rank sees it
     # Blocks, by collective (p ranks; memory is contiguous within a block):
     #   broadcast        inputs 1, outputs 1: the same memory on every rank
@@ -239,7 +249,10 @@ ctypedef struct Call:           # one collective, as one rank sees it
     int root                    # group rank, or -1
     uint64_t tag                # of step 0; step k uses tag + k
     size_t segment_bytes        # unit of pipelining
-    int64_t deadline_ns         # monotonic clock
+    int64_t deadline_ns         # monotonic clock; once `before_wait` was called
+    # NULL, or to be called (see patiently) before the first wait that takes more than a few looks:
+    # it sets the deadline, and lets go of what others may need. Who does not wait needs neither.
+    void (*before_wait)(Call *c) noexcept nogil
     Fingerprint fingerprint
     # What an error message needs; set by whoever notices:
     int failed_peer             # group rank, or -1
@@ -247,6 +260,12 @@ ctypedef struct Call:           # one collective, as one rank sees it
     Fingerprint theirs
     size_t theirs_bytes
     size_t our_bytes
+
+
+# Who is about to wait calls this first.
+cdef inline void patiently(Call *c) noexcept nogil:
+    if c.before_wait != NULL:
+        c.before_wait(c)
 
 
 ctypedef int (*Algorithm)(Transport *t, Call *c) noexcept nogil

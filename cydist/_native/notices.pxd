@@ -7,7 +7,7 @@ that leaves everybody receiving is found.
 """
 from libc.stdint cimport int32_t, uint64_t
 
-from cydist._native.abi cimport Board, Fingerprint, Request, Transport
+from cydist._native.abi cimport Board, Call, Fingerprint, Request, Transport
 
 
 cdef enum:
@@ -63,7 +63,7 @@ cdef void close_notices(Notices *n, Transport *t) noexcept nogil
 cdef int hear_now(Notices *n, Transport *t) noexcept nogil
 
 # A call begins. OK, or the Status that ends it because the group has failed.
-cdef int enter(Notices *n, Transport *t, const Fingerprint *call) noexcept nogil
+cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil
 
 # The group failed here: keep it, unless another failure is known already, and tell nobody yet.
 cdef void remember(Notices *n, const Notice *failure) noexcept nogil

@@ -105,7 +105,8 @@ cdef extern from *:
 
 cdef enum:
     SLICE_NS = 20000000         # the longest sleep between two looks at clock and signals
-    SPINS = 2000                # about 50 us of pauses
+    LOOKS = 100                 # about 1 us of pauses, for which nothing is let go
+    SPINS = 2000                # about 20 to 50 us
     YIELDS = 4
     YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
 
@@ -121,3 +122,16 @@ cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
     if paid:
         return most if most - spins < spins else 2 * spins
     return spins // 2 if spins > most // 16 else spins
+
+
+# Look at a flag again and again, as often as pays here; True: it is up.
+cdef inline bint spin(const uint64_t *flag, uint64_t value, int *spins, int most) noexcept nogil:
+    cdef int given = spins[0]
+    cdef int _look
+    for _look in range(given):
+        if load_u64(flag) >= value:
+            spins[0] = spins_after(given, most, True)
+            return True
+        pause()
+    spins[0] = spins_after(given, most, False)
+    return False

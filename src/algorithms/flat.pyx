@@ -24,16 +24,45 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EVEN, EXSCAN, GATHER,
-    MISMATCH, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Transport, WINDOWS, add,
-    contribute, copy, largest, segment_of, segments_in,
+    MISMATCH, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Transport,
+    WINDOWS, add, contribute, copy, head_of, largest, segment_of, segments_in,
 )
 from cydist._native.steps cimport (
-    call_of, claim, consume, data_of, hear, hear_all, part_bytes, publish,
+    call_of, claim, data_of, hear, hear_all, heard, part_bytes, place_of, publish,
 )
 
 
 cdef enum:
     FEW_RANKS = 64              # so many need no malloc
+    LINE = 64
+
+
+# How a slot is cut, the same on all ranks
+ctypedef struct Cut:
+    size_t part                 # bytes of each part
+    size_t used                 # of all parts
+    size_t steps
+
+
+cdef bint cut(Transport *t, Call *c, int parts, size_t unit, size_t longest,
+              Cut *out) noexcept nogil:
+    """Parts for blocks of up to `longest` bytes; False if not one element fits into a slot."""
+    cdef size_t part = part_bytes(t, c, parts, unit)
+    if part == 0:
+        return False
+    out.steps = segments_in(longest, part)
+    if 0 < longest * parts <= TINY_BYTES:
+        part = longest
+    elif 0 < longest and longest + LINE <= part:
+        part = (longest + LINE - 1) // LINE * LINE      # close together, each with its own lines
+    out.part = part
+    out.used = parts * part
+    return True
+
+
+cdef inline bint everybody(const Transport *t, int first, int end) noexcept nogil:
+    """Are ranks first .. end - 1 all but, at most, this one?"""
+    return first <= (t.rank == 0) and end >= t.size - (t.rank == t.size - 1)
 
 
 # Blocks that move
@@ -47,53 +76,54 @@ ctypedef struct Move:
 
 
 cdef int move(Transport *t, Call *c, const Move *m) noexcept nogil:
-    cdef size_t part = part_bytes(t, c, m.parts, 1)
+    cdef bint hears_all = everybody(t, m.from_first, m.from_end)
     cdef uint64_t step = t.windows.step
-    cdef size_t i, total
+    cdef Cut slot
+    cdef size_t i
     cdef int status = OK
-    if part == 0:
+    if not cut(t, c, m.parts, 1, m.longest, &slot):
         return NO_MEMORY
-    total = segments_in(m.longest, part)
-    for i in range(total):
+    for i in range(slot.steps):
         status = claim(t, c, step + i)
         if status == OK:
-            write(t, m, i, part, step + i)
-            publish(t, c, step + i, 0)
-            status = read(t, c, m, i, part, step + i)
-        if status == OK:
-            status = consume(t, c, step + i + 1, False)
+            write(t, m, i, &slot, step + i)
+            publish(t, c, step + i, min(slot.used, m.longest * m.parts))
+            status = read(t, c, m, i, &slot, step + i)
+        if status == OK and hears_all:
+            status = heard(t, c, step + i)
         if status != OK:
             return status
-    t.windows.step += total
+    t.windows.step += slot.steps
     return OK
 
 
-cdef void write(Transport *t, const Move *m, size_t i, size_t part, uint64_t step) noexcept nogil:
-    cdef char *slot = data_of(t, t.rank, step)
+cdef void write(Transport *t, const Move *m, size_t i, const Cut *slot,
+                uint64_t step) noexcept nogil:
+    cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
     cdef int r
     if m.given == NULL:
         return
     for r in range(m.parts):
         if m.parts == 1 or r != t.rank:
-            segment = segment_of(m.given[r], i, part)
-            copy(slot + r * part, segment.ptr, segment.nbytes)
+            segment = segment_of(m.given[r], i, slot.part)
+            copy(place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int read(Transport *t, Call *c, const Move *m, size_t i, size_t part,
+cdef int read(Transport *t, Call *c, const Move *m, size_t i, const Cut *slot,
               uint64_t step) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
     cdef int peer, status
     for peer in range(m.from_first, m.from_end):
-        segment = segment_of(m.due[peer - m.from_first], i, part)
+        segment = segment_of(m.due[peer - m.from_first], i, slot.part)
         if peer == t.rank:
-            copy(segment.ptr, segment_of(m.given[mine], i, part).ptr, segment.nbytes)
+            copy(segment.ptr, segment_of(m.given[mine], i, slot.part).ptr, segment.nbytes)
             continue
         status = hear(t, c, peer, step)
         if status != OK:
             return status
-        copy(segment.ptr, data_of(t, peer, step) + mine * part, segment.nbytes)
+        copy(segment.ptr, place_of(t, peer, step, slot.used) + mine * slot.part, segment.nbytes)
     return OK
 
 
@@ -113,7 +143,9 @@ cdef int agree(Transport *t, Call *c, Move *m) noexcept nogil:
         return status
     for r in range(m.parts):
         sizes[r] = m.given[r].nbytes if m.given != NULL else 0
-    publish(t, c, step, largest(m.given, m.parts) if m.given != NULL else 0)
+    head_of(t.windows, t.rank, step).call.note = (
+        largest(m.given, m.parts) if m.given != NULL else 0)
+    publish(t, c, step, 0)
     status = hear_all(t, c, step)
     if status != OK:
         return status
@@ -132,7 +164,7 @@ cdef int agree(Transport *t, Call *c, Move *m) noexcept nogil:
                 c.theirs_bytes = sizes[mine]
                 c.our_bytes = due
                 return MISMATCH
-    status = consume(t, c, step + 1, True)
+    status = heard(t, c, step)
     t.windows.step += 1
     return status
 
@@ -191,7 +223,9 @@ cdef int barrier(Transport *t, Call *c) noexcept nogil:
     cdef int status = claim(t, c, step)
     if status == OK:
         publish(t, c, step, 0)
-        status = consume(t, c, step + 1, True)
+        status = hear_all(t, c, step)
+    if status == OK:
+        status = heard(t, c, step)
     t.windows.step += 1
     return status
 
@@ -207,45 +241,45 @@ ctypedef struct Sum:
 
 
 cdef int reduce_windows(Transport *t, Call *c, const Sum *m) noexcept nogil:
-    cdef size_t part = part_bytes(t, c, m.parts, c.op.itemsize)
+    cdef bint hears_all = everybody(t, m.from_first, m.from_end)
     cdef const void *few[FEW_RANKS]
     cdef const void **sources = few
     cdef uint64_t step = t.windows.step
-    cdef size_t i, total
+    cdef Cut slot
+    cdef size_t i
     cdef int status = OK
     if t.size > FEW_RANKS:
         sources = <const void **>malloc(t.size * sizeof(void *))
-    if part == 0 or sources == NULL:
+    if sources == NULL or not cut(t, c, m.parts, c.op.itemsize, m.longest, &slot):
         return NO_MEMORY
-    total = segments_in(m.longest, part)
-    for i in range(total):
+    for i in range(slot.steps):
         status = claim(t, c, step + i)
         if status == OK:
-            write_parts(t, c, m, i, part, step + i)
-            publish(t, c, step + i, 0)
-            status = reduce_part(t, c, m, i, part, step + i, sources)
-        if status == OK:
-            status = consume(t, c, step + i + 1, False)
+            write_parts(t, c, m, i, &slot, step + i)
+            publish(t, c, step + i, min(slot.used, m.longest * m.parts))
+            status = reduce_part(t, c, m, i, &slot, step + i, sources)
+        if status == OK and hears_all:
+            status = heard(t, c, step + i)
         if status != OK:
             break
-    t.windows.step += total
+    t.windows.step += slot.steps
     if sources != few:
         free(sources)
     return status
 
 
-cdef inline void write_parts(Transport *t, Call *c, const Sum *m, size_t i, size_t part,
+cdef inline void write_parts(Transport *t, Call *c, const Sum *m, size_t i, const Cut *slot,
                              uint64_t step) noexcept nogil:
-    cdef char *slot = data_of(t, t.rank, step)
+    cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
     cdef int r
     for r in range(m.parts):
-        segment = segment_of(m.given[r], i, part)
-        contribute(c.op, slot + r * part, segment.ptr, segment.nbytes)
+        segment = segment_of(m.given[r], i, slot.part)
+        contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, size_t part, uint64_t step,
-                     const void **sources) noexcept nogil:
+cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, const Cut *slot,
+                     uint64_t step, const void **sources) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
     cdef int peer, status
@@ -255,8 +289,8 @@ cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, size_t part,
         status = hear(t, c, peer, step)
         if status != OK:
             return status
-        sources[peer] = data_of(t, peer, step) + mine * part
-    segment = segment_of(m.result, i, part)
+        sources[peer] = place_of(t, peer, step, slot.used) + mine * slot.part
+    segment = segment_of(m.result, i, slot.part)
     c.op.combine_all(c.op, segment.ptr, sources + m.from_first, m.from_end - m.from_first,
                      segment.nbytes // c.op.itemsize)
     return OK

@@ -1,14 +1,30 @@
 """Windows, step by step; cydist/_native/steps.pxd says how."""
-from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp, memset
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Head, MISMATCH, OK, Request, TIMEOUT, Transport, head_of, now_ns,
+    Call, Fingerprint, Head, MISMATCH, OK, Request, TIMEOUT, Transport, Windows, head_of, now_ns,
+    patiently,
 )
-from cydist._native.waiting cimport load_u64 as peek
+from cydist._native.waiting cimport load_u64 as peek, spin
+
+cdef extern from *:
+    """
+    /* This memory will be written soon: take its lines from whoever has them, meanwhile. */
+    static inline void cydist_fetch_to_write(const char *memory, size_t nbytes) {
+        for (size_t i = 0; i < nbytes; i += 64)
+    #if defined(__x86_64__)
+            __asm__ __volatile__("prefetchw %0" : : "m"(memory[i]));    /* where unknown: a nop */
+    #else
+            __builtin_prefetch(memory + i, 1);
+    #endif
+    }
+    """
+    void fetch_to_write "cydist_fetch_to_write"(const char *memory, size_t nbytes) noexcept nogil
 
 
 cdef enum:
+    MOST_AHEAD = 1024           # bytes
     SUSPICION_NS = 50000000     # after so long a wait, look for a mismatch
     LONGEST_SUSPICION_NS = 1600000000
 
@@ -30,7 +46,7 @@ cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
 
 cdef int suspect(Transport *t, Call *c) noexcept nogil:
     """Having waited for long: is any peer in another call than we are?"""
-    cdef uint64_t first = t.windows.of[t.rank].flags.consumed
+    cdef uint64_t first = t.windows.consumed
     cdef uint64_t step
     cdef int peer
     for step in range(first, first + <uint64_t>t.windows.slots):
@@ -61,8 +77,14 @@ cdef bint sent_for_another(Transport *t, Call *c) noexcept nogil:
 cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
                uint64_t step) noexcept nogil:
     """Wait in a step for a peer's flag."""
+    cdef Windows *w = t.windows
     cdef int64_t until, patience = SUSPICION_NS
     cdef int status
+    if peek(flag) >= value or spin(flag, value, &w.looks, w.most_looks):
+        return OK
+    patiently(c)
+    if spin(flag, value, &w.spins, w.most_spins):
+        return OK
     while peek(flag) < value:
         until = now_ns() + patience
         if until > c.deadline_ns:
@@ -112,8 +134,7 @@ cdef bint all_posted(Transport *t, uint64_t step) noexcept nogil:
 
 
 cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
-    cdef uint64_t *own = &t.windows.of[t.rank].flags.consumed
-    cdef uint64_t step = own[0]
+    cdef uint64_t step = t.windows.consumed
     cdef int status = OK
     while step < steps:
         if not patient and not all_posted(t, step):
@@ -122,44 +143,83 @@ cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept n
         if status != OK:
             break
         step += 1
-    if step > own[0]:
-        t.raise_flag(t, own, step)
+    if step > t.windows.consumed:
+        settle(t, step)
     return status
 
 
-cdef inline void note_released(Transport *t) noexcept nogil:
-    """Keep what the flags say, so that most claims need not look at them."""
-    cdef uint64_t least = peek(&t.windows.of[0].flags.consumed)
-    cdef uint64_t consumed
+cdef int heard(Transport *t, Call *c, uint64_t step) noexcept nogil:
+    if t.windows.consumed < step:
+        return consume(t, c, step + 1, True)
+    settle(t, step + 1)
+    return OK
+
+
+cdef inline uint64_t some_slots(const Windows *w) noexcept nogil:
+    """How far what is lazy may lag behind."""
+    return w.slots // 2 if w.slots > 1 else 1
+
+
+cdef inline void settle(Transport *t, uint64_t steps) noexcept nogil:
+    """This rank has consumed so many steps; so have others, as they said in the last one."""
+    cdef Windows *w = t.windows
+    cdef uint64_t *own = &w.of[t.rank].flags.consumed
+    cdef uint64_t there, least = steps
     cdef int peer
-    for peer in range(1, t.size):
-        consumed = peek(&t.windows.of[peer].flags.consumed)
-        if consumed < least:
-            least = consumed
+    w.consumed = steps
+    for peer in range(t.size):
+        there = steps - 1 - head_of(w, peer, steps - 1).behind
+        if peer != t.rank and there < least:
+            least = there
+    if least > w.released:
+        w.released = least
+    # Who writes long data waits for every slot; else the heads say it in time, mostly.
+    if steps - w.step > 1 or steps - own[0] >= some_slots(w):
+        t.raise_flag(t, own, steps)
+
+
+cdef inline void note_released(Transport *t) noexcept nogil:
+    cdef uint64_t least = t.windows.consumed
+    cdef uint64_t there
+    cdef int peer
+    for peer in range(t.size):
+        there = peek(&t.windows.of[peer].flags.consumed)
+        if peer != t.rank and there < least:
+            least = there
     t.windows.released = least
 
 
 cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil:
-    cdef uint64_t needed = step + 1 - <uint64_t>t.windows.slots
+    cdef Windows *w = t.windows
+    cdef uint64_t needed = step + 1 - <uint64_t>w.slots
+    cdef uint64_t *own = &w.of[t.rank].flags.consumed
     cdef int peer, status = OK
-    if step == t.windows.step:      # the call begins: was everybody in the last one?
-        status = consume(t, c, step, True)
-    if status != OK or step < <uint64_t>t.windows.slots or t.windows.released >= needed:
+    if step - w.consumed >= some_slots(w):
+        status = consume(t, c, step, False)
+    if status != OK or step < <uint64_t>w.slots:
         return status
-    status = consume(t, c, needed, True)
+    if w.consumed < needed:
+        status = consume(t, c, needed, True)
+    # Before we wait: others in this step may wait for it.
+    if status == OK and own[0] < needed:
+        t.raise_flag(t, own, w.consumed)
+    if status != OK or w.released >= needed:
+        return status
     for peer in range(t.size):
         if status == OK and peer != t.rank:
-            status = reach(t, c, peer, &t.windows.of[peer].flags.consumed, needed, step)
+            status = reach(t, c, peer, &w.of[peer].flags.consumed, needed, step)
     if status == OK:
         note_released(t)
     return status
 
 
-cdef void publish(Transport *t, Call *c, uint64_t step, uint64_t note) noexcept nogil:
+cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Head *own = head_of(t.windows, t.rank, step)
-    own.call = c.fingerprint
-    own.call.note = note
+    cdef size_t ahead = nbytes if nbytes < MOST_AHEAD else MOST_AHEAD
+    memcpy(&own.call, &c.fingerprint, sizeof(Fingerprint) - sizeof(uint64_t))     # no note
+    own.behind = <uint32_t>(step - t.windows.consumed)
     t.raise_flag(t, &own.posted, step + 1)
+    fetch_to_write(<const char *>head_of(t.windows, t.rank, step + 1), sizeof(Head) + ahead)
 
 
 cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil:

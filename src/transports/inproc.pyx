@@ -17,7 +17,7 @@ from cydist._native.mailbox cimport (
     send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
-from cydist._native.waiting cimport SPINS, cores, load_int
+from cydist._native.waiting cimport LOOKS, SPINS, cores, load_int
 from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
 
 
@@ -217,6 +217,7 @@ cdef class InprocLink(Link):
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
         windows.of = <Window *>(windows + 1)
         windows.spins = windows.most_spins = self.end.most_spins
+        windows.looks = windows.most_looks = LOOKS if self.end.most_spins else 0
         windows.gone = gone
         lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes)
         t.windows = windows

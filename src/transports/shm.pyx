@@ -8,7 +8,7 @@ from cydist._native.abi cimport Link, Transport, Window, Windows
 from cydist._native.linux cimport POLLIN, close, getpid, pidfd_open, poll, pollfd
 from cydist._native.memory cimport Member, SharedMemory, whole_pages
 from cydist._native.waiting cimport (
-    SPINS, cores, exchange_int, load_int, sched_yield, store_int,
+    LOOKS, SPINS, cores, exchange_int, load_int, sched_yield, store_int,
 )
 from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
 
@@ -148,6 +148,7 @@ cdef class ShmLink(Link):
         view.neighbours = &self.neighbours
         view.windows.of = <Window *>(view + 1)
         view.windows.spins = view.windows.most_spins = self.most_spins
+        view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
         view.windows.gone = gone
         lay_out(&view.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
         t.raise_flag = raise_flag

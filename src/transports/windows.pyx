@@ -1,8 +1,7 @@
 """Windows: flags that one rank raises and the others await.
 
-A wait spins while there are cores for it, then yields, then sleeps on a futex; with fewer cores
-than ranks it yields at once. So a rank that waits for long costs no core, and one that waits
-briefly pays for no system call.
+Before a wait comes here it has spun, if there are cores for it. It yields, then sleeps on a futex:
+so a rank that waits for long costs no core, and one that waits briefly pays for no system call.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -12,7 +11,7 @@ from cydist._native.abi cimport (
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
     YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64, low_half,
-    pause, sched_yield, slice_until, spins_after, swap_u64,
+    sched_yield, slice_until, swap_u64,
 )
 
 
@@ -37,7 +36,7 @@ cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_byt
 
 
 cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
-    return low_half(flag + 1)
+    return <uint32_t *>(flag + 1)
 
 
 cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
@@ -50,18 +49,8 @@ cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogi
 
 cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil:
-    cdef Windows *w = t.windows
-    cdef int spins = w.spins
-    cdef int _look
-    cdef int64_t now, until
-    for _look in range(spins):
-        if load_u64(flag) >= value:
-            w.spins = spins_after(spins, w.most_spins, True)
-            return OK
-        pause()
-    w.spins = spins_after(spins, w.most_spins, False)
-    now = now_ns()
-    until = min(now + YIELD_NS, deadline_ns)
+    cdef int64_t now = now_ns()
+    cdef int64_t until = min(now + YIELD_NS, deadline_ns)
     while now < until:
         if load_u64(flag) >= value:
             return OK

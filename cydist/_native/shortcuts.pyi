@@ -1,0 +1,9 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+def use_operation(op: object) -> None: ...
+def shortcut(function: _F) -> _F: ...
+
+__test__: dict[str, str]

@@ -1,0 +1,85 @@
+"""The public functions that try the short way (short.pyx) before the long one.
+
+Compiled, because a function of Python's between a caller and the short way would cost as much as
+all that follows. What they are is said where the long way is: see `shortcut`.
+"""
+from functools import update_wrapper
+
+from cydist._native.short cimport (
+    all_gather_into_tensor as short_all_gather, all_reduce as short_all_reduce,
+    all_to_all_single as short_all_to_all, barrier as short_barrier,
+    broadcast as short_broadcast, reduce_scatter_tensor as short_reduce_scatter,
+)
+
+cdef dict long_ways = {}        # by name
+cdef dict by_name = {}
+cdef object USUAL = object()    # the `op` of who names none
+cdef object usual_operation = None
+
+
+def use_operation(object op) -> None:
+    """The reduction of calls that name none."""
+    global usual_operation
+    usual_operation = op
+
+
+def shortcut(object function not None):
+    """Decorator of a public function: calls try the short way first, with the same arguments.
+
+    The result has the function's signature and docstring.
+    """
+    name = function.__name__
+    long_ways[name] = function
+    return update_wrapper(by_name[name], function)
+
+
+def all_reduce(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
+    chosen = usual_operation if op is USUAL else op
+    if not async_op and timeout is None and short_all_reduce(tensor, chosen, group):
+        return None
+    return long_ways["all_reduce"](tensor, chosen, group, async_op, timeout=timeout)
+
+
+def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, timeout=None):
+    if (not async_op and timeout is None and group_src is None
+            and short_broadcast(tensor, src, group)):
+        return None
+    return long_ways["broadcast"](tensor, src, group, async_op, group_src, timeout=timeout)
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, *,
+                           timeout=None):
+    if (not async_op and timeout is None
+            and short_all_gather(output_tensor, input_tensor, group)):
+        return None
+    return long_ways["all_gather_into_tensor"](
+        output_tensor, input_tensor, group, async_op, timeout=timeout)
+
+
+def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *, timeout=None):
+    chosen = usual_operation if op is USUAL else op
+    if (not async_op and timeout is None
+            and short_reduce_scatter(output, input, chosen, group)):
+        return None
+    return long_ways["reduce_scatter_tensor"](
+        output, input, chosen, group, async_op, timeout=timeout)
+
+
+def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None,
+                      async_op=False, *, timeout=None):
+    if (not async_op and timeout is None and not output_split_sizes and not input_split_sizes
+            and short_all_to_all(output, input, group)):
+        return None
+    return long_ways["all_to_all_single"](
+        output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout)
+
+
+def barrier(group=None, async_op=False, device_ids=None, timeout=None):
+    if not async_op and timeout is None and short_barrier(group):
+        return None
+    return long_ways["barrier"](group, async_op, device_ids, timeout)
+
+
+for public in (all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor,
+               all_to_all_single, barrier):
+    by_name[public.__name__] = public
