@@ -257,7 +257,7 @@ def waits_alone(link: _native.Link) -> str:
 def test_who_has_not_come_yet_is_not_dead() -> None:
     """A rank that is first waits for one whose process has not mapped the memory yet."""
     with closing(Ranks("tcp", 2)) as ranks:
-        link = _native.ShmLink(ranks.links[0], memory(), [0, 1])
+        link = _native.ShmLink(ranks.links[0], memory(), dict.fromkeys((0, 1), os.getpid()))
         assert waits_alone(link) == "timeout"
         assert link.lost(1) == ""
         link.close()

@@ -38,7 +38,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def transports() -> list[str]:
     """Names for Ranks."""
-    return ["inproc", "tcp", *(["tcp6"] if has_ipv6() else [])]
+    return ["inproc", "tcp", "shm", *(["tcp6"] if has_ipv6() else [])]
 
 
 def soon(seconds: float = DEADLINE) -> int:
@@ -99,7 +99,7 @@ class Ranks:
         for _ in range(1, size):
             memories.append(_native.SharedMemory.attach(os.dup(first.fd), token))
         return [
-            _native.ShmLink(link, memory, range(size))
+            _native.ShmLink(link, memory, dict.fromkeys(range(size), os.getpid()))
             for link, memory in zip(self.links, memories, strict=True)
         ]
 

@@ -125,6 +125,8 @@ cdef extern from "<fcntl.h>" nogil:
 cdef extern from "<sys/stat.h>" nogil:
     struct stat_t "stat":
         long st_size
+        unsigned int st_mode
+        unsigned long st_ino
     int fstat(int, stat_t *)
     int fchmod(int, unsigned int)
 

@@ -1,5 +1,5 @@
 """The memory that ranks of one host share: its table, and what is given out of it."""
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from cydist._native.linux cimport pthread_mutex_t
 
@@ -8,6 +8,12 @@ cdef enum:
     TOKEN_BYTES = 32
     PLOTS = 1024                # groups that can have windows at a time
     PAGE = 4096
+    LINE = 64
+
+
+cdef enum Left:                 # Member.left
+    LEAVING = 1                 # it serves its windows no more
+    SILENT = 2                  # its last message is written
 
 
 ctypedef struct Plot:           # the windows of one group
@@ -18,12 +24,18 @@ ctypedef struct Plot:           # the windows of one group
     int left                # members that have gone; all of them: free, with its memory
 
 
-ctypedef struct Member:
-    int pid                     # 0: nobody has joined under this number
-    int left                    # it said goodbye
+ctypedef struct Member:         # 64 bytes
+    int left                    # 0, or a Left
+    int bell                    # 1 + the number that its process has for the pipe that wakes it
+    uint64_t bell_inode         # of that pipe
+    uint32_t asleep             # it wants the bell when something was written to it
+    uint32_t news               # goes up when a pair below has changed, or somebody has left
+    uint64_t pad[5]
 
 
-ctypedef struct Head:           # of the memory; behind it one Member for each rank
+# Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of
+# ranks, a word: 0, NO_RINGS, or where its two rings lie; see rings.pxd.
+ctypedef struct Head:
     char token[TOKEN_BYTES]     # random: who reads the same shares the memory
     pthread_mutex_t lock        # of what follows
     uint64_t used               # bytes given out to groups so far
@@ -32,6 +44,7 @@ ctypedef struct Head:           # of the memory; behind it one Member for each r
     int32_t ranks
     int32_t plots               # in use, or once in use
     int32_t spent               # no plot was left once: contexts without one get no windows
+    uint64_t ring_bytes         # of each ring's data; a power of two
     Plot plot[PLOTS]
 
 
@@ -39,16 +52,32 @@ cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
     return (nbytes + PAGE - 1) // PAGE * PAGE
 
 
+cdef inline uint64_t members_at() noexcept nogil:
+    return (sizeof(Head) + LINE - 1) // LINE * LINE
+
+
 cdef class SharedMemory:
     cdef Head *head
     cdef Member *members
+    cdef uint64_t *pairs        # [low * ranks + high]
     cdef char *base
     cdef uint64_t nbytes
+    cdef int ranks
+    cdef uint64_t limit         # of what groups may take
+    cdef uint64_t ring_bytes
     cdef int pid                # of whoever mapped it
     cdef readonly int fd
 
     cdef int map(self, uint64_t nbytes) except -1
+    cdef void learn(self) noexcept
     # Where the windows of a group lie, zeroed by whoever asks first; 0: it has none.
     cdef uint64_t open(self, uint64_t context, int size, uint64_t nbytes) noexcept nogil
     # A member's view was closed; the last one's frees the plot.
     cdef void leave(self, uint64_t context) noexcept nogil
+
+
+# Under the lock, which outlives its holder.
+cdef void lock(Head *head) noexcept nogil
+cdef void unlock(Head *head) noexcept nogil
+# New memory, zeroed; its offset, or 0: all is given out.
+cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil

@@ -11,9 +11,9 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
 # The receiver has matched, or will not have, what we offered.
 cdef void answered(Connection *c, const Header *h) noexcept nogil
 
-# Write what the socket takes of the frames that wait.
+# Write what there is room for of the frames that wait.
 cdef void writable(Connection *c) noexcept nogil
-# Write what the socket takes of one frame; returns how many bytes that was.
+# Write what there is room for of one frame; returns how many bytes that was.
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil
 cdef Header new_header(Connection *c, int kind) noexcept nogil
@@ -24,6 +24,10 @@ cdef void release(Connection *c, size_t nbytes) noexcept nogil
 
 # The connection's record, made when first asked for; NULL: no memory.
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
+# Take over the rings that a pair's word tells of, or turn to sockets.
+cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil
+# Let epoll tell when the process of a near peer ends; sets c.over when it has.
+cdef void watch_process(Connection *c) noexcept nogil
 # Ask for the connection that messages of this tag to or from `peer` take.
 cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil
 

@@ -1,4 +1,5 @@
-"""Connections that carry framed messages: what goes over a socket between two ranks.
+"""Connections that carry framed messages: what goes between two ranks, over a socket or, where
+they share memory, through a pair of rings.
 
 A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
 until it is asked for. A larger one is offered first (OFFER, no bytes); the receiver answers
@@ -14,6 +15,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from cydist._native.abi cimport Fingerprint, Request
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
+from cydist._native.rings cimport Nearby, Ring
 
 
 cdef enum:
@@ -96,7 +98,12 @@ ctypedef struct Connection:     # one lane to one peer
     int peer
     int lane
     int state
-    int fd
+    int fd                      # the socket; through rings: the peer's process, or -1
+    bint near                   # the bytes go through rings
+    Ring inbound                # made at the first write of either side
+    Ring outbound
+    int over                    # a Loss: how it ends when all that came through them is read
+    Connection *next_near
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing more can be written
     bint said_goodbye           # the peer did
@@ -139,6 +146,8 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
+    Nearby *nearby              # NULL: no memory is shared
+    Connection *near            # all that are near, ended ones as well
     Queues queues
     uint64_t names              # given out so far
     size_t moving               # requests of point to point, and frames that nobody waits for
@@ -151,11 +160,11 @@ ctypedef struct Net:            # one rank's end of all its connections
     bint background_polls
     bint background_joinable
     bint stopping
-    int live                    # connections, for statistics
+    int live                    # sockets, for statistics
     int made
 
 
-cdef enum Loss:
+cdef enum Loss:                 # the order is known to the other side of a ring
     DIED = 1
     LEFT = 2
     BABBLED = 3                 # it sent what no rank sends

@@ -41,6 +41,9 @@ cdef extern from *:
     static inline uint32_t cydist_load_u32(const uint32_t *p) {
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);
     }
+    static inline void cydist_store_u32(uint32_t *p, uint32_t v) {
+        __atomic_store_n(p, v, __ATOMIC_SEQ_CST);
+    }
     static inline uint32_t cydist_add_u32(uint32_t *p, uint32_t v) {
         return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST);
     }
@@ -88,6 +91,7 @@ cdef extern from *:
     uint64_t load_u64 "cydist_load_u64"(const uint64_t *p) noexcept nogil
     void store_u64 "cydist_store_u64"(uint64_t *p, uint64_t v) noexcept nogil
     void swap_u64 "cydist_swap_u64"(uint64_t *p, uint64_t v) noexcept nogil
+    void store_u32 "cydist_store_u32"(uint32_t *p, uint32_t v) noexcept nogil
     uint32_t add_u32 "cydist_add_u32"(uint32_t *p, uint32_t v) noexcept nogil
     void fence "cydist_fence"() noexcept nogil
     void pause "cydist_pause"() noexcept nogil

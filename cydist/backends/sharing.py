@@ -18,7 +18,7 @@ from cydist._native import SharedMemory, ShmLink
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from cydist._native import Link
+    from cydist._native import Link, TcpLink
     from cydist.stores import Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
@@ -27,7 +27,7 @@ TOKEN_BYTES = 32
 PAGE = 4096
 
 
-def share_memory(store: Store, link: Link) -> Link:
+def share_memory(store: Store, link: TcpLink) -> Link:
     """`link` itself, or one with windows for groups whose members all share memory.
 
     Raises ValueError for a CYDIST_TRANSPORT that does not exist, RendezvousError when it says
@@ -40,14 +40,16 @@ def share_memory(store: Store, link: Link) -> Link:
     store.set(f"place/{rank}", b"" if wanted == "tcp" else place())
     places = store.multi_get([f"place/{peer}" for peer in range(size)])
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
+    shared: Link = link
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
-        store.set(f"shares/{rank}", b"no" if memory is None else b"yes")
+        store.set(f"shares/{rank}", b"no" if memory is None else str(os.getpid()).encode())
         answers = store.multi_get([f"shares/{peer}" for peer in alike])
-        sharers = [peer for peer, answer in zip(alike, answers, strict=True) if answer == b"yes"]
+        found = zip(alike, answers, strict=True)
+        sharers = {peer: int(answer) for peer, answer in found if answer != b"no"}
         if memory is not None and len(sharers) > 1:
-            link = ShmLink(link, memory, sharers)
-            alike = sharers
+            shared = ShmLink(link, memory, sharers)
+            alike = list(sharers)
     if wanted == "shm" and len(alike) != size:
         others = sorted(set(range(size)) - set(alike))
         raise RendezvousError(
@@ -56,7 +58,7 @@ def share_memory(store: Store, link: Link) -> Link:
             "were told to use tcp",
             ranks=tuple(others),
         )
-    return link
+    return shared
 
 
 def place() -> bytes:

@@ -14,8 +14,7 @@ from cydist.bench.participants import Participant
 from cydist.bench.rounds import Row, Series, ratio
 
 OURS = "cydist"
-# Not peers: cydist over another transport is no competitor, and raw sockets are no library.
-OURSELVES = (OURS, "tcp", "raw")
+OURSELVES = (OURS, "tcp")  # not peers: cydist over another transport is no competitor
 Rows = Sequence[tuple[Cell, Row]]
 
 

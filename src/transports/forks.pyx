@@ -7,6 +7,7 @@ from cydist._native.linux cimport (
     close, pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
+from cydist._native.rings cimport close_bells
 from cydist._native.stream cimport LIVE, WANTED, Net
 
 cdef extern from "<fcntl.h>" nogil:
@@ -113,12 +114,15 @@ cdef void abandon(Net *net) noexcept nogil:
     net.closed = True
     for i in range(net.size * net.lanes):
         if net.connections[i] != NULL and net.connections[i].state == LIVE:
-            close(net.connections[i].fd)
+            if net.connections[i].fd >= 0:
+                close(net.connections[i].fd)
             net.connections[i].state = WANTED
     close_descriptors(net)
 
 
 cdef void close_descriptors(Net *net) noexcept nogil:
+    if net.nearby != NULL:
+        close_bells(net.nearby)
     if net.epoll >= 0:
         close(net.epoll)
     if net.wake >= 0:

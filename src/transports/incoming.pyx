@@ -14,14 +14,17 @@ from cydist._native.matching cimport (
     find_arrived, find_posted, free_item, group_rank, new_item, remove,
 )
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
+from cydist._native.rings cimport Nearby, unread, was_read
 from cydist._native.stream cimport (
     ANSWER, ARRIVED, ARRIVING, BABBLED, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
     EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
     PULLING, REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
 )
+from cydist._native.waiting cimport load_int
 
 cdef enum:
     READS_IN_TURN = 8           # before other connections are looked at again
+    PORTIONS_IN_TURN = 64       # of a ring
 
 
 cdef void add_pulling(Connection *c, Item *item) noexcept nogil:
@@ -390,6 +393,37 @@ cdef void consumed(Connection *c, size_t nbytes) noexcept nogil:
 
 
 cdef int readable(Connection *c) noexcept nogil:
+    return read_ring(c) if c.near else read_socket(c)
+
+
+cdef int read_ring(Connection *c) noexcept nogil:
+    cdef Nearby *n = c.net.nearby
+    cdef int place = n.place[c.peer], over = 0
+    cdef int _turn
+    cdef size_t nbytes
+    cdef const char *bytes
+    if c.inbound.control != NULL:
+        # What was written before is seen after.
+        over = load_int(&c.inbound.control.over)
+    if over == 0:
+        over = c.over
+    if not 0 <= over <= BABBLED or c.over == BABBLED:
+        return BABBLED
+    if c.inbound.control == NULL:
+        return over
+    for _turn in range(PORTIONS_IN_TURN):
+        bytes = unread(n, &c.inbound, &nbytes)
+        if bytes == NULL and nbytes == 0:
+            return over
+        if bytes == NULL or not feed(c, bytes, nbytes):
+            return BABBLED
+        was_read(n, place, &c.inbound, nbytes)
+        if c.to_read != 0:
+            reach(RECV_MID)
+    return OK
+
+
+cdef int read_socket(Connection *c) noexcept nogil:
     cdef iovec parts[2]
     cdef msghdr message
     cdef ssize_t got

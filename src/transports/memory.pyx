@@ -27,6 +27,7 @@ cdef extern from "<errno.h>" nogil:
     int EOWNERDEAD
 
 cdef enum:
+    RING_BYTES = 262144         # of a ring's data, where there is memory for as much
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
 cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice as many
@@ -37,6 +38,20 @@ cdef void lock(Head *head) noexcept nogil:
         # Its holder died between two stores. Each of them leaves the table whole, in the order
         # in which they stand: where it matters, they are releases.
         pthread_mutex_consistent(&head.lock)
+
+
+cdef void unlock(Head *head) noexcept nogil:
+    pthread_mutex_unlock(&head.lock)
+
+
+cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t offset = head.used
+    if offset > limit or nbytes > limit - offset or posix_fallocate(fd, offset, nbytes) != 0:
+        return 0
+    # Before anybody says that it is his: memory that nobody has is lost, memory that two have
+    # is two groups'.
+    store_u64(&head.used, offset + nbytes)
+    return offset
 
 
 cdef inline bint is_free(const Plot *plot) noexcept nogil:
@@ -55,6 +70,7 @@ cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept no
     """A plot of so many bytes: one that is free again, or new memory, or one without any."""
     cdef Plot *plot
     cdef Plot *bare = NULL
+    cdef uint64_t offset
     cdef int i
     for i in range(head.plots):
         plot = &head.plot[i]
@@ -68,10 +84,9 @@ cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept no
     if bare == NULL:
         head.spent = 1
         return NULL
-    if nbytes <= limit - head.used and posix_fallocate(fd, head.used, nbytes) == 0:
-        bare.offset = head.used
-        # First: memory that belongs to no plot is lost, memory of two plots is two groups'.
-        store_u64(&head.used, head.used + nbytes)
+    offset = reserve(head, fd, limit, nbytes)
+    if offset != 0:
+        bare.offset = offset
         store_u64(&bare.nbytes, nbytes)
     return bare
 
@@ -120,11 +135,13 @@ cdef class SharedMemory:
             raise OSError(errno, "no memory to share")
         memory.map(whole)
         memory.head.ranks = ranks
+        memory.head.ring_bytes = ring_size(ranks, nbytes)
         memory.head.used = first
         memory.head.limit = nbytes
         memory.head.part = part
         init_lock(&memory.head.lock)
         memcpy(memory.head.token, <const char *>token, TOKEN_BYTES)
+        memory.learn()
         return memory
 
     @staticmethod
@@ -147,6 +164,7 @@ cdef class SharedMemory:
                 or memory.head.limit < head_bytes(memory.head.ranks)
                 or memory.nbytes != memory.head.limit + memory.head.ranks * memory.head.part):
             raise ValueError("this memory belongs to another job")
+        memory.learn()
         return memory
 
     cdef int map(self, uint64_t nbytes) except -1:
@@ -156,8 +174,15 @@ cdef class SharedMemory:
         self.base = <char *>base
         self.nbytes = nbytes
         self.head = <Head *>base
-        self.members = <Member *>(self.base + sizeof(Head))
         return 0
+
+    cdef void learn(self) noexcept:
+        """Keep what must not change under us."""
+        self.ranks = self.head.ranks
+        self.limit = self.head.limit
+        self.ring_bytes = self.head.ring_bytes
+        self.members = <Member *>(self.base + members_at())
+        self.pairs = <uint64_t *>(self.members + self.ranks)
 
     def heap(self, uint64_t place):
         """What gives arrays to the rank of this number among those who joined."""
@@ -187,7 +212,7 @@ cdef class SharedMemory:
                 occupy(plot, context, size)
         if plot != NULL and plot.members == size and plot.nbytes == nbytes:
             offset = plot.offset
-        pthread_mutex_unlock(&self.head.lock)
+        unlock(self.head)
         return offset
 
     cdef void leave(self, uint64_t context) noexcept nogil:
@@ -197,11 +222,20 @@ cdef class SharedMemory:
         plot = find(self.head, context)
         if plot != NULL:
             plot.left += 1
-        pthread_mutex_unlock(&self.head.lock)
+        unlock(self.head)
 
 
 cdef uint64_t head_bytes(int ranks) noexcept nogil:
-    return whole_pages(sizeof(Head) + ranks * sizeof(Member))
+    return whole_pages(
+        members_at() + ranks * (sizeof(Member) + ranks * sizeof(uint64_t)))
+
+
+cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:
+    """So that rings between all pairs take half of the memory at most."""
+    cdef uint64_t size = RING_BYTES
+    while size > PAGE and 2 * size * ranks * ranks > nbytes:
+        size //= 2
+    return size
 
 
 cdef void init_lock(pthread_mutex_t *mutex) noexcept nogil:

@@ -1,5 +1,5 @@
 """Writing: frames that wait for room, sends that wait for an answer."""
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, ESRCH, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -10,17 +10,25 @@ from cydist._native.abi cimport (
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.linux cimport (
-    EPOLLIN, EPOLLOUT, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RDWR, epoll_ctl,
-    epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast, sendmsg, shutdown,
+    EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
+    SHUT_RDWR, close, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pidfd_open,
+    pthread_cond_broadcast, sendmsg, shutdown,
+)
+from cydist._native.rings cimport (
+    NO_RINGS, Nearby, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
-    CHUNK_BYTES, CREDIT, DATA, EAGER, EAGER_BYTES, ENDED, LIVE, MAGIC, OFFER, REFUSED, SEND, UNUSED,
-    WANTED, WITHDRAW, Connection, Header, Net, Out,
+    BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, LIVE, MAGIC, OFFER,
+    REFUSED, SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
-from cydist._native.waiting cimport store_int
+from cydist._native.waiting cimport load_u64, store_int
 
 
-# Rings: circular lists whose head is their oldest member.
+cdef extern from "<signal.h>" nogil:
+    int kill(int, int)
+
+
+# Circular lists, whose head is their oldest member.
 
 cdef void add_out(Out **ring, Out *out) noexcept nogil:
     if ring[0] == NULL:
@@ -76,7 +84,7 @@ cdef void finish(Net *net, Out *out, int status) noexcept nogil:
 cdef void arm(Connection *c, bint on) noexcept nogil:
     """Let epoll tell, or not, when there is room to write."""
     cdef epoll_event event
-    if c.armed == on or c.fd < 0:
+    if c.near or c.armed == on or c.fd < 0:
         return
     c.armed = on
     event.events = EPOLLIN | (EPOLLOUT if on else 0)
@@ -85,43 +93,59 @@ cdef void arm(Connection *c, bint on) noexcept nogil:
 
 
 cdef void break_off(Connection *c) noexcept nogil:
-    """Write no more; epoll will report the end, and what had arrived is read until then."""
+    """Write no more. What had arrived is read, and then comes the end."""
     if not c.broken:
         c.broken = True
-        shutdown(c.fd, SHUT_RDWR)
+        if c.near:
+            c.over = DIED
+        else:
+            shutdown(c.fd, SHUT_RDWR)
 
 
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil:
-    """Write what the socket takes of one frame; how many bytes that was."""
-    cdef iovec parts[2]
-    cdef msghdr message
+    """Write what there is room for of one frame; how many bytes that was."""
     cdef ssize_t written
+    cdef size_t header_bytes = sizeof(Header) - header_sent
     cdef bint halved = armed == SEND_MID
     if header_sent == 0:
         header.released = c.reported = c.released
-    parts[0].iov_base = <char *>header + header_sent
-    parts[0].iov_len = sizeof(Header) - header_sent
     if halved and nbytes != 0:
         nbytes //= 2
     elif halved:
-        parts[0].iov_len = (parts[0].iov_len + 1) // 2
+        header_bytes = (header_bytes + 1) // 2
+    if c.near:
+        written = write_ring(c.net.nearby, c.net.nearby.place[c.peer], &c.outbound,
+                             <char *>header + header_sent, header_bytes, data, nbytes)
+    else:
+        written = write_socket(c.fd, <char *>header + header_sent, header_bytes, data, nbytes)
+    if written < 0:
+        break_off(c)
+        if c.near:
+            c.over = BABBLED
+        return 0
+    if halved and written != 0:
+        reach(SEND_MID)
+    return <size_t>written
+
+
+cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
+                          const char *data, size_t nbytes) noexcept nogil:
+    """How many bytes the socket took; -1: its connection has ended."""
+    cdef iovec parts[2]
+    cdef msghdr message
+    cdef ssize_t written
+    parts[0].iov_base = header
+    parts[0].iov_len = header_bytes
     parts[1].iov_base = <char *>data
     parts[1].iov_len = nbytes
     memset(&message, 0, sizeof(message))
     message.msg_iov = &parts[0]
     message.msg_iovlen = 2 if nbytes != 0 else 1
     while True:
-        written = sendmsg(c.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
-        if written >= 0:
-            if halved:
-                reach(SEND_MID)
-            return <size_t>written
-        if errno == EINTR:
-            continue
-        if errno != EAGAIN:
-            break_off(c)
-        return 0
+        written = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if written >= 0 or errno != EINTR:
+            return 0 if written < 0 and errno == EAGAIN else written
 
 
 cdef void account(Out *out, size_t written) noexcept nogil:
@@ -139,11 +163,24 @@ cdef void writable(Connection *c) noexcept nogil:
         out = c.out
         account(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
         if out.header_sent < sizeof(Header) or out.frame_left != 0:
+            # Whoever falls asleep asks for room; who sleeps already has not seen this frame.
+            if (c.near and not c.broken and c.net.nearby.asleep != 0
+                    and not want_room(c.net.nearby, &c.outbound)):
+                continue
             arm(c, not c.broken)
             return
         remove_out(&c.out, out)
         frame_written(c, out)
     arm(c, False)
+
+
+cdef void enqueue(Connection *c, Out *out) noexcept nogil:
+    """There was no room for the rest of this frame, or others wait before it."""
+    add_out(&c.out, out)
+    if c.near:
+        writable(c)
+    else:
+        arm(c, not c.broken)
 
 
 cdef void frame_written(Connection *c, Out *out) noexcept nogil:
@@ -198,8 +235,7 @@ cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t othe
     out.header = header
     out.header_sent = written
     c.net.moving += 1
-    add_out(&c.out, out)
-    arm(c, True)
+    enqueue(c, out)
 
 
 cdef void release(Connection *c, size_t nbytes) noexcept nogil:
@@ -230,7 +266,68 @@ cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
             c.peer = peer
             c.lane = lane
             c.fd = -1
+            if lane == 0 and is_near(net, peer):
+                come_near(c)
     return c
+
+
+cdef inline bint is_near(const Net *net, int peer) noexcept nogil:
+    cdef int place = -1 if net.nearby == NULL else net.nearby.place[peer]
+    return place >= 0 and load_u64(pair_word(net.nearby, place)) != NO_RINGS
+
+
+cdef void come_near(Connection *c) noexcept nogil:
+    """The rings are made when something is written; the end of the process can be seen before."""
+    c.near = True
+    c.state = LIVE
+    c.next_near = c.net.near
+    c.net.near = c
+    watch_process(c)
+
+
+cdef void watch_process(Connection *c) noexcept nogil:
+    cdef Nearby *n = c.net.nearby
+    cdef int pid = n.pids[n.place[c.peer]]
+    cdef epoll_event event
+    if c.fd >= 0:
+        return
+    c.fd = pidfd_open(pid)
+    event.events = EPOLLIN
+    event.data.ptr = c
+    if c.fd >= 0:
+        epoll_ctl(c.net.epoll, EPOLL_CTL_ADD, c.fd, &event)
+    elif errno == ESRCH or (kill(pid, 0) != 0 and errno == ESRCH):
+        c.over = DIED
+
+
+cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
+    """Take over what make_rings found; without memory the messages go over sockets."""
+    cdef Net *net = c.net
+    cdef epoll_event unused
+    if word == NO_RINGS:
+        c.near = False
+        c.state = UNUSED
+        if c.fd >= 0:
+            epoll_ctl(net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
+            close(c.fd)
+            c.fd = -1
+    elif not find_rings(net.nearby, net.nearby.place[c.peer], word, &c.inbound, &c.outbound):
+        c.broken = True
+        c.over = BABBLED
+
+
+cdef Connection *way_to(Net *net, int peer, uint64_t tag) noexcept nogil:
+    """The connection that a message takes; NULL: no memory."""
+    cdef Connection *c
+    if net.nearby != NULL and net.nearby.place[peer] >= 0:
+        c = connection(net, peer, 0)
+        if c == NULL:
+            return NULL
+        if c.near and c.outbound.control == NULL and c.state == LIVE and not c.broken:
+            attach_rings(c, make_rings(net.nearby, net.nearby.place[peer]))
+        if c.near:
+            return c
+    return connection(net, peer, lane_of(net, tag))
 
 
 cdef void want_connection(Connection *c) noexcept nogil:
@@ -244,7 +341,9 @@ cdef void want_connection(Connection *c) noexcept nogil:
 cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil:
     cdef Connection *c
     if peer != net.rank and not net.closed and net.lost[peer] == 0:
-        c = connection(net, peer, lane_of(net, tag))
+        c = connection(net, peer, 0)
+        if c == NULL or not c.near:
+            c = connection(net, peer, lane_of(net, tag))
         if c != NULL:
             want_connection(c)
 
@@ -262,7 +361,7 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
         return CLOSED
     if net.lost[peer] != 0:
         return PEER_LOST
-    c = connection(net, peer, lane_of(net, r.tag))
+    c = way_to(net, peer, r.tag)
     if c == NULL:
         return NO_MEMORY
     if c.state == ENDED:
@@ -302,8 +401,7 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
     if not eager and written == sizeof(Header):
         add_out(&c.offers, out)
     else:
-        add_out(&c.out, out)
-        arm(c, not c.broken)
+        enqueue(c, out)
         want_connection(c)
     return OK
 

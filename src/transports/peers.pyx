@@ -1,10 +1,10 @@
 """Peers come and go: sockets taken over, lost, and closed."""
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.incoming cimport hopeless, remove_pulling, withdraw_recv
+from cydist._native.incoming cimport hopeless, readable, remove_pulling, withdraw_recv
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
@@ -13,13 +13,16 @@ from cydist._native.matching cimport (
     Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove,
 )
 from cydist._native.outgoing cimport (
-    begin, complete, connection, control, finish, new_header, release, remove_out, withdraw_send,
-    writable, write_some,
+    attach_rings, begin, complete, connection, control, finish, new_header, release, remove_out,
+    want, watch_process, withdraw_send, writable, write_some,
 )
+from cydist._native.memory cimport SILENT
+from cydist._native.rings cimport NO_RINGS, Nearby, pair_word, say_over, spread_news
 from cydist._native.stream cimport (
-    ANSWER, ARRIVING, Connection, ENDED, FILLING, GONE, GOODBYE, Header, Incoming, LEFT, LIVE, Net,
-    OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
+    ANSWER, ARRIVING, Connection, DIED, ENDED, FILLING, GONE, GOODBYE, Header, Incoming,
+    LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
+from cydist._native.waiting cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
     DISCARDS = 128              # reads at most of what nobody will ask for, when we leave
@@ -32,6 +35,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
         return CLOSED
     if net.lost[peer] != 0:
         return PEER_LOST
+    hear_news(net)              # whoever connects may have found no memory for rings
     c = connection(net, peer, lane)
     if c == NULL:
         return NO_MEMORY
@@ -54,10 +58,14 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
 cdef void close_socket(Connection *c) noexcept nogil:
     cdef epoll_event unused
     if c.state == LIVE:
-        epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
-        close(c.fd)
-        c.fd = -1
-        c.net.live -= 1
+        if c.fd >= 0:
+            epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
+            close(c.fd)
+            c.fd = -1
+        if c.near:
+            say_over(c.net.nearby, c.net.nearby.place[c.peer], &c.outbound, DIED)
+        else:
+            c.net.live -= 1
     c.state = ENDED
 
 
@@ -149,6 +157,64 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
         remove(item)
         free_item(item)
         complete(net, r, PEER_LOST)
+
+
+cdef void end_near(Connection *c, int how) noexcept nogil:
+    """This peer writes no more: take what it has written, and its word for how it ended."""
+    cdef int seen = OK
+    if c.over == 0:
+        c.over = how
+    while seen == OK:
+        seen = readable(c)
+    end(c, seen)
+
+
+cdef bint unread_by(Connection *c) noexcept nogil:
+    return c.over != 0 or (c.inbound.control != NULL and (
+        c.inbound.seen != c.inbound.at or load_u64(&c.inbound.control.tail) != c.inbound.at
+        or load_int(&c.inbound.control.over) != 0))
+
+
+cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil:
+    cdef Connection *c
+    want(net, peer, tag)
+    c = net.connections[peer * net.lanes]
+    if c != NULL and c.near and c.state == LIVE:
+        watch_process(c)
+        if c.over != 0:
+            end_near(c, c.over)
+
+
+cdef void hear_news(Net *net) noexcept nogil:
+    cdef Nearby *n = net.nearby
+    cdef uint32_t news
+    cdef int place
+    if n == NULL:
+        return
+    news = load_u32(&n.members[n.own].news)
+    if news != n.heard and not net.closed:
+        n.heard = news
+        for place in range(n.places):
+            if place != n.own and net.lost[n.ranks[place]] == 0:
+                hear_of(net, n, place)
+
+
+cdef void hear_of(Net *net, Nearby *n, int place) noexcept nogil:
+    """Has somebody made rings between us, or has this peer left?"""
+    cdef int rank = n.ranks[place]
+    cdef bint left = load_int(&n.members[place].left) == SILENT
+    cdef uint64_t word = load_u64(pair_word(n, place))
+    cdef Connection *c = net.connections[rank * net.lanes]
+    if c == NULL and word > NO_RINGS:
+        c = connection(net, rank, 0)
+    if c != NULL and c.near and c.state == LIVE and c.inbound.control == NULL and word != 0:
+        attach_rings(c, word)
+    if not left:
+        return
+    if c != NULL and c.near and c.state == LIVE:
+        end_near(c, LEFT)
+    elif c == NULL and word == 0:
+        lose(net, rank, LEFT)
 
 
 cdef bint of_context(const Item *item, const void *context) noexcept nogil:
@@ -248,7 +314,10 @@ cdef void leave(Net *net) noexcept nogil:
         c = net.connections[i]
         if c == NULL:
             continue
-        if c.state == LIVE and c.out == NULL and not c.broken:
+        if c.near:
+            say_over(net.nearby, net.nearby.place[c.peer], &c.outbound,
+                     DIED if c.out != NULL or c.broken else LEFT)
+        elif c.state == LIVE and c.out == NULL and not c.broken:
             header = new_header(c, GOODBYE)
             write_some(c, &header, 0, NULL, 0)
             shutdown(c.fd, SHUT_WR)
@@ -257,6 +326,9 @@ cdef void leave(Net *net) noexcept nogil:
         close_socket(c)
         fail_requests(c, CLOSED)
     net.wanted = NULL
+    if net.nearby != NULL:
+        store_int(&net.nearby.members[net.nearby.own].left, SILENT)
+        spread_news(net.nearby)
 
 
 cdef void discard(Connection *c) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Who moves messages over TCP on, and who sleeps.
+"""Who moves messages on, and who sleeps.
 
 Whoever waits makes progress for everybody: one waiting thread (the poller) sleeps in
 epoll_wait without the lock, the others on a condition variable. When point-to-point requests
@@ -8,7 +8,10 @@ somebody does, and ends when nothing has been pending for a while.
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport timespec
 
-from cydist._native.abi cimport OK, now_ns
+from cydist._native.abi cimport (
+    ANY_SOURCE, MISMATCH, OK, PENDING, Request, Transport, now_ns, slice_end,
+)
+from cydist._native.failpoints cimport WAIT, reach
 from cydist._native.incoming cimport readable
 from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
@@ -16,15 +19,21 @@ from cydist._native.linux cimport (
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_sigmask, sigfillset,
     sigset_t,
 )
+from cydist._native.matching cimport contradicted
 from cydist._native.outgoing cimport writable
-from cydist._native.peers cimport end
-from cydist._native.stream cimport Connection, LIVE, Net
+from cydist._native.peers cimport end, end_near, hear_news, unread_by, watch
+from cydist._native.rings cimport fall_asleep, has_room, silence_bell, wake_up, want_room
+from cydist._native.stream cimport Connection, DIED, LIVE, Net
+from cydist._native.waiting cimport (
+    YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
+)
 
 
 cdef enum:
     EVENTS = 32
     BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
     NAP_NS = 1000000            # how soon it looks again whether somebody waits
+    MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
 
@@ -37,6 +46,14 @@ cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
         if c == NULL:
             eventfd_read(net.wake, &unused)
             continue
+        if <void *>c == net:
+            silence_bell(net.nearby)
+            continue
+        if c.near:
+            hear_news(net)
+            if c.state == LIVE:
+                end_near(c, DIED)       # its process has ended
+            continue
         if c.state == LIVE and events[i].events & EPOLLOUT:
             writable(c)
         if c.state == LIVE and events[i].events & ~EPOLLOUT:
@@ -45,20 +62,70 @@ cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
                 end(c, how)
 
 
-cdef void progress(Net *net) noexcept nogil:
+cdef bint look(Net *net) noexcept nogil:
+    cdef Connection *c
+    cdef bint moved = False
+    cdef int how
+    if net.nearby == NULL:
+        return False
+    if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
+        hear_news(net)
+    c = net.near
+    while c != NULL:
+        if c.state == LIVE and c.near:
+            if unread_by(c):
+                moved = True
+                how = readable(c)
+                if how != OK:
+                    end(c, how)
+            if c.out != NULL and has_room(net.nearby, &c.outbound):
+                moved = True
+                writable(c)
+        c = c.next_near
+    return moved
+
+
+cdef bint nothing_to_do(Net *net) noexcept nogil:
+    """Whoever changes that from now on rings the bell."""
+    cdef Connection *c = net.near
+    if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
+        return False
+    while c != NULL:
+        if c.state == LIVE and c.near and (unread_by(c) or (
+                c.out != NULL and not want_room(net.nearby, &c.outbound))):
+            return False
+        c = c.next_near
+    return True
+
+
+cdef bint progress(Net *net) noexcept nogil:
     cdef epoll_event events[EVENTS]
+    cdef bint moved = look(net)
     handle(net, events, epoll_wait(net.epoll, events, EVENTS, 0))
+    return moved
 
 
-cdef void poll(Net *net, int64_t timeout_ns) noexcept nogil:
+cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept nogil:
     cdef epoll_event events[EVENTS]
+    cdef bint near = net.nearby != NULL
     cdef int count
-    net.polling = True
+    sleeping[0] = True
+    if near:
+        fall_asleep(net.nearby)
+        if not nothing_to_do(net):
+            timeout_ms = 0
     pthread_mutex_unlock(&net.lock)
-    count = epoll_wait(net.epoll, events, EVENTS, <int>((timeout_ns + 999999) // 1000000))
+    count = epoll_wait(net.epoll, events, EVENTS, timeout_ms)
     pthread_mutex_lock(&net.lock)
-    net.polling = False
+    sleeping[0] = False
+    if near:
+        wake_up(net.nearby)
     handle(net, events, count)
+    return look(net)
+
+
+cdef bint poll(Net *net, int64_t timeout_ns) noexcept nogil:
+    return sleep_and_handle(net, &net.polling, <int>((timeout_ns + 999999) // 1000000))
 
 
 cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
@@ -69,12 +136,110 @@ cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
     pthread_cond_timedwait(condition, lock, &t)
 
 
+# Waiting
+
+cdef void watch_peers(Net *net, const Transport *t, const Request *r) noexcept nogil:
+    cdef int i
+    if r.peer != ANY_SOURCE:
+        watch(net, t.peers[r.peer], r.tag)
+        return
+    for i in range(t.size):
+        watch(net, t.peers[i], r.tag)
+
+
+cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef int status = load_int(&r.status)
+    if status != PENDING:
+        return status
+    pthread_mutex_lock(&net.lock)
+    net.waiters += 1
+    if net.background_polls:
+        eventfd_write(net.wake, 1)
+    status = wait_locked(net, t, r, deadline_ns)
+    if r.status != PENDING:
+        status = r.status
+    net.waiters -= 1
+    if net.sleepers != 0:
+        pthread_cond_broadcast(&net.changed)    # one of them polls from now on
+    pthread_mutex_unlock(&net.lock)
+    return status
+
+
+cdef bint move(Net *net, int turn) noexcept nogil:
+    """Look at the rings each time, at the sockets now and then if they cost more."""
+    if net.nearby == NULL or (net.live != 0 and turn % LOOKS_PER_POLL == 0):
+        return progress(net)
+    return look(net)
+
+
+cdef void spin(Net *net, const Request *r) noexcept nogil:
+    cdef int spins = net.spins, turn = 0, turns = 0
+    while turn < spins and turns < MOST_TURNS:
+        turn += 1
+        turns += 1
+        if move(net, turn):
+            turn = 0            # bytes are coming
+        if r.status != PENDING:
+            break
+        if net.nearby != NULL:
+            pause()
+    net.spins = spins_after(spins, net.most_spins, r.status != PENDING)
+
+
+cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
+    """Let others run, and look; bytes that come lengthen it."""
+    cdef int64_t now = now_ns()
+    cdef int64_t idle_until = now + YIELD_NS
+    cdef int turn = 0
+    while r.status == PENDING and now < idle_until and now < until:
+        pthread_mutex_unlock(&net.lock)
+        sched_yield()
+        pthread_mutex_lock(&net.lock)
+        turn += 1
+        now = now_ns()
+        if move(net, turn):
+            idle_until = now + YIELD_NS
+
+
+cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+    cdef int status = OK
+    cdef bint moved = True
+    cdef int64_t now
+    cdef int64_t until = slice_until(now_ns(), deadline_ns)
+    while r.status == PENDING and status == OK:
+        # A second waiter must not be kept from the lock.
+        if moved and net.waiters == 1:
+            moved = False
+            spin(net, r)
+            if net.nearby != NULL:
+                yield_core(net, r, until)
+            continue
+        now = now_ns()
+        reach(WAIT)
+        if now >= until:
+            pthread_mutex_unlock(&net.lock)
+            status = slice_end(t, deadline_ns)
+            pthread_mutex_lock(&net.lock)
+            if status == OK and r.status == PENDING and contradicted(&net.queues, t, r):
+                status = MISMATCH
+            if r.status == PENDING:
+                watch_peers(net, t, r)
+            until = slice_until(now_ns(), deadline_ns)
+        elif net.polling:
+            net.sleepers += 1
+            sleep_until(&net.changed, &net.lock, until)
+            net.sleepers -= 1
+        else:
+            moved = poll(net, until - now)
+    return status
+
+
 # The background thread
 
 cdef void *background(void *argument) noexcept nogil:
     cdef Net *net = <Net *>argument
-    cdef epoll_event events[EVENTS]
-    cdef int count, naps = 0
+    cdef int naps = 0
     pthread_mutex_lock(&net.lock)
     while not net.stopping and (net.moving != 0 or naps < IDLE_NAPS):
         if net.moving == 0:
@@ -85,12 +250,7 @@ cdef void *background(void *argument) noexcept nogil:
             sleep_until(&net.resume, &net.lock, now_ns() + NAP_NS)
         else:
             naps = 0
-            net.background_polls = True
-            pthread_mutex_unlock(&net.lock)
-            count = epoll_wait(net.epoll, events, EVENTS, BACKGROUND_MS)
-            pthread_mutex_lock(&net.lock)
-            net.background_polls = False
-            handle(net, events, count)
+            sleep_and_handle(net, &net.background_polls, BACKGROUND_MS)
     net.background_runs = False
     pthread_mutex_unlock(&net.lock)
     return NULL

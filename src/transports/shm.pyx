@@ -1,4 +1,4 @@
-"""Ranks of one host: windows in memory that they share; messages go over another link."""
+"""Ranks of one host: windows in memory that they share, and a link for messages."""
 cimport cython
 from libc.errno cimport ESRCH, errno
 from libc.stdint cimport uint64_t
@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from cydist._native.abi cimport Link, Transport, Window, Windows
 from cydist._native.linux cimport POLLIN, close, getpid, pidfd_open, poll, pollfd
-from cydist._native.memory cimport Member, SharedMemory, whole_pages
+from cydist._native.memory cimport LEAVING, Member, SharedMemory, whole_pages
 from cydist._native.waiting cimport (
     LOOKS, SPINS, cores, exchange_int, load_int, sched_yield, store_int,
 )
@@ -19,6 +19,7 @@ cdef enum:
 
 ctypedef struct Neighbours:     # who shares the memory, by the link's numbers
     int *place                  # of each peer in `members`; -1: not there
+    int *pids
     int *watched                # descriptors of their processes; -1: not open yet
     int busy                    # with them: one thread at a time
     bint over                   # they are closed
@@ -52,12 +53,9 @@ cdef bint has_ended(Neighbours *n, int rank) noexcept nogil:
 
 
 cdef bint look_at_process(Neighbours *n, int rank) noexcept nogil:
-    cdef int pid = load_int(&n.members[n.place[rank]].pid)
     cdef pollfd ended
     if n.watched[rank] < 0:
-        if pid == 0:
-            return False        # it has not come yet
-        n.watched[rank] = pidfd_open(pid)
+        n.watched[rank] = pidfd_open(n.pids[rank])
         if n.watched[rank] < 0:
             # Without a descriptor, or where there are none of processes, the other link tells.
             return errno == ESRCH
@@ -71,8 +69,9 @@ cdef bint look_at_process(Neighbours *n, int rank) noexcept nogil:
 cdef class ShmLink(Link):
     """A link whose groups have windows where all members share memory.
 
-    messages    the link that carries messages
+    messages    the link that carries messages, through rings in the same memory
     memory      shared with the ranks in `sharers`, in this order on all of them
+    sharers     the process of each
     heap        gives arrays out of this rank's part of it
     """
 
@@ -91,24 +90,25 @@ cdef class ShmLink(Link):
         self.size = messages.size
         if self.rank not in sharers or len(sharers) > memory.head.ranks:
             raise ValueError(f"rank {self.rank} shares no memory with {sharers}")
-        self.neighbours.place = <int *>malloc(self.size * sizeof(int))
-        self.neighbours.watched = <int *>malloc(self.size * sizeof(int))
-        if self.neighbours.place == NULL or self.neighbours.watched == NULL:
+        self.neighbours.place = <int *>malloc(3 * self.size * sizeof(int))
+        if self.neighbours.place == NULL:
             raise MemoryError(f"no memory for {self.size} ranks")
+        self.neighbours.watched = self.neighbours.place + self.size
+        self.neighbours.pids = self.neighbours.watched + self.size
         self.neighbours.members = memory.members
         for i in range(self.size):
             self.neighbours.place[i] = self.neighbours.watched[i] = -1
-        for i, rank in enumerate(sharers):
+        for i, (rank, pid) in enumerate(sharers.items()):
             self.neighbours.place[rank] = i
+            self.neighbours.pids[rank] = pid
         self.heap = memory.heap(self.neighbours.place[self.rank])
+        messages.share(memory, sharers)
         self.most_spins = SPINS if cores() >= len(sharers) else 0
-        store_int(&memory.members[self.neighbours.place[self.rank]].pid, memory.pid)
 
     def __dealloc__(self):
         if self.neighbours.watched != NULL:
             self.close_watched()
         free(self.neighbours.place)
-        free(self.neighbours.watched)
 
     cdef void close_watched(self) noexcept:
         cdef int i
@@ -170,7 +170,8 @@ cdef class ShmLink(Link):
             self.closed = True
             self.close_watched()
             if getpid() == self.memory.pid:
-                store_int(&self.memory.members[self.neighbours.place[self.rank]].left, 1)
+                store_int(
+                    &self.memory.members[self.neighbours.place[self.rank]].left, LEAVING)
         self.messages.close()
 
     def lost(self, int peer):

@@ -1,24 +1,23 @@
-"""Messages over TCP: what a group's view calls, and what Python sees of a link.
+"""Messages: what a group's view calls, and what Python sees of a link.
 
 A link has one epoll and at most one thread, however many groups share it; see progress.pyx.
 """
 import os
 
+cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
-from cydist._native.abi cimport (
-    ANY_SOURCE, Link, MISMATCH, NO_MEMORY, OK, PENDING, Request, Transport, now_ns, slice_end,
-)
-from cydist._native.failpoints cimport LEAVE, WAIT, reach
+from cydist._native.abi cimport Link, NO_MEMORY, OK, PENDING, Request, Transport, now_ns
+from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.forks cimport abandon, close_descriptors, forget, remember
 from cydist._native.incoming cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
     epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
-    pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy,
+    pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy,
     pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, usleep,
 )
@@ -26,15 +25,17 @@ from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
     left_over as left_over_in,
 )
-from cydist._native.outgoing cimport post_send, want, withdraw_send
+from cydist._native.memory cimport SharedMemory
+from cydist._native.outgoing cimport post_send, withdraw_send
 from cydist._native.peers cimport adopt, drop_context, free_connections, leave, lose
 from cydist._native.progress cimport (
-    ensure_background, poll, progress, sleep_until, stop_background,
+    LOOKS_PER_POLL, ensure_background, progress, stop_background, wait,
 )
+from cydist._native.rings cimport Nearby, close_bells, free_nearby, hang_bell, new_nearby
 from cydist._native.stream cimport (
     BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
 )
-from cydist._native.waiting cimport SPINS, cores, load_int, slice_until, spins_after
+from cydist._native.waiting cimport SPINS, cores, load_int
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -80,66 +81,6 @@ cdef int test(Transport *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
-cdef void watch(Net *net, const Transport *t, const Request *r) noexcept nogil:
-    """Whoever waits for a rank must learn of its death, so it takes a connection; who waits for
-    any rank takes one to each.
-    """
-    cdef int i
-    if r.peer != ANY_SOURCE:
-        want(net, t.peers[r.peer], r.tag)
-        return
-    for i in range(t.size):
-        want(net, t.peers[i], r.tag)
-
-
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
-    cdef Net *net = <Net *>t.link
-    cdef int spins, status = load_int(&r.status)
-    cdef int64_t now, until
-    if status != PENDING:
-        return status
-    pthread_mutex_lock(&net.lock)
-    net.waiters += 1
-    if net.background_polls:
-        eventfd_write(net.wake, 1)
-    # A second waiter must not be kept from the lock.
-    spins = net.spins if net.waiters == 1 else 0
-    now = now_ns()
-    until = slice_until(now, deadline_ns)
-    status = OK
-    while r.status == PENDING and status == OK:
-        if spins > 0:
-            spins -= 1
-            progress(net)
-            if r.status != PENDING or spins == 0:
-                net.spins = spins_after(net.spins, net.most_spins, r.status != PENDING)
-            continue
-        now = now_ns()
-        reach(WAIT)
-        if now >= until:
-            pthread_mutex_unlock(&net.lock)
-            status = slice_end(t, deadline_ns)
-            pthread_mutex_lock(&net.lock)
-            if status == OK and r.status == PENDING and contradicted(&net.queues, t, r):
-                status = MISMATCH
-            if r.status == PENDING:
-                watch(net, t, r)
-            until = slice_until(now_ns(), deadline_ns)
-        elif net.polling:
-            net.sleepers += 1
-            sleep_until(&net.changed, &net.lock, until)
-            net.sleepers -= 1
-        else:
-            poll(net, until - now)
-    if r.status != PENDING:
-        status = r.status
-    net.waiters -= 1
-    if net.sleepers != 0:
-        pthread_cond_broadcast(&net.changed)    # one of them polls from now on
-    pthread_mutex_unlock(&net.lock)
-    return status
-
-
 cdef bint is_contradicted(Transport *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
@@ -177,6 +118,8 @@ cdef bint flushed(Net *net) noexcept nogil:
         c = net.connections[i]
         if c == NULL or c.state != LIVE or c.broken:
             continue
+        if c.near and c.out == NULL:
+            continue            # the memory outlives us
         if c.out != NULL or (ioctl(c.fd, SIOCOUTQ, &queued) == 0 and queued != 0):
             return False
     return True
@@ -209,6 +152,8 @@ cdef void close_net(Net *net) noexcept nogil:
     pthread_mutex_unlock(&net.lock)
 
 
+# Dealloc needs the memory, so the collector must not clear it before.
+@cython.no_gc_clear
 cdef class TcpLink(Link):
     """One rank's end of the connections of a world; every group of the process shares it.
 
@@ -221,6 +166,7 @@ cdef class TcpLink(Link):
     """
 
     cdef Net *net
+    cdef SharedMemory memory                # in which the rings lie
     cdef dict refused                       # peer -> why
 
     def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
@@ -285,6 +231,7 @@ cdef class TcpLink(Link):
             free_connections(net)
         if net.queues.posted != NULL:
             free_queues(&net.queues)
+        free_nearby(net.nearby)
         free(net.lost)
         free(net.staging)
         free(net)
@@ -386,11 +333,41 @@ cdef class TcpLink(Link):
             pthread_mutex_lock(&self.net.lock)
             c = self.net.connections[peer * self.net.lanes + lane]
             pthread_mutex_unlock(&self.net.lock)
-        return c != NULL and c.state == LIVE
+        return c != NULL and c.state == LIVE and not c.near
 
     def share_cores(self, int ranks):
         """So many ranks share this host's cores: it decides whether waits may spin."""
-        self.net.spins = self.net.most_spins = SPINS // 20 if cores() >= ranks else 0
+        self.net.spins = self.net.most_spins = SPINS // LOOKS_PER_POLL if cores() >= ranks else 0
+
+    def share(self, SharedMemory memory not None, sharers not None):
+        """From now on messages to ranks that share this memory go through rings in it.
+
+        sharers     the process of each of them, by rank, in the order of their places; this rank
+                    is among them
+
+        Before anything is sent. Raises OSError when there are no descriptors for the bell.
+        """
+        cdef Nearby *n = new_nearby(self.size, len(sharers))
+        cdef epoll_event event
+        cdef int place, rank, pid
+        if n == NULL:
+            raise MemoryError("no memory for rings")
+        for place, (rank, pid) in enumerate(sharers.items()):
+            n.ranks[place], n.pids[place], n.place[rank] = rank, pid, place
+        n.own = n.place[self.rank]
+        n.head, n.members, n.pairs = memory.head, memory.members, memory.pairs
+        n.base, n.limit, n.fd = memory.base, memory.limit, memory.fd
+        n.ring_bytes, n.ranks_of_memory = memory.ring_bytes, memory.ranks
+        event.events = EPOLLIN
+        event.data.ptr = self.net
+        if (hang_bell(n) != OK
+                or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, n.bell[0], &event) != 0):
+            close_bells(n)
+            free_nearby(n)
+            raise OSError(errno, f"no descriptors for a bell: {os.strerror(errno)}")
+        self.memory = memory
+        self.net.nearby = n
+        self.net.spins = self.net.most_spins = SPINS if cores() >= len(sharers) else 0
 
     def close(self):
         """Leave: say goodbye to every peer and end what is pending here with CLOSED.

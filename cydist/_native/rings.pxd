@@ -1,0 +1,93 @@
+"""Rings: how bytes get from one rank of a host to another through memory that they share.
+
+Two ranks have a ring each way. The writer alone moves its tail, the reader alone its head; both
+only go up, and what lies between them is to be read. Neither believes the other: a tail or head
+that cannot be is an end of the connection, never a place in memory.
+
+A rank that sleeps says so in its Member, and whoever writes to one of its rings, or makes room
+in one that it waits for, then writes a byte to its bell: a pipe in its epoll, opened through
+/proc like the memory itself. While nobody sleeps nothing costs a system call.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from cydist._native.memory cimport Head, Member
+
+
+cdef enum:
+    NO_RINGS = 1                # in a pair's word: there was no memory for them
+    PORTION = 16384             # copied at once; the other side copies the one before
+
+
+ctypedef struct Control:        # of a ring, before its data; two lines for each side
+    uint64_t tail               # bytes written so far
+    int over                    # a Loss: the writer has ended, and this is how
+    char pad_writer[116]
+    uint64_t head               # bytes read so far
+    uint32_t wants_room         # the writer waits until there is more
+    char pad_reader[116]
+
+
+ctypedef struct Ring:           # one end; all zero: there is none
+    Control *control
+    char *data
+    uint64_t at                 # bytes that this end has written, or read
+    uint64_t seen               # where the other end was at the last look
+
+
+ctypedef struct Nearby:         # the ranks that share memory with this one
+    Head *head
+    Member *members
+    uint64_t *pairs
+    char *base
+    uint64_t limit              # of the memory that rings and windows may take
+    uint64_t ring_bytes
+    int fd                      # of the memory
+    int places                  # length of `ranks`
+    int ranks_of_memory
+    int own                     # this rank's place
+    int *ranks                  # by place
+    int *pids
+    int *bells                  # descriptors of theirs; -1: not open yet
+    int *place                  # by rank; -1: shares no memory
+    int bell[2]                 # this rank's, both ends
+    int asleep                  # threads of this rank that sleep
+    uint32_t heard              # of the news, so far
+
+
+# Join: the ranks that sharers lists, by place, on a link of so many.
+cdef Nearby *new_nearby(int size, int places) noexcept nogil     # NULL: no memory
+cdef void free_nearby(Nearby *n) noexcept nogil                  # does not close
+cdef int hang_bell(Nearby *n) noexcept nogil                     # OK, or NO_MEMORY and errno
+cdef void close_bells(Nearby *n) noexcept nogil
+
+# The word of a pair of places.
+cdef uint64_t *pair_word(const Nearby *n, int place) noexcept nogil
+# Take rings for this rank and that at `place`, unless somebody has. The word afterwards.
+cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil
+# Find both ends of this rank in a word of make_rings; False: it makes no sense.
+cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
+                     Ring *outbound) noexcept nogil
+
+# Write what there is room for, of a header and of what follows it; how many bytes, or -1: the
+# reader's head cannot be.
+cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, size_t header_bytes,
+                        const char *data, size_t nbytes) noexcept nogil
+# The next bytes to read, at most PORTION in one piece; NULL and 0: none; NULL and 1: the writer's
+# tail cannot be.
+cdef const char *unread(Nearby *n, Ring *ring, size_t *nbytes) noexcept nogil
+# They are read.
+cdef void was_read(Nearby *n, int place, Ring *ring, size_t nbytes) noexcept nogil
+# Is there room for a PORTION? True as well where the head cannot be: the next write tells.
+cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil
+# There is no room for more: let the reader tell. False: there is room after all.
+cdef bint want_room(Nearby *n, Ring *ring) noexcept nogil
+cdef void say_over(Nearby *n, int place, Ring *ring, int how) noexcept nogil
+
+# Tell all that something in the table has changed.
+cdef void spread_news(Nearby *n) noexcept nogil
+cdef void tell_news(Nearby *n, int place) noexcept nogil
+
+# Around a sleep in which the bell must be heard; look once more after the first.
+cdef void fall_asleep(Nearby *n) noexcept nogil
+cdef void wake_up(Nearby *n) noexcept nogil
+cdef void silence_bell(Nearby *n) noexcept nogil

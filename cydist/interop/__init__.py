@@ -1,1 +1,0 @@
-"""cydist inside other libraries' interfaces."""
