@@ -169,9 +169,9 @@ def from_failure(
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
-        "timeout": f"timeout: nothing from {who}"
-        + (f" within {waited:.3g} s" if waited is not None else "")
-        + step
+        "timeout": "timeout"
+        + (f" after {waited:.3g} s" if waited is not None else "")
+        + f": nothing from {who}{step}"
         + (f" ({why})" if why else ""),
         "peer_lost": f"{who} was lost{step}: {lost}",
         "no_memory": "no memory for the temporaries of this call",

@@ -110,6 +110,24 @@ def rendezvous(
     return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
 
 
+def rendezvous_by(
+    board: Any, host: Callable[[float], str], *, rank: int, world_size: int, timeout: Timeout
+) -> tuple[MembersStore, int, int]:
+    """Meet the ranks that share `board`, a store of another library; returns as `rendezvous`.
+
+    Of that store an address is believed and nothing else: rank 0 opens a store of ours, whose
+    members prove themselves, and says there where it is.
+
+    host    deadline -> the address at which rank 0's store listens; called on rank 0 only
+    """
+    deadline = time.monotonic() + seconds(timeout)
+    call = _Call(urlsplit("env://"), rank, world_size, "", deadline)
+    call.placed("a store")
+    store = _through(board, call, lambda: host(deadline))
+    store.set_timeout(timedelta(seconds=seconds(timeout)))
+    return meet(store, rank, world_size, deadline=deadline, holder=0)
+
+
 def _given(value: int) -> int | None:
     """-1 means that an argument was not given."""
     return None if value == -1 else value
@@ -177,7 +195,7 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
     board = PrefixStore(f"cydist/{launchers.job_id()}/{call.group_name}", agent)
-    return _through(board, call, lambda: _own_address(host, port, call.deadline))
+    return _through(board, call, lambda: own_address(host, port, call.deadline))
 
 
 def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
@@ -199,7 +217,7 @@ def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
     return _tcp(call, host, int(port))
 
 
-def _own_address(host: str, port: int, deadline: float) -> str:
+def own_address(host: str, port: int, deadline: float) -> str:
     """The address of ours that a connection to `host` goes out from: others reach us by it."""
     for family, _, _, _, address in resolve(host, port, deadline):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

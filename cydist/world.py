@@ -266,8 +266,7 @@ def init_process_group(
     assert limit is not None
     spec = (rendezvous.default_backend() if backend is None else backend).lower()
     registry.parse(spec)  # a wrong name fails before anybody waits
-    _force_kernels(config.ISA.get().strip())
-    arm_failpoint(config.FAILPOINT.get().strip())
+    obey_settings()
     meeting, rank, world_size = rendezvous.rendezvous(
         init_method, rank=rank, world_size=world_size, store=store,
         timeout=limit, group_name=group_name,
@@ -279,12 +278,14 @@ def init_process_group(
     _set(world, per_thread=spec == "inproc")
 
 
-def _force_kernels(isa: str) -> None:
-    """Honour CYDIST_ISA; the best that the machine can run is already chosen."""
-    if not isa:
-        return
+def obey_settings() -> None:
+    """Honour CYDIST_ISA (the best that the machine can run is already chosen) and
+    CYDIST_FAILPOINT."""
+    arm_failpoint(config.FAILPOINT.get().strip())
+    isa = config.ISA.get().strip()
     try:
-        use_isa(isa)
+        if isa:
+            use_isa(isa)
     except ValueError as error:
         raise ValueError(f"CYDIST_ISA={isa}: {error}") from None
 

@@ -402,6 +402,20 @@ def test_gloo_beside_us(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_raw_sockets_beside_us(tmp_path: Path) -> None:
+    """Raw sockets run every op beside cydist, and are right."""
+    file = tmp_path / "figures.json"
+    arguments = ("--sizes", "64,256Ki", "--rounds", "1", "--vs", "raw", "--json", str(file))
+    ended = run(*arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    cells = json.loads(file.read_text())["cells"]
+    assert {(cell["op"], cell["participants"]["raw"]["wrong"]) for cell in cells} == {
+        (op, 0) for op in OPS
+    }
+
+
 def test_plot(tmp_path: Path) -> None:
     """The plot is written, whatever is missing from the rows."""
     pytest.importorskip("matplotlib")
@@ -411,3 +425,14 @@ def test_plot(tmp_path: Path) -> None:
     rows = [(ONE, row(1.0, gloo=2.0)), (TWO, row(1.0)), (barrier, row(1.0))]
     draw(rows, "two ranks", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(1, "1"), (8, "8"), (1020, "1020"), (1536, "1.5Ki"), (1 << 16, "64Ki"), (1 << 27, "128Mi")],
+)
+def test_sizes_on_the_axis(nbytes: int, text: str) -> None:
+    """The axis says bytes as a user writes them."""
+    from cydist.bench.plot import short
+
+    assert short(nbytes) == text

@@ -99,7 +99,8 @@ def test_overlap(tmp_path: Path) -> None:
     (row,) = found["rows"]
     assert (row["library"], row["bytes"]) == ("cydist", 65536)
     assert 0 <= row["hidden"] <= 1
-    assert min(row["moving"], row["computing"], row["both"]) > 0
+    assert 0 <= row["hidden asleep"] <= 1
+    assert min(row[part] for part in ("moving", "computing", "both", "asleep")) > 0
 
 
 # ---- startup ----

@@ -115,6 +115,26 @@ dist.destroy_process_group()
 """
 
 
+def printed_by(program: str, directory: Path, settings: list[str]) -> list[tuple[str, str]]:
+    """What two ranks write on stdout and stderr, with CYDIST_TUNING as `settings` say."""
+    inherited = {name: text for name, text in os.environ.items() if name[:7] != "CYDIST_"}
+    common = {**inherited, "PYTHONPATH": str(ROOT), "CYDIST_TRANSPORT": "tcp",
+              "XDG_STATE_HOME": str(directory)}  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, f"file://{directory}/meeting", f"{rank}"],
+            env={**common, "CYDIST_TUNING": setting},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, setting in enumerate(settings)
+    ]  # fmt: skip
+    try:
+        return [process.communicate(timeout=80) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("first", ["ring", "", "damaged"])
 def test_rank_0_decides(tmp_path: Path, first: str) -> None:
@@ -129,25 +149,36 @@ def test_rank_0_decides(tmp_path: Path, first: str) -> None:
     crossings.save(
         [Measured(2, False, {"all_reduce": (Rule("all_reduce", "ordered"),)})], places[1]
     )
-    inherited = {name: text for name, text in os.environ.items() if name[:7] != "CYDIST_"}
-    common = {**inherited, "PYTHONPATH": str(ROOT), "CYDIST_TRANSPORT": "tcp",
-              "XDG_STATE_HOME": str(tmp_path)}  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, f"file://{tmp_path}/meeting", f"{rank}"],
-            env={**common, "CYDIST_TUNING": str(places[rank]) if rank or first else "off"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        ended = [process.communicate(timeout=80) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    settings = [str(places[0]) if first else "off", str(places[1])]
+    ended = printed_by(PROGRAM, tmp_path, settings)
     assert [out for out, _ in ended] == [first if first == "ring" else shipped] * 2, ended
     warned = [str(places[0]) in err for _, err in ended]
     assert warned == [first == "damaged", False]
+
+
+TORCH_PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+import cydist.interop.torch
+from cydist import tuning
+
+dist.init_process_group("cydist", sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+dist.all_reduce(torch.ones(1))
+print(tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True), end="")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_torchs_default_group(tmp_path: Path) -> None:
+    """As torch's backend, the ranks of its default group choose by rank 0's file, too."""
+    pytest.importorskip("torch")
+    place = tmp_path / "0.json"
+    crossings.save([RING], place)
+    said = printed_by(TORCH_PROGRAM, tmp_path, [str(place), "off"])
+    assert [out for out, _ in said] == ["ring"] * 2, said
 
 
 def test_a_new_job_forgets(file: Path) -> None:

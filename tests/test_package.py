@@ -31,7 +31,7 @@ LAYERS = {
     3: "backends",
     4: "world",
     5: "arguments calling collectives coalesced monitored scans p2p objects shared shrinking",
-    6: "launch testing bench",
+    6: "launch testing bench interop",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 API = 5  # `import cydist` inside the package; what __init__ itself imports is free

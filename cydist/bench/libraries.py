@@ -205,7 +205,7 @@ def as_tensor(array: Any) -> Any:
 def start(library: str, options: Mapping[str, str]) -> Library:
     """Start a library on this rank.
 
-    library     "cydist", "gloo" or "mpi"
+    library     "cydist", "gloo", "mpi" or "raw"
     options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -213,6 +213,10 @@ def start(library: str, options: Mapping[str, str]) -> Library:
         return gloo()
     if library == "mpi":
         return Mpi()
+    if library == "raw":
+        from cydist.bench.sockets import Raw
+
+        return Raw()
     settings = dict(options)
     backend, arrays = settings.pop("backend"), settings.pop("arrays")
     os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})

@@ -141,20 +141,28 @@ class Session:
         return answer
 
     def overlap(self, units: int) -> Answer:
-        """Nanoseconds of the cell's all_reduce, of `units` of computing, and of both at once."""
+        """Nanoseconds of the cell's all_reduce, of `units` of computing, of both at once, and of
+        the all_reduce while this thread sleeps for as long as it had computed."""
         buffers = self._buffers
         assert buffers is not None
         buffers.settle(0)
         self._library.barrier()
         moving = loop(self._bound, 1)
         computing = compute(units)
+        both = self._beside(lambda: compute(units))
+        asleep = self._beside(lambda: time.sleep(computing / 1e9))
+        return {"moving": moving, "computing": computing, "both": both, "asleep": asleep}
+
+    def _beside(self, other: Callable[[], object]) -> int:
+        """Nanoseconds of something else with an all_reduce in the background."""
+        assert self._buffers is not None
         self._library.barrier()
         clock = time.perf_counter_ns
         start = clock()
-        wait = self._library.begin(buffers.recv)
-        compute(units)
+        wait = self._library.begin(self._buffers.recv)
+        other()
         wait()
-        return {"moving": moving, "computing": computing, "both": clock() - start}
+        return clock() - start
 
     def memory(self, op: str, count: int, dtype: str) -> Answer:
         """Bytes that this process takes at the most in its first calls, beyond the arrays."""

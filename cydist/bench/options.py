@@ -35,6 +35,7 @@ Peers of --vs, separated by commas:
   mpich=PYTHON      beside it or in PATH; the same with MPICH
   openmpi-tcp=PYTHON    Open MPI over TCP only
   tcp               cydist over TCP only
+  raw               one polled TCP connection between 2 ranks: the limit of what tcp can reach
 """
 
 
@@ -150,10 +151,10 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             specs[name] = Spec(
                 name, "mpi", python, arguments=OVER_TCP if name.endswith("tcp") else ()
             )
-        elif item == "gloo":
-            specs[name] = Spec("gloo", "gloo")
+        elif item in ("gloo", "raw"):
+            specs[item] = Spec(item, item)
         elif item == "tcp":
             specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
         else:
-            raise ValueError(f"--vs {item}: the peers are gloo, tcp, and with =PYTHON {MPIS}")
+            raise ValueError(f"--vs {item}: the peers are gloo, tcp, raw, and with =PYTHON {MPIS}")
     return list(specs.values())

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     """Print the table; 1 when cydist failed, else 0."""
     options = parse(
         arguments, "overlap",
-        "Begin an all_reduce, compute for half as long again as it takes, and wait for its end.",
+        "Begin an all_reduce, compute for half as long again as it takes, and wait for its end. "
+        "Hidden is the share that adds nothing to the computing; asleep the same where a rank "
+        "sleeps instead, as it does for a device, so that its core is free.",
         ("all_reduce",), "16Mi",
     )  # fmt: skip
     about = machine.describe(["overlap", *arguments])
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         print(report.header(about))
         print(
             f"{'bytes':>10} {'library':<12} {'all_reduce us':>13} {'computing us':>13}"
-            f" {'both us':>13} {'hidden':>7}"
+            f" {'both us':>13} {'hidden':>7} {'asleep':>7}"
         )
         for cell in wanted:
             for name, found in measure(cell, participants, options.rounds).items():
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
                 times = "".join(
                     f" {report.micro(found[part]):>13}" for part in ("moving", "computing", "both")
                 )
-                print(f"{cell.nbytes:>10} {name:<12}{times} {found['hidden']:>7.0%}", flush=True)
+                shares = "".join(f" {found[share]:>7.0%}" for share in ("hidden", "hidden asleep"))
+                print(f"{cell.nbytes:>10} {name:<12}{times}{shares}", flush=True)
     report.save({"header": about, "rows": entries}, options.json)
     return int(any("failure" in each for each in entries if each["library"] == report.OURS))
 
@@ -76,9 +79,10 @@ def measure(
                 found[participant.name] = {"failure": str(error)}
     for entry in found.values():
         if "failure" not in entry:
-            parts = zip(entry["moving"], entry["computing"], entry["both"], strict=True)
-            entry["hidden"] = statistics.median(hidden(*each) for each in parts)
-            for part in ("moving", "computing", "both"):
+            for share, together in (("hidden", "both"), ("hidden asleep", "asleep")):
+                parts = zip(entry["moving"], entry["computing"], entry[together], strict=True)
+                entry[share] = statistics.median(hidden(*each) for each in parts)
+            for part in ("moving", "computing", "both", "asleep"):
                 entry[part] = statistics.median(entry[part])
     return found
 

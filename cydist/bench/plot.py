@@ -8,12 +8,21 @@ from typing import Any
 
 from cydist.bench.report import Rows
 
+MOST_TICKS = 8
+
+
+def short(nbytes: int) -> str:
+    """Bytes as they are given to --sizes: 8, 64Ki, 16Mi; 1.5Ki where they are not whole."""
+    power = min(3, max(0, nbytes.bit_length() - 1) // 10)
+    return f"{nbytes / (1 << 10 * power):.4g}{('', 'Ki', 'Mi', 'Gi')[power]}"
+
 
 def draw(rows: Rows, title: str, path: str) -> None:
     """Write the plot to `path`, in the format that its ending names."""
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")
+    ticker: Any = importlib.import_module("matplotlib.ticker")
     ops = list(dict.fromkeys(cell.op for cell, _ in rows))
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     columns = min(4, len(ops))
@@ -35,10 +44,17 @@ def draw(rows: Rows, title: str, path: str) -> None:
                          markersize=3, color=f"C{number}", label=name, **style)  # fmt: skip
         picture.set_title(op, fontsize=10)
         picture.set_yscale("log")
+        picture.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        picture.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        picture.yaxis.set_minor_formatter(ticker.NullFormatter())
         if op == "barrier":
             picture.set_xticks([])
         else:
+            sizes = sorted({max(1, cell.nbytes) for cell, _ in rows if cell.op == op})
+            shown = sizes[:: math.ceil(len(sizes) / MOST_TICKS)]
             picture.set_xscale("log", base=2)
+            picture.set_xticks(shown, [short(nbytes) for nbytes in shown])
+            picture.xaxis.set_minor_locator(ticker.NullLocator())
             picture.set_xlabel("bytes")
         picture.grid(True, which="major", alpha=0.3)
     for line in axes:

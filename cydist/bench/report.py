@@ -14,7 +14,8 @@ from cydist.bench.participants import Participant
 from cydist.bench.rounds import Row, Series, ratio
 
 OURS = "cydist"
-OURSELVES = (OURS, "tcp")  # not peers: cydist over another transport is no competitor
+# Not peers: cydist over another transport is no competitor, and raw sockets are no library.
+OURSELVES = (OURS, "tcp", "raw")
 Rows = Sequence[tuple[Cell, Row]]
 
 

@@ -1,0 +1,121 @@
+"""Peer "raw": two ranks with one TCP connection between them that both poll; nothing else.
+
+What a collective over sockets could take if it were free: no checks, no deadlines, no matching,
+and nobody ever sleeps. Both directions move at once, as far as a collective lets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cydist.bench.libraries import Bound, pingpong
+from cydist.rendezvous import rendezvous
+
+MOST_BYTES = 1 << 20  # of one write
+
+
+class Raw:
+    """A library for two ranks, see `libraries.Library`. Raises ValueError for other numbers."""
+
+    def __init__(self) -> None:
+        store, self.rank, self.size = rendezvous(timeout=60)
+        if self.size != 2:
+            raise ValueError(f"raw sockets connect 2 ranks, not {self.size}")
+        if self.rank == 0:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                store.set("port", str(listener.getsockname()[1]))
+                listener.settimeout(60)
+                self._socket, _ = listener.accept()
+        else:
+            port = int(store.get("port"))
+            self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        self._socket.setblocking(False)
+        self._store = store  # rank 0 serves it, and must not end it while rank 1 reads
+        self.about = {"version": "one TCP connection, polled from Python"}
+        self.barrier()
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        """The call that does `op` on these numpy arrays."""
+        if op == "barrier":
+            return self.barrier, ()
+        me, other = self.rank, 1 - self.rank
+        if op == "broadcast":
+            whole, nothing = _bytes(send), _bytes(send[:0])
+            return self._move, (whole, nothing) if me == 0 else (nothing, whole)
+        if op == "pingpong":
+            empty = _bytes(send[:0])
+            return pingpong(
+                lambda array, _: self._move(_bytes(array), empty),
+                lambda array, _: self._move(empty, _bytes(array)),
+                me, send, recv,
+            )  # fmt: skip
+        if op == "all_reduce":
+            scratch = np.zeros_like(send)
+            return self._then(_bytes(send), scratch, lambda: np.add(recv, scratch, out=recv))
+        halves = np.split(recv if op == "all_gather" else send, 2)
+        if op == "all_gather":
+            return self._then(_bytes(send), halves[other], lambda: np.copyto(halves[me], send))
+        if op == "reduce_scatter":
+            scratch = np.zeros_like(recv)
+            return self._then(
+                _bytes(halves[other]), scratch, lambda: np.add(halves[me], scratch, out=recv)
+            )
+        into = np.split(recv, 2)
+        return self._then(
+            _bytes(halves[other]), into[other], lambda: np.copyto(into[me], halves[me])
+        )
+
+    def _then(self, out: memoryview, into: Any, finish: Callable[[], object]) -> Bound:
+        """Exchange, then do what is to be done here."""
+        room = _bytes(into)
+
+        def call() -> None:
+            self._move(out, room)
+            finish()
+
+        return call, ()
+
+    def _move(self, out: memoryview, into: memoryview) -> None:
+        """Send all of `out`, and fill `into`."""
+        send, receive = self._socket.send, self._socket.recv_into
+        sent, got = 0, 0
+        while sent < len(out) or got < len(into):
+            if sent < len(out):
+                with contextlib.suppress(BlockingIOError):
+                    sent += send(out[sent : sent + MOST_BYTES])
+            if got < len(into):
+                try:
+                    count = receive(into[got:])
+                except BlockingIOError:
+                    continue
+                if count == 0:
+                    raise ConnectionError("the other rank is gone")
+                got += count
+
+    def barrier(self) -> None:
+        """A byte each way."""
+        self._move(memoryview(b"\0"), memoryview(bytearray(1)))
+
+    def begin(self, array: Any) -> Callable[[], object]:
+        """Raises NotImplementedError: nothing runs in the background."""
+        raise NotImplementedError("raw sockets do nothing in the background")
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        """Nothing to choose from."""
+        return ""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.view(np.uint8))

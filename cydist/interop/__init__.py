@@ -1,0 +1,1 @@
+"""cydist inside other libraries' interfaces."""

@@ -1,0 +1,402 @@
+"""Group: a cydist group under torch's name, torch.distributed.ProcessGroup.
+
+torch calls these methods from Python and from C++ (DDP, functional collectives), always with
+ranks of the group. Each has the forms of torch's own: tensors and an options object, or one
+tensor and the options' fields.
+
+What torch calls allgather is all_gather here, and so on; docs/torch.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import cydist
+from cydist.group import ProcessGroup
+from cydist.interop.torch import sparse
+from cydist.interop.torch.options import given, limit, only, op_of, rooted
+from cydist.interop.torch.work import Done, Pending, Several
+from cydist.work import Work
+from cydist.world import World
+
+Limit = timedelta | None
+
+
+class Group(dist.ProcessGroup):
+    """The ranks of a torch group, as one of them sees it.
+
+    host    the group of ours that does the work. It is no default group, and a program's own
+            cydist.init_process_group does not meet it
+    store   torch's
+    world   what owns the connections; None for a group that shares its parent's
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(
+        self, host: ProcessGroup, name: str, store: Any, world: World | None = None
+    ) -> None:
+        super().__init__(host.rank(), host.size())
+        self.host = host
+        self._world = world
+        self._store = store
+        self._name = name
+        self._desc = name
+        self._parts: dict[tuple[int, ...], int] = {}  # how many were made of these ranks
+
+    # What torch asks a group about itself.
+
+    def getBackendName(self) -> str:
+        return "cydist"
+
+    _get_backend_name = getBackendName
+    name = getBackendName
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> Group:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"backend 'cydist' takes tensors on the CPU, not on {device}")
+        return self
+
+    @property
+    def options(self) -> Any:
+        """torch's options of a backend: its name and timeout."""
+        options = torch._C._distributed_c10d.Backend.Options("cydist", self._timeout)
+        options.group_name = self._name
+        options.global_ranks_in_group = list(self.host.ranks)
+        return options
+
+    def get_group_store(self) -> Any:
+        """torch's store."""
+        return self._store
+
+    getStore = get_group_store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: calls are numbered from the first on."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        last = self.host.last_call()
+        return 0 if last is None else last.seq
+
+    # Its life.
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self.host.timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a call may take from now on, unless it says otherwise."""
+        self.host.timeout = timeout.total_seconds()
+
+    setTimeout = set_timeout
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """End every call under way with an error, on all members. The group has failed then."""
+        self.host.abort()
+
+    def shutdown(self) -> None:
+        """End the group. Idempotent."""
+        self.host.destroy()
+        self._world = None
+
+    def part(self, ranks: Sequence[int], name: str, timeout: float, store: Any) -> Group:
+        """A group of these ranks, this one among them, over the same connections."""
+        members = tuple(ranks)
+        count = self._parts[members] = self._parts.get(members, 0) + 1
+        # torch may give a name again when the group that had it is gone.
+        host = self.host.subgroup(members, f"{name}/{count}", timeout)
+        assert host is not None
+        return Group(host, name, store)
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> Group | None:
+        """A group of these ranks of this one; None where this rank is not among them."""
+        if self.rank() not in new_ranks:
+            return None
+        name = group_name or f"{self._name}:split:{'_'.join(map(str, new_ranks))}"
+        seconds = self.host.timeout if timeout is None else timeout.total_seconds()
+        made = self.part(new_ranks, name, seconds, self._store)
+        made.setGroupDesc(group_desc or name)
+        return made
+
+    splitGroup = split_group
+
+    # Collectives. `opts` may also be what comes second in torch's other forms.
+
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Limit = None, *, op: Any = None
+    ) -> dist.Work:
+        opts = given(c10d.AllreduceOptions, opts, timeout, op)
+        tensor = only(tensors, "allreduce")
+        kind = op_of(opts.reduceOp)
+        if tensor.layout is not torch.strided:
+            sparse.all_reduce(tensor, kind, self.host, limit(opts))
+            return Done([tensor])
+        work = cydist.all_reduce(tensor, kind, self.host, opts.asyncOp, timeout=limit(opts))
+        return Done([tensor]) if work is None else Pending(work, [tensor])
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        opts = given(c10d.AllreduceCoalescedOptions, opts, None)
+        kind = op_of(opts.reduceOp)
+
+        def start(some: list[list[Any]]) -> Work | None:
+            return cydist.all_reduce_coalesced(
+                some[0], kind, self.host, opts.asyncOp, timeout=limit(opts)
+            )
+
+        return by_dtype(start, [tensors], tensors)
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: Limit = None, *, root: int = 0
+    ) -> dist.Work:
+        opts = rooted(c10d.BroadcastOptions, opts, timeout, root)
+        tensor = only(tensors, "broadcast")
+        work = cydist.broadcast(
+            tensor, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+        )
+        return ended(work, [tensor])
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Limit = None, *,
+        root: int = 0,
+    ) -> dist.Work:  # fmt: skip
+        opts = rooted(c10d.ReduceOptions, opts, timeout, root, op)
+        tensor = only(tensors, "reduce")
+        work = cydist.reduce(
+            tensor, None, op_of(opts.reduceOp), self.host, opts.asyncOp, opts.rootRank,
+            timeout=limit(opts),
+        )  # fmt: skip
+        return ended(work, [tensor])
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None
+    ) -> dist.Work:
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors = [output_tensors]
+        opts = given(c10d.AllgatherOptions, opts, timeout)
+        outputs = only(output_tensors, "allgather")
+        tensor = only(input_tensors, "allgather")
+        work = cydist.all_gather(outputs, tensor, self.host, opts.asyncOp, timeout=limit(opts))
+        return ended(work, outputs)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
+        opts = given(c10d.AllgatherOptions, opts, None)
+        work = cydist.all_gather_into_tensor(
+            output, input, self.host, opts.asyncOp, timeout=limit(opts)
+        )
+        return ended(work, [output])
+
+    def all_gather_single_coalesced(
+        self, output_lists: Any, input_list: Any, opts: Any = None
+    ) -> dist.Work:
+        opts = given(c10d.AllgatherOptions, opts, None)
+
+        def start(some: list[list[Any]]) -> Work | None:
+            return cydist.all_gather_into_tensor_coalesced(
+                some[0], some[1], self.host, opts.asyncOp, timeout=limit(opts)
+            )
+
+        return by_dtype(start, [output_lists, input_list], output_lists)
+
+    def allgather_coalesced(
+        self, output_lists: Any, input_list: Any, opts: Any = None
+    ) -> dist.Work:
+        opts = given(c10d.AllgatherOptions, opts, None)
+
+        def start(some: list[list[Any]]) -> Work | None:
+            return cydist.all_gather_coalesced(
+                some[1:], some[0], self.host, opts.asyncOp, timeout=limit(opts)
+            )
+
+        return by_dtype(start, [input_list, *output_lists], output_lists)
+
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
+        root: int = 0,
+    ) -> dist.Work:  # fmt: skip
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors = [output_tensors] if output_tensors else []
+        opts = rooted(c10d.GatherOptions, opts, timeout, root)
+        outputs = only(output_tensors, "gather") if output_tensors else None
+        work = cydist.gather(
+            only(input_tensors, "gather"), outputs, None, self.host, opts.asyncOp, opts.rootRank,
+            timeout=limit(opts),
+        )  # fmt: skip
+        return ended(work, outputs or [])
+
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
+        root: int = 0,
+    ) -> dist.Work:  # fmt: skip
+        if isinstance(output_tensors, torch.Tensor):
+            input_tensors = [input_tensors] if input_tensors else []
+        opts = rooted(c10d.ScatterOptions, opts, timeout, root)
+        tensor = only(output_tensors, "scatter")
+        inputs = only(input_tensors, "scatter") if input_tensors else None
+        work = cydist.scatter(
+            tensor, inputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+        )
+        return ended(work, [tensor])
+
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
+        op: Any = None,
+    ) -> dist.Work:  # fmt: skip
+        if isinstance(output_tensors, torch.Tensor):
+            input_tensors = [input_tensors]
+        opts = given(c10d.ReduceScatterOptions, opts, timeout, op)
+        output = only(output_tensors, "reduce_scatter")
+        work = cydist.reduce_scatter(
+            output, only(input_tensors, "reduce_scatter"), op_of(opts.reduceOp), self.host,
+            opts.asyncOp, timeout=limit(opts),
+        )  # fmt: skip
+        return ended(work, [output])
+
+    def reduce_scatter_single(
+        self, outputTensor: Any, inputTensor: Any, opts: Any = None
+    ) -> dist.Work:
+        opts = given(c10d.ReduceScatterOptions, opts, None)
+        work = cydist.reduce_scatter_tensor(
+            outputTensor, inputTensor, op_of(opts.reduceOp), self.host, opts.asyncOp,
+            timeout=limit(opts),
+        )  # fmt: skip
+        return ended(work, [outputTensor])
+
+    def reduce_scatter_single_coalesced(
+        self, outputTensors: Any, inputTensors: Any, opts: Any = None
+    ) -> dist.Work:
+        opts = given(c10d.ReduceScatterOptions, opts, None)
+        kind = op_of(opts.reduceOp)
+
+        def start(some: list[list[Any]]) -> Work | None:
+            return cydist.reduce_scatter_tensor_coalesced(
+                some[0], some[1], kind, self.host, opts.asyncOp, timeout=limit(opts)
+            )
+
+        return by_dtype(start, [outputTensors, inputTensors], outputTensors)
+
+    def alltoall(
+        self, output_tensor: Any, input_tensor: Any, opts: Any = None, timeout: Limit = None
+    ) -> dist.Work:
+        opts = given(c10d.AllToAllOptions, opts, timeout)
+        work = cydist.all_to_all(
+            output_tensor, input_tensor, self.host, opts.asyncOp, timeout=limit(opts)
+        )
+        return ended(work, output_tensor)
+
+    def all_to_all_single(
+        self, output_tensor: Any, input_tensor: Any, output_split_sizes: Any,
+        input_split_sizes: Any, opts: Any = None, timeout: Limit = None,
+    ) -> dist.Work:  # fmt: skip
+        opts = given(c10d.AllToAllOptions, opts, timeout)
+        work = cydist.all_to_all_single(
+            output_tensor, input_tensor, output_split_sizes, input_split_sizes, self.host,
+            opts.asyncOp, timeout=limit(opts),
+        )  # fmt: skip
+        return ended(work, [output_tensor])
+
+    def barrier(self, opts: Any = None, timeout: Limit = None) -> dist.Work:
+        opts = given(c10d.BarrierOptions, opts, timeout)
+        return ended(cydist.barrier(self.host, opts.asyncOp, timeout=limit(opts)), [])
+
+    def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the ranks which did not come.
+
+        torch.distributed.monitored_barrier takes gloo's groups only: call this instead.
+        """
+        cydist.monitored_barrier(self.host, timeout, wait_all_ranks)
+
+    # Messages.
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
+        tensor = only(tensors, "send")
+        work = cydist.isend(tensor, None, self.host, tag, dstRank)
+        return ended(work, [tensor])
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
+        return self._receive(only(tensors, "recv"), srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        return self._receive(only(tensors, "recv_anysource"), None, tag)
+
+    def _receive(self, tensor: Any, source: int | None, tag: int) -> dist.Work:
+        work = cydist.irecv(tensor, None, self.host, tag, source)
+        assert work is not None
+        return Pending(work, [tensor], self.host.get_group_rank)
+
+    # Batches: torch collects what it can itself, and starts the rest one by one.
+
+    def _start_coalescing(self, device: object) -> None:
+        pass
+
+    def _end_coalescing(self, device: object) -> dist.Work:
+        return Done([])
+
+    startCoalescing = _start_coalescing
+    endCoalescing = _end_coalescing
+
+    # Names from before torch 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def ended(work: Work | None, tensors: Any) -> dist.Work:
+    """torch's Work for what one of our calls returned."""
+    return Done(tensors) if work is None else Pending(work, tensors)
+
+
+def by_dtype(
+    start: Callable[[list[list[Any]]], Work | None], lists: list[Any], tensors: Any
+) -> dist.Work:
+    """Start one call per dtype on lists whose entries i belong together.
+
+    start       takes the lists with the entries of one dtype
+    tensors     what the calls write
+    """
+    columns = list(zip(*lists, strict=True))
+    dtypes = dict.fromkeys(column[0].dtype for column in columns)
+    if len(dtypes) == 1:
+        return ended(start([list(each) for each in lists]), tensors)
+    works = []
+    for dtype in dtypes:
+        some = [column for column in columns if column[0].dtype == dtype]
+        works.append(ended(start([list(each) for each in zip(*some, strict=True)]), tensors))
+    return Several(works, tensors)

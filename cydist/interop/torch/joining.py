@@ -1,0 +1,66 @@
+"""How a group comes to be: torch hands over a store, a rank and a size.
+
+The ranks meet as they do under torchrun (cydist/rendezvous.py): torch's store is believed an
+address, and who is there proves that it knows the job's secret. Groups made later share the
+connections and the memory of torch's default group, and cost no traffic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from cydist import crossings
+from cydist.interop.torch.group import Group
+from cydist.rendezvous import own_address, rendezvous_by
+from cydist.stores import PrefixStore
+from cydist.stores.listening import public_address
+from cydist.world import DEFAULT_GROUP, World, obey_settings
+
+NAME = "cydist"
+
+
+def register() -> None:
+    """Make "cydist" a backend of torch.distributed; again changes nothing."""
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+
+
+def create(options: Any, pg_options: object = None) -> Group:
+    """What torch calls to make a group.
+
+    options     torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
+                group_id, global_ranks_in_group (empty for the default group)
+
+    Raises RendezvousError, AuthenticationError and PeerFailedError as cydist.init_process_group.
+    """
+    timeout = options.timeout.total_seconds()
+    ranks = list(options.global_ranks_in_group)
+    default = dist.group.WORLD
+    if ranks and isinstance(default, Group):
+        return default.part(ranks, options.group_id, timeout, options.store)
+    rank, size = options.group_rank, options.group_size
+    obey_settings()
+    meeting, rank, size = rendezvous_by(
+        PrefixStore(NAME, options.store),
+        lambda deadline: _reached_at(options.store, deadline),
+        rank=rank, world_size=size, timeout=timeout,
+    )  # fmt: skip
+    if not ranks:
+        crossings.share(meeting, rank)  # by the default group alone: they hold for the process
+    world = World(meeting, rank, size, timeout, "tcp")
+    host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
+    if ranks:
+        host.ranks = tuple(ranks)
+    return Group(host, options.group_id, options.store, world)
+
+
+def _reached_at(store: Any, deadline: float) -> str:
+    """The address of ours that the others can reach, if they reached torch's store."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return own_address(store.host, store.port, deadline)
+    if isinstance(store, dist.HashStore):
+        return "127.0.0.1"
+    return public_address()

@@ -1,0 +1,71 @@
+"""What torch passes beside tensors, as our API takes it: options, reductions, time limits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cydist.types import Op, PremulSum, RedOpType
+
+# By hash, which is the operation's number: comparing ReduceOps costs ten times as much.
+OPERATIONS: dict[int, Op] = {
+    hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): RedOpType[name]
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+assert len(OPERATIONS) == 8
+
+
+def op_of(op: Any) -> Op:
+    """Our reduction for torch's.
+
+    Raises ValueError for one that is none of ours.
+    """
+    found = OPERATIONS.get(hash(op))
+    if found is not None:
+        return found
+    if op != dist.ReduceOp.PREMUL_SUM:
+        raise ValueError(f"cydist has no reduction {op}")
+    factor = op.__getstate__()[1]
+    return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+
+
+def limit(options: Any) -> timedelta | None:
+    """The call's own time limit; None: the group's. torch marks that by -1 ms."""
+    timeout: timedelta = options.timeout
+    return None if timeout.days < 0 else timeout
+
+
+def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
+    """Options of `kind`: those passed, or new ones made of single fields.
+
+    options     an object of `kind`, a reduction in its place, or None
+    """
+    if isinstance(options, kind):
+        return options
+    made = kind()
+    if timeout is not None:
+        made.timeout = timeout
+    if options is not None or op is not None:
+        made.reduceOp = op if options is None else options
+    return made
+
+
+def rooted(kind: Any, options: Any, timeout: timedelta | None, root: int, op: Any = None) -> Any:
+    """As `given`, for calls with a root: a rank of the group, also in the options' place."""
+    if isinstance(options, kind):
+        return options
+    made = given(kind, None, timeout, op)
+    made.rootRank = root if options is None else options
+    return made
+
+
+def only(entries: Any, call: str) -> Any:
+    """The single entry of a list that torch keeps for the days of several devices per rank."""
+    if isinstance(entries, torch.Tensor):
+        return entries
+    if len(entries) != 1:
+        raise ValueError(f"{call}: expected a list of one entry, found {len(entries)}")
+    return entries[0]

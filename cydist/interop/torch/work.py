@@ -1,0 +1,176 @@
+"""torch's Work over ours: what a call on a group returns to torch, in Python and in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cydist.work import Work
+
+NO_TIMEOUT = timedelta(0)  # what C++ passes when its caller gave none
+
+
+def future_of(tensors: Any) -> Any:
+    """A torch Future that has its value, a list of tensors."""
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    return future
+
+
+class Done(dist.Work):
+    """A call that was over when it returned."""
+
+    def __init__(self, tensors: Any) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def block_current_stream(self) -> None:
+        """Nothing is under way, and the CPU has no streams."""
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def is_success(self) -> bool:
+        """True: an error would have been raised."""
+        return True
+
+    def exception(self) -> None:
+        """None: an error would have been raised."""
+
+    def result(self) -> Any:
+        """The tensors that the call wrote."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """A torch Future that has its value, `result`."""
+        return future_of(self._tensors)
+
+
+class Pending(dist.Work):
+    """A call under way.
+
+    A torch Future is made when one is asked for, and completed on a thread that may block: its
+    callbacks may make further calls on the group and wait for them.
+    """
+
+    def __init__(
+        self, work: Work, tensors: Any, group_rank: Callable[[int], int] | None = None
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors
+        self._group_rank = group_rank
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Block until the call is complete; True. Raises what the call raised."""
+        return self._work.wait(timeout if timeout > NO_TIMEOUT else None)
+
+    def synchronize(self) -> None:
+        """Block until the call is complete: the CPU has no streams."""
+        self._work.wait()
+
+    def block_current_stream(self) -> None:
+        """Block until the call is complete: the CPU has no streams."""
+        self._work.wait()
+
+    def is_completed(self) -> bool:
+        """Is the call over, well or badly?"""
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Is the call over without an error?"""
+        return self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        """What the call raised, if it is over and did."""
+        return self._work.exception()
+
+    def result(self) -> Any:
+        """Wait, then the tensors that the call wrote."""
+        self._work.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Wait for a receive, then the rank in the group that sent."""
+        source = self._work.source_rank()
+        return source if self._group_rank is None else self._group_rank(source)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A torch Future that gets `result`, or what the call raised."""
+        if self._future is None:
+            future: Any = torch.futures.Future()
+            self._future = future
+
+            def fill() -> None:
+                # Grad mode belongs to a thread, and this one is not the caller's.
+                with torch.no_grad():
+                    try:
+                        self._work.wait()
+                    except Exception as error:
+                        future.set_exception(error)
+                    else:
+                        future.set_result(self._tensors)
+
+            self._work._on_thread(fill)
+        return self._future
+
+
+class Several(dist.Work):
+    """Calls that were started one after the other and count as one."""
+
+    def __init__(self, works: list[Any], tensors: Any) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Block until all are complete; True. Raises what the first that failed raised."""
+        return all(work.wait(timeout) for work in self._works)
+
+    def synchronize(self) -> None:
+        """Block until all are complete."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Are all over?"""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Are all over without an error?"""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """What the first that failed raised."""
+        found = (work.exception() for work in self._works)
+        return next((error for error in found if error is not None), None)
+
+    def result(self) -> Any:
+        """Wait, then the tensors that the calls wrote."""
+        self.wait()
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """A torch Future that gets `result`, or what a call raised."""
+        parts = torch.futures.collect_all([work.get_future() for work in self._works])
+
+        def value(done: Any) -> Any:
+            for part in done.value():
+                part.value()
+            return self._tensors
+
+        return parts.then(value)

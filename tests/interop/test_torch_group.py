@@ -1,0 +1,234 @@
+"""cydist.interop.torch.Group: what it refuses, messages, subgroups, futures, timeouts, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cydist
+
+torch = pytest.importorskip("torch")
+import torch_job  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch_job import Job
+
+SECONDS = 30
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.allreduce([torch.ones(1), torch.ones(1)]), "list of one entry, found 2"),
+        (lambda g: g.allreduce([torch.ones(1, device="meta")]), "meta"),
+        (lambda g: g._get_backend(torch.device("cuda")), "on the CPU, not on cuda"),
+        (lambda g: g.send([torch.ones(1)], g.rank()), "itself"),
+    ],
+    ids=["two tensors", "no memory", "another device", "to itself"],
+)
+def test_refused(call: Callable[[Any], Any], message: str, shared: Job) -> None:
+    """What cannot work is refused before any traffic, and the group stays usable."""
+
+    def body(group: Any) -> bool:
+        with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+            call(group)
+        return bool(group.barrier().wait())
+
+    assert shared.run(body) == [True] * shared.size
+
+
+def test_callbacks_may_communicate(shared: Job) -> None:
+    """A future's callback may make a call on the same group and wait for it."""
+
+    def body(group: Any) -> float:
+        def again(future: Any) -> Any:
+            [x] = future.value()
+            group.allreduce([x]).wait()
+            return x
+
+        work = group.allreduce([torch.ones(1)])
+        return float(work.get_future().then(again).wait())
+
+    assert shared.run(body) == [float(shared.size**2)] * shared.size
+
+
+def test_callbacks_do_not_record_gradients(shared: Job) -> None:
+    """Grad mode belongs to a thread; callbacks run on one where it is off."""
+
+    def body(group: Any) -> bool:
+        future = group.allreduce([torch.ones(1)]).get_future()
+        return bool(future.then(lambda _: torch.is_grad_enabled()).wait())
+
+    found = shared.run(body)
+    assert True not in found or shared.size == 1  # one rank is done at once, on its own thread
+
+
+def test_tags_tell_messages_apart(shared: Job) -> None:
+    """A receive takes the message with its tag, though another came first."""
+
+    def body(group: Any) -> list[float]:
+        if group.size() == 1:
+            return [2.0, 1.0]
+        if group.rank() == 0:
+            for tag in (1, 2):
+                group.send([torch.tensor([float(tag)])], 1, tag).wait()
+        if group.rank() == 1:
+            found = [torch.zeros(1) for _ in range(2)]
+            for x, tag in zip(found, (2, 1), strict=True):
+                group.recv([x], 0, tag).wait()
+            return [float(x) for x in found]
+        return [2.0, 1.0]
+
+    assert shared.run(body) == [[2.0, 1.0]] * shared.size
+
+
+def test_source_is_a_rank_of_the_group(shared: Job) -> None:
+    """A receive from anyone says who sent, by the group's numbers."""
+    if shared.size < 3:
+        return
+
+    def body(group: Any) -> int:
+        if group.rank() == 0:
+            return 0
+        part = group.part([1, 2], "source", SECONDS, shared.store)
+        x = torch.zeros(1)
+        if part.rank() == 1:
+            part.send([torch.ones(1)], 0).wait()
+            part.barrier().wait()
+            return 0
+        work = part.recv_anysource([x])
+        work.wait()
+        part.barrier().wait()
+        return int(work._source_rank())
+
+    assert shared.run(body) == [0, 1, 0]
+
+
+def test_parts_of_one_name_do_not_meet(shared: Job) -> None:
+    """torch may give a group's name again once the group is gone."""
+
+    def body(group: Any) -> list[float]:
+        found = []
+        for _ in range(3):
+            part = group.part(range(group.size()), "again", SECONDS, shared.store)
+            x = torch.ones(1)
+            part.allreduce([x]).wait()
+            found.append(float(x))
+            part.shutdown()
+        return found
+
+    assert shared.run(body) == [[float(shared.size)] * 3] * shared.size
+
+
+def test_split_group(shared: Job) -> None:
+    """split_group makes a group of some ranks of this one; None where this one is not."""
+
+    def body(group: Any) -> tuple[str, int, float] | None:
+        part = group.split_group([group.size() - 1], group_name="last")
+        if part is None:
+            return None
+        x = torch.ones(1)
+        part.allreduce([x]).wait()
+        return part.getGroupName(), part.size(), float(x)
+
+    assert shared.run(body) == [None] * (shared.size - 1) + [("last", 1, 1.0)]
+
+
+def test_second_group_in_one_store(pair: Job) -> None:
+    """A store may be used for one group after the other: each meets its own keys."""
+
+    def body(group: Any) -> list[float]:
+        found = []
+        for _ in range(4):
+            other = torch_job.create(torch_job.options(pair.store, group.rank(), 2, name="again"))
+            x = torch.ones(1)
+            other.allreduce([x]).wait()
+            found.append(float(x))
+            other.shutdown()
+        return found
+
+    assert pair.run(body) == [[2.0] * 4] * 2
+
+
+def test_ours_is_left_alone(pair: Job) -> None:
+    """A program's own cydist group and torch's do not meet."""
+
+    def body(group: Any) -> tuple[float, float]:
+        x, y = torch.ones(1), torch.ones(1)
+        work = group.allreduce([x])
+        cydist.all_reduce(y)
+        work.wait()
+        group.shutdown()
+        cydist.all_reduce(y)
+        return float(x), float(y)
+
+    assert pair.run(body) == [(2.0, 4.0)] * 2
+
+
+@pytest.mark.parametrize("set_it", [True, False], ids=["of the group", "of the call"])
+def test_timeout(set_it: bool, pair: Job) -> None:
+    """set_timeout and a call's own limit end a call that nobody else makes."""
+
+    def body(group: Any) -> bool:
+        if group.rank() == 1:
+            return True
+        short = timedelta(milliseconds=50)
+        if set_it:
+            group.set_timeout(short)
+        with pytest.raises(cydist.DistTimeoutError, match=r" timeout "):
+            group.barrier(timeout=None if set_it else short).wait()
+        return True
+
+    assert pair.run(body) == [True, True]
+
+
+def test_wait_may_end_early(pair: Job) -> None:
+    """A limit given to wait ends the wait, not the call."""
+
+    def body(group: Any) -> float:
+        x = torch.ones(1)
+        if group.rank() == 0:
+            work = group.allreduce([x])
+            with pytest.raises(cydist.DistTimeoutError):
+                work.wait(timedelta(milliseconds=50))
+            group.send([x], 1).wait()
+            work.wait()
+        else:
+            group.recv([torch.zeros(1)], 0).wait()
+            group.allreduce([x]).wait()
+        return float(x)
+
+    assert pair.run(body) == [2.0, 2.0]
+
+
+def test_errors_reach_the_future(pair: Job) -> None:
+    """abort ends a call under way; wait, exception and the future say so."""
+
+    def body(group: Any) -> bool:
+        if group.rank() == 1:
+            return True
+        work = group.allreduce([torch.ones(1)])
+        future = work.get_future()
+        group.abort()
+        for wait in (work.wait, future.wait):
+            with pytest.raises(RuntimeError, match="abort"):
+                wait()
+        return isinstance(work.exception(), cydist.DistError) and not work.is_success()
+
+    assert pair.run(body) == [True, True]
+
+
+def test_monitored_barrier(pair: Job) -> None:
+    """The group's own monitored_barrier names who did not come."""
+
+    def body(group: Any) -> bool:
+        group.monitored_barrier()
+        if group.rank() == 0:
+            with pytest.raises(cydist.DistTimeoutError, match="Rank 1 failed to pass"):
+                group.monitored_barrier(timedelta(milliseconds=50))
+        return True
+
+    assert pair.run(body) == [True, True]
