@@ -254,32 +254,40 @@ cdef class Memory:
             PyBuffer_Release(&self.view)
 
 cdef class Memories:
-    """Many buffers, and their addresses and sizes as C wants them."""
-    cdef list held
+    """Many buffers, held while this lives, and their addresses and sizes as C wants them."""
+    cdef Py_buffer *views
     cdef char **ptrs
     cdef size_t *nbytes
-    cdef size_t count
+    cdef size_t count           # that are held
 
     def __cinit__(self, owners, int flags):
-        self.held = [Memory(owner, flags) for owner in owners]
-        self.count = <size_t>len(self.held)
-        self.ptrs = <char **>malloc((self.count + 1) * sizeof(char *))
-        self.nbytes = <size_t *>malloc((self.count + 1) * sizeof(size_t))
-        if self.ptrs == NULL or self.nbytes == NULL:
-            raise MemoryError(f"no memory for a list of {self.count} buffers")
-        cdef Memory memory
-        cdef size_t i = 0
-        for memory in self.held:
-            self.ptrs[i] = memory.ptr
-            self.nbytes[i] = <size_t>memory.view.len
-            i += 1
+        cdef tuple all_ = tuple(owners)
+        cdef size_t n = <size_t>len(all_)
+        self.views = <Py_buffer *>malloc((n + 1) * sizeof(Py_buffer))
+        self.ptrs = <char **>malloc((n + 1) * sizeof(char *))
+        self.nbytes = <size_t *>malloc((n + 1) * sizeof(size_t))
+        if self.views == NULL or self.ptrs == NULL or self.nbytes == NULL:
+            raise MemoryError(f"no memory for a list of {n} buffers")
+        cdef Py_buffer *view
+        for owner in all_:
+            view = &self.views[self.count]
+            PyObject_GetBuffer(owner, view, flags)
+            self.ptrs[self.count] = <char *>view.buf
+            self.nbytes[self.count] = <size_t>view.len
+            self.count += 1
 
     def __dealloc__(self):
+        cdef size_t i
+        for i in range(self.count):
+            PyBuffer_Release(&self.views[i])
+        free(self.views)
         free(self.ptrs)
         free(self.nbytes)
 
 
 cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
+    if op != OP_PREMUL_SUM and reduction(r, dtype, op, NULL, ranks) == 0:
+        return 0
     cdef str refusal = why_not(op, dtype, factor, ranks)
     if refusal:
         raise ValueError(refusal)

@@ -106,6 +106,27 @@ def test_scalar():
     assert np.array(258, "<i4").tobytes() == packed(np.array(258, "<i4"))
 
 
+@pytest.mark.parametrize("order", ["forward", "backward", "rows"])
+@pytest.mark.parametrize("run", [64, 100, 300, 1024, 5000])
+def test_long_runs_of_large_arrays(run, order):
+    """Megabytes in runs of a cache line or more, with gaps, go both ways."""
+    count = (3 << 20) // run | 1
+    whole = numbered((count, 2 * run + 8), 1)
+    base = whole[::-1] if order == "backward" else whole
+    view = base[:, 3 : 3 + run]
+    if order == "rows":
+        view = base[: count // 4 * 4].reshape(4, count // 4, -1)[:, ::2, 3 : 3 + run]
+    data = packed(view)
+    assert view.tobytes() == data
+    expected = whole.copy()
+    kernels.unpack_buffer(view, np.frombuffer(data, np.uint8))
+    assert np.array_equal(whole.view(np.uint8), expected.view(np.uint8))
+    news = 255 - np.frombuffer(data, np.uint8)
+    kernels.unpack_buffer(view, news)
+    assert view.tobytes() == news.tobytes()
+    assert int((whole.view(np.uint8) != expected.view(np.uint8)).sum()) == view.size
+
+
 def test_misaligned():
     """Elements may lie at odd addresses."""
     records = np.zeros(50, [("a", "u1"), ("b", "<f8")])

@@ -7,6 +7,10 @@
    cache lines stay in a set of the first-level cache until all rows have used them. */
 enum { BAND = 16, LONG_BAND = 4096, FEW = 8 };
 
+/* Runs of CACHE_LINE bytes or more, in memory too large for the cache, are asked for AHEAD bytes
+   early: what the processor fetches by itself ends where a run does. */
+enum { CACHE_LINE = 64, AHEAD = 1024, FAR = 1 << 20 };
+
 /* Short copies by a few moves that overlap; a call of memcpy costs more than the copy. */
 ALWAYS_INLINE void copy(char *to, const char *from, size_t n)
 {
@@ -49,12 +53,23 @@ ALWAYS_INLINE size_t magnitude(ptrdiff_t stride)
     return stride < 0 ? -(size_t)stride : (size_t)stride;
 }
 
+ALWAYS_INLINE void expect(int pack, const char *packed, const char *array, size_t run)
+{
+    for (size_t at = 0; at < run; at += CACHE_LINE) {
+        __builtin_prefetch(packed + at, pack);
+        __builtin_prefetch(array + at, !pack);
+    }
+}
+
 /* One line of runs, in either direction. With `pack` and `run` known to the compiler, each use
    becomes a loop of its own. */
 ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size_t run,
                              size_t packed_step, ptrdiff_t array_step)
 {
+    const size_t early = run >= CACHE_LINE && n * run >= FAR ? (AHEAD + run - 1) / run : n;
     for (size_t i = 0; i < n; i++) {
+        if (run >= CACHE_LINE && early < n - i)
+            expect(pack, packed + early * packed_step, array + (ptrdiff_t)early * array_step, run);
         if (pack)
             copy(packed, array, run);
         else
