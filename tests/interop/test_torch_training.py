@@ -1,0 +1,63 @@
+"""PyTorch's ways to train in parallel give on "cydist" the numbers that they give on gloo."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests/interop/torch_training.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def scenarios() -> list[str]:
+    """The names in the program's table, which is not imported: it takes a launcher."""
+    for node in ast.parse(PROGRAM.read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "SCENARIOS":
+            assert isinstance(node.value, ast.Tuple)
+            return [ast.unparse(entry) for entry in node.value.elts]
+    raise AssertionError(f"{PROGRAM} has no SCENARIOS")
+
+
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[2, pytest.param(4, marks=pytest.mark.long)],
+    ids="{} ranks".format,
+)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank found in a torchrun of all scenarios."""
+    folder = tmp_path_factory.mktemp("training")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(request.param), str(PROGRAM), str(folder)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    found: Results = []
+    for rank in range(request.param):
+        found.append(json.loads((folder / f"{rank}.json").read_text()))
+    return found
+
+
+@pytest.mark.parametrize("name", scenarios())
+def test_same_numbers_as_gloo(name: str, results: Results) -> None:
+    """Two ranks find the same bits; more add up in another order, and differ by rounding."""
+    for rank in results:
+        assert rank[name]["error"] == ""
+        if len(results) == 2:
+            assert rank[name]["same"]
+        assert rank[name]["difference"] < 1e-4
