@@ -18,14 +18,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import cydist
+from cydist._native import short
 from cydist.group import ProcessGroup
 from cydist.interop.torch import sparse
-from cydist.interop.torch.options import given, limit, only, op_of, rooted
-from cydist.interop.torch.work import Done, Pending, Several
+from cydist.interop.torch.options import OPERATIONS, given, limit, only, op_of, rooted
+from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
 from cydist.work import Work
 from cydist.world import World
 
 Limit = timedelta | None
+AllreduceOptions = c10d.AllreduceOptions
 
 
 class Group(dist.ProcessGroup):
@@ -161,14 +163,19 @@ class Group(dist.ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: Limit = None, *, op: Any = None
     ) -> dist.Work:
-        opts = given(c10d.AllreduceOptions, opts, timeout, op)
+        if type(opts) is AllreduceOptions and type(tensors) is list and not opts.asyncOp:
+            # The most frequent call, and often a small one: no step more than it needs.
+            kind = OPERATIONS.get(hash(opts.reduceOp))
+            if opts.timeout.days < 0 and short.all_reduce(tensors[0], kind, self.host):
+                return BLOCKING
+        opts = given(AllreduceOptions, opts, timeout, op)
         tensor = only(tensors, "allreduce")
         kind = op_of(opts.reduceOp)
         if tensor.layout is not torch.strided:
             sparse.all_reduce(tensor, kind, self.host, limit(opts))
             return Done([tensor])
         work = cydist.all_reduce(tensor, kind, self.host, opts.asyncOp, timeout=limit(opts))
-        return Done([tensor]) if work is None else Pending(work, [tensor])
+        return ended(work, [tensor])
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = given(c10d.AllreduceCoalescedOptions, opts, None)
@@ -380,7 +387,7 @@ class Group(dist.ProcessGroup):
 
 def ended(work: Work | None, tensors: Any) -> dist.Work:
     """torch's Work for what one of our calls returned."""
-    return Done(tensors) if work is None else Pending(work, tensors)
+    return BLOCKING if work is None else Pending(work, tensors)
 
 
 def by_dtype(

@@ -14,13 +14,6 @@ from cydist.work import Work
 NO_TIMEOUT = timedelta(0)  # what C++ passes when its caller gave none
 
 
-def future_of(tensors: Any) -> Any:
-    """A torch Future that has its value, a list of tensors."""
-    future: Any = torch.futures.Future()
-    future.set_result(tensors)
-    return future
-
-
 class Done(dist.Work):
     """A call that was over when it returned."""
 
@@ -55,7 +48,14 @@ class Done(dist.Work):
 
     def get_future(self) -> Any:
         """A torch Future that has its value, `result`."""
-        return future_of(self._tensors)
+        future: Any = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+# What every blocking call returns: torch waits for it and drops it. Making one for each call
+# would take as long as the call.
+BLOCKING = Done(None)
 
 
 class Pending(dist.Work):

@@ -1,0 +1,70 @@
+"""Whole programs on torch's backend "cydist": how torch finds it, and the example."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs/examples/ddp.py"
+
+
+def run(command: list[str], **environ: str) -> str:
+    """What a program prints."""
+    result = subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ,
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    return result.stdout
+
+
+def test_torch_finds_it_by_itself(tmp_path: Path) -> None:
+    """The entry point makes the name known without importing cydist, until a group is made."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [(name, target)] = project["entry-points"]["torch.backends"].items()
+    installed = tmp_path / "cydist_of_this_test-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: cydist_of_this_test\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\n{name} = {target}\n")
+    program = (
+        "import sys, torch, torch.distributed as dist\n"
+        "print('cydist' in sys.modules, dist.is_backend_available('cydist'))\n"
+        "dist.init_process_group('cydist', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "import cydist\n"
+        "print(dist.get_backend(), type(dist.group.WORLD).__name__, cydist.is_initialized())\n"
+        "dist.destroy_process_group()\n"
+    )
+    printed = run(["-c", program], PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert printed.splitlines() == ["False True", "cydist Group False"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+def test_the_example_compares_backends() -> None:
+    """docs/examples/ddp.py trains under torchrun on two backends and prints how fast each is."""
+    pytest.importorskip("sklearn")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = run([*launch, str(EXAMPLE), "--beside", "gloo", "--epochs", "1", "--steps", "3"])
+    assert re.search(r"^epoch  1/1  loss \d\.\d+  test accuracy", printed, re.M)
+    for backend in ("cydist", "gloo"):
+        assert re.search(rf"^{backend}: [\d.]+ steps/s, all_reduce .* in [\d.]+ us$", printed, re.M)
+    assert re.search(r"^cydist is [\d.]+ times as fast in steps, \d+ times in", printed, re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+def test_the_example_learns() -> None:
+    """docs/examples/ddp.py recognizes 95 % of the digits on cydist, or its exit code is 1."""
+    pytest.importorskip("sklearn")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert "epoch 20/20" in run([*launch, str(EXAMPLE)])
