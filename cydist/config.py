@@ -44,7 +44,8 @@ INTERFACES = Variable(
 TRANSPORT = Variable(
     ("CYDIST_TRANSPORT",),
     "auto",
-    "shm: ranks must share memory; tcp: sockets only; auto: memory where ranks can share it",
+    "shm: ranks must share memory; tcp: sockets only; mpi: MPI only; auto: memory where ranks can "
+    "share it",
 )
 ALGORITHM = Variable(("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:ring,broadcast:tree")
 TUNING = Variable(

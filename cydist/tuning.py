@@ -25,6 +25,7 @@ WINDOWS = 1
 COMMUTATIVE = 2
 POWER_OF_TWO = 4
 EVEN_BLOCKS = 8
+NATIVE = 16
 COLLECTIVES = (
     "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
     "reduce_scatter", "all_to_all", "barrier", "scan", "exscan",
@@ -65,11 +66,18 @@ class Rule(NamedTuple):
         )
 
 
-# The first row that fits is taken. Rows that need windows come first.
+# What the library below a link may have itself; src/algorithms/native.pyx.
+IN_LIBRARIES = (
+    "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
+)  # fmt: skip
+
+# The first row that fits is taken. Rows that need windows come first, then those that need a
+# library.
 TABLE = (
     Rule("all_reduce", "flat", most_bytes=4 * KiB),
     Rule("all_reduce", "staged"),
     *(Rule(collective, "flat") for collective in COLLECTIVES[1:] if collective != "all_reduce"),
+    *(Rule(collective, "native") for collective in IN_LIBRARIES),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),
     Rule("all_reduce", "doubling", most_bytes=16 * KiB),
@@ -110,18 +118,26 @@ _segments: Mapping[tuple[int, bool], int] = {}
 
 
 def choose(
-    collective: str, nbytes: int, ranks: int, windows: bool, *, even: bool, commutative: bool
+    collective: str,
+    nbytes: int,
+    ranks: int,
+    windows: bool,
+    *,
+    even: bool,
+    commutative: bool,
+    native: bool = False,
 ) -> str:
     """The name of the algorithm for a call.
 
     nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
     windows     can the ranks see each other's memory?
     even        do all ranks know that all blocks have the same size?
+    native      does a library below have the group?
 
     Raises ValueError when CYDIST_ALGORITHM names what does not exist.
     """
     size_class = (nbytes - 1).bit_length() if nbytes > 1 else 0
-    return _chosen(collective, size_class, ranks, windows, even, commutative)
+    return _chosen(collective, size_class, ranks, windows, even, commutative, native)
 
 
 @lru_cache(maxsize=1)
@@ -157,21 +173,33 @@ def reload() -> None:
 
 @lru_cache(maxsize=4096)
 def _chosen(
-    collective: str, size_class: int, ranks: int, windows: bool, even: bool, commutative: bool
+    collective: str,
+    size_class: int,
+    ranks: int,
+    windows: bool,
+    even: bool,
+    commutative: bool,
+    native: bool,
 ) -> str:
-    able = candidates(collective, ranks, windows, even=even, commutative=commutative)
+    able = candidates(collective, ranks, windows, even=even, commutative=commutative, native=native)
     name = forced().get(collective)
     # A forced algorithm that cannot run here leaves the call to the table.
     if name in able:
         return name
-    for rule in rules(collective, ranks, windows):
+    for rule in rules(collective, ranks, windows, native):
         if rule.fits(size_class, ranks) and rule.name in able:
             return rule.name
     raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
 
 
 def candidates(
-    collective: str, ranks: int, windows: bool, *, even: bool = True, commutative: bool = True
+    collective: str,
+    ranks: int,
+    windows: bool,
+    *,
+    even: bool = True,
+    commutative: bool = True,
+    native: bool = False,
 ) -> list[str]:
     """The names of all algorithms whose needs such a call meets."""
     offers = (
@@ -179,6 +207,7 @@ def candidates(
         | (COMMUTATIVE if commutative else 0)
         | (POWER_OF_TWO if ranks & (ranks - 1) == 0 else 0)
         | (EVEN_BLOCKS if even else 0)
+        | (NATIVE if native else 0)
     )
     return [name for (each, name), needs in NEEDS.items()
             if each == collective and needs & ~offers == 0]  # fmt: skip
@@ -200,9 +229,11 @@ def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
     return int(value)
 
 
-def rules(collective: str, ranks: int, windows: bool) -> list[Rule]:
-    """The rows for a collective that are in force: what was measured here, then the table."""
-    rows = [*_tuned.get((collective, ranks, windows), ())]
+def rules(collective: str, ranks: int, windows: bool, native: bool = False) -> list[Rule]:
+    """The rows for a collective that are in force: what was measured here, then the table.
+
+    Nothing was measured for groups of a library."""
+    rows = [] if native else [*_tuned.get((collective, ranks, windows), ())]
     rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.on() and collective in REDUCING:
         rows = [rule for rule in rows if rule.name in ONE_ROUNDING]

@@ -334,11 +334,12 @@ def new_group(
     timeout         as init_process_group's; None: the default group's
     backend         None: the default group's
     use_local_synchronization
-                    only the members call. Without it every rank of the world calls
-                    new_group, in the same order, members or not
+                    only the members call; not on backend "mpi". Without it every rank of
+                    the world calls new_group, in the same order, members or not
 
     Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
-    Raises ValueError for unknown or repeated ranks.
+    Raises ValueError for unknown or repeated ranks, and for use_local_synchronization on
+    "mpi".
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")
@@ -352,8 +353,13 @@ def new_group(
     if not members:
         raise ValueError("new_group: a group needs at least one rank")
     spec = (world.spec if backend is None else backend).lower()
-    registry.parse(spec)
+    devices = registry.parse(spec)
     if use_local_synchronization:
+        if "mpi" in devices.values():
+            raise ValueError(
+                "new_group: backend 'mpi' has no use_local_synchronization: let every rank of the "
+                "world call new_group without it, or use backend 'tcp'"
+            )
         from hashlib import sha256
 
         if world.rank not in members:

@@ -1,4 +1,5 @@
 """The table of algorithms, the clock, and the few steps that all algorithms share."""
+from libc.stdlib cimport free
 from libc.string cimport memset, strcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -16,6 +17,12 @@ cdef class Link:
 
     cdef void close_view(self, Transport *t) noexcept:
         pass
+
+    def keep(self, one, other):
+        """Hold on to objects whose memory what is below may still use."""
+        if self.kept is None:
+            self.kept = []
+        self.kept.append((one, other))
 
     def close(self):
         """Leave: the others learn that this rank is gone."""
@@ -206,6 +213,11 @@ cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil:
             t.cancel(t, &requests[i])
             if load_int(&requests[i].status) == PENDING:
                 requests[i].status = ABORTED    # never cancelled twice
+
+
+cdef void let_go(Transport *t, void *memory) noexcept nogil:
+    if memory != NULL and (t.lingers == NULL or not t.lingers(t)):
+        free(memory)
 
 
 cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil:

@@ -5,7 +5,7 @@ from libc.string cimport memset
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) nogil
 
-cdef dict known = {}            # (ranks, windows) -> Choices
+cdef dict known = {}            # (ranks, windows, native) -> Choices
 
 
 cdef int size_class(size_t nbytes) noexcept nogil:
@@ -15,13 +15,13 @@ cdef int size_class(size_t nbytes) noexcept nogil:
 
 
 cdef class Choices:
-    """The choices for groups of one size, with or without windows."""
+    """The choices for groups of one size, with or without windows and a library."""
 
 
-cdef Choices choices_for(int ranks, bint windows):
-    cdef Choices found = known.get((ranks, windows))
+cdef Choices choices_for(int ranks, bint windows, bint native):
+    cdef Choices found = known.get((ranks, windows, native))
     if found is None:
-        found = known[ranks, windows] = Choices()
+        found = known[ranks, windows, native] = Choices()
     return found
 
 

@@ -24,7 +24,8 @@ from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.failures cimport described, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    CALL_BYTES, FAILED, Notice, close_notices, enter, fail, hear_now, open_notices, remember,
+    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
+    remember,
 )
 from cydist._native.turn cimport Turn
 from cydist._native.waiting cimport load_int, store_int
@@ -34,8 +35,8 @@ from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Fai
 # The algorithms enter themselves into the table when they are imported. The order decides
 # their numbers, which travel in fingerprints.
 for algorithm in (
-    "bruck", "dissemination", "flat", "halving_doubling", "linear", "ordered", "pairwise",
-    "ring", "staged", "tree",
+    "bruck", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
+    "pairwise", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -80,26 +81,6 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
         error, raised_by_handler = raised_by_handler, None
         return error
     return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
-
-
-cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil:
-    cdef Notice notice
-    memset(&notice, 0, sizeof(Notice))
-    notice.kind = FAILED
-    notice.status = status
-    notice.teller = rank
-    notice.peer = peer
-    notice.step = step
-    return notice
-
-
-cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
-    cdef Notice notice = new_notice(status, rank, call.failed_peer, call.failed_step)
-    notice.ours = call.fingerprint
-    notice.our_bytes = call.our_bytes
-    notice.theirs = call.theirs
-    notice.their_bytes = call.theirs_bytes
-    return notice
 
 
 # Dealloc needs the link, so the collector must not clear it before.
@@ -169,11 +150,22 @@ cdef class Group:
             self.link.open_windows(&self.view)
         return self.view.windows != NULL
 
+    @property
+    def comm(self) -> int:
+        """The handle of the group in the library below the link, whose own collectives serve it
+        then; 0: none."""
+        return self.view.comm
+
+    @comm.setter
+    def comm(self, size_t handle):
+        self.view.comm = handle
+        self.choices = None
+
     def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
         """tuning.py chose this algorithm for even blocks of so many bytes in all."""
         cdef int code = CODES[collective]
         if self.choices is None:
-            self.choices = choices_for(self.view.size, self.windows)
+            self.choices = choices_for(self.view.size, self.windows, self.view.comm != 0)
         self.choices.segment_bytes = segment_bytes
         self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
 
@@ -290,7 +282,13 @@ cdef class Group:
         self.leave_view()
         free(blocks)
         if status != OK:
+            self.keep_while_used(inputs, outputs)
             raise self.failed(&call, status)
+
+    cdef void keep_while_used(self, object one, object other):
+        """A call on this memory has failed, and what is below may still use it."""
+        if self.view.lingers != NULL and self.view.lingers(&self.view):
+            self.link.keep(one, other)
 
     cdef void number(self, Call *c) noexcept:
         c.root = c.fingerprint.root
@@ -405,6 +403,7 @@ cdef class Message:
     cdef void withdraw(self, int status):
         with nogil:
             self.group.view.cancel(&self.group.view, &self.request)
+        self.group.keep_while_used(self.array, None)
         if load_int(&self.request.status) == PENDING:
             store_int(&self.request.status, status)
 

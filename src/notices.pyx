@@ -26,6 +26,26 @@ cdef enum:
 cdef Fingerprint none           # zero: what notices are sent and received under
 
 
+cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil:
+    cdef Notice notice
+    memset(&notice, 0, sizeof(Notice))
+    notice.kind = FAILED
+    notice.status = status
+    notice.teller = rank
+    notice.peer = peer
+    notice.step = step
+    return notice
+
+
+cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
+    cdef Notice notice = new_notice(status, rank, call.failed_peer, call.failed_step)
+    notice.ours = call.fingerprint
+    notice.our_bytes = call.our_bytes
+    notice.theirs = call.theirs
+    notice.their_bytes = call.theirs_bytes
+    return notice
+
+
 cdef void lock(Notices *n) noexcept nogil:
     while exchange_int(&n.busy, 1) != 0:
         sched_yield()

@@ -123,8 +123,12 @@ cdef inline int prepare(Brief *b, object group) except -1:
 
 
 cdef bint finish(object group, Group native, str name, const Entry *entry, Brief *b, int dtype,
-                 size_t count, int op, int root, size_t nbytes) except -1:
-    """Run the call, whose blocks and reduction are filled in, and give the turn back."""
+                 size_t count, int op, int root, size_t nbytes, object one=None,
+                 object other=None) except -1:
+    """Run the call, whose blocks and reduction are filled in, and give the turn back.
+
+    one, other      the arrays that it is about
+    """
     cdef Call *c = &b.call
     cdef int status
     native.seq += 1
@@ -146,6 +150,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Brief
     native.turn.end_alone()
     try:
         if status != OK:
+            native.keep_while_used(one, other)
             group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
     finally:
         native.short_over = True
@@ -180,7 +185,7 @@ cpdef bint all_reduce(object tensor, object op, object group) except -1:
     b.call.inputs = b.call.outputs = &block
     b.call.op = &r
     return finish(chosen, native, "all_reduce", entry, &b, p.dtype, p.count, code, -1,
-                  p.nbytes)
+                  p.nbytes, tensor)
 
 
 cpdef bint broadcast(object tensor, object src, object group) except -1:
@@ -202,7 +207,7 @@ cpdef bint broadcast(object tensor, object src, object group) except -1:
     b.call.inputs = b.call.outputs = &block
     return finish(
         default_group, native, "broadcast", entry, &b, p.dtype, p.count, OP_NONE, src,
-        p.nbytes)
+        p.nbytes, tensor)
 
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
@@ -226,7 +231,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
     b.call.inputs = &block
     b.call.outputs = native.blocks
     return finish(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
-                  OP_NONE, -1, large.nbytes)
+                  OP_NONE, -1, large.nbytes, output, input)
 
 
 cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
@@ -253,7 +258,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     b.call.outputs = &block
     b.call.op = &r
     return finish(chosen, native, "reduce_scatter_tensor", entry, &b, small.dtype, large.count,
-                  code, -1, large.nbytes)
+                  code, -1, large.nbytes, output, input)
 
 
 cpdef bint all_to_all_single(object output, object input, object group) except -1:
@@ -279,7 +284,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
     b.call.inputs = native.blocks
     b.call.outputs = native.blocks + size
     return finish(chosen, native, "all_to_all_single", entry, &b, due.dtype, due.count // size,
-                  OP_NONE, -1, due.nbytes)
+                  OP_NONE, -1, due.nbytes, output, input)
 
 
 cpdef bint barrier(object group) except -1:

@@ -19,6 +19,7 @@ try:
     from cydist._native.heap import Heap, Held
     from cydist._native.inproc import Hub, InprocLink, hub
     from cydist._native.kernels import (
+        DTYPES,
         combine_all,
         flatten_buffers,
         prepare,
@@ -27,7 +28,10 @@ try:
         why_not,
     )
     from cydist._native.kernels import use as use_isa
+    from cydist._native.libmpi import load as load_mpi
     from cydist._native.memory import SharedMemory
+    from cydist._native.mpi import MpiLink
+    from cydist._native.mpi_collectives import use_in_place, use_reduction
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
     from cydist._native.tcp import TcpLink
@@ -41,6 +45,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "DTYPES",
     "Array",
     "Failure",
     "Group",
@@ -50,6 +55,7 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "MpiLink",
     "SharedMemory",
     "ShmLink",
     "TcpLink",
@@ -64,6 +70,7 @@ __all__ = [
     "forget_choices",
     "hub",
     "keep_in_child",
+    "load_mpi",
     "overlapping",
     "prepare",
     "replace_in_child",
@@ -71,7 +78,9 @@ __all__ = [
     "shortcut",
     "supports",
     "unflatten_buffers",
+    "use_in_place",
     "use_isa",
     "use_operation",
+    "use_reduction",
     "why_not",
 ]

@@ -9,6 +9,7 @@ from cydist._native.shortcuts import shortcut as shortcut
 from cydist._native.shortcuts import use_operation as use_operation
 
 __all__ = [
+    "DTYPES",
     "Array",
     "Failure",
     "Group",
@@ -18,6 +19,7 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "MpiLink",
     "SharedMemory",
     "ShmLink",
     "TcpLink",
@@ -32,6 +34,7 @@ __all__ = [
     "forget_choices",
     "hub",
     "keep_in_child",
+    "load_mpi",
     "overlapping",
     "prepare",
     "replace_in_child",
@@ -39,8 +42,10 @@ __all__ = [
     "shortcut",
     "supports",
     "unflatten_buffers",
+    "use_in_place",
     "use_isa",
     "use_operation",
+    "use_reduction",
     "why_not",
 ]
 
@@ -97,6 +102,7 @@ def algorithms() -> list[tuple[str, int, int]]: ...
 
 @disjoint_base
 class Link:
+    def keep(self, one: object, other: object) -> None: ...
     def close(self) -> None: ...
     @property
     def rank(self) -> int: ...
@@ -154,7 +160,7 @@ class ShmLink(Link):
     memory: SharedMemory
     heap: Heap
     def __init__(
-        self, messages: TcpLink, memory: SharedMemory, sharers: Mapping[int, int]
+        self, messages: TcpLink | MpiLink, memory: SharedMemory, sharers: Mapping[int, int]
     ) -> None: ...
     def close(self) -> None: ...
 
@@ -171,6 +177,25 @@ class TcpLink(Link):
     def share(self, memory: SharedMemory, sharers: Mapping[int, int]) -> None: ...
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
+
+class MpiLink(Link):
+    @property
+    def error(self) -> int: ...
+    piece_bytes: int
+    def __new__(
+        cls, rank: int, size: int, comm: int, byte: int, any_source: int, here: int
+    ) -> Self: ...
+    def advance(self) -> bool: ...
+    def share(self, memory: SharedMemory, sharers: Mapping[int, int]) -> None: ...
+    def close(self) -> None: ...
+    def end(self) -> bool: ...
+    def lost(self, peer: int) -> str: ...
+
+def load_mpi(path: str) -> None: ...
+def use_in_place(value: int) -> None: ...
+def use_reduction(dtype: int, op: int, type_handle: int, op_handle: int) -> None: ...
+
+DTYPES: dict[str, int]
 
 class Failure(Exception):
     status: str
@@ -203,6 +228,7 @@ class Message:
 
 @disjoint_base
 class Group:
+    comm: int
     @property
     def link(self) -> Link: ...
     @property

@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     OK = 0
     PENDING = 1             # of a Request only: posted, not complete
+    ELSEWHERE = 2           # of Transport.collective only: the library has no such call
     TIMEOUT = -1            # the deadline passed
     PEER_LOST = -2          # the connection to a peer ended, or the peer's process did
     NO_MEMORY = -3
@@ -117,6 +118,7 @@ ctypedef struct Window:         # one rank's shared memory in this group, mapped
 
 
 ctypedef struct Transport
+ctypedef struct Call
 
 
 ctypedef struct Windows:
@@ -180,6 +182,13 @@ ctypedef struct Transport:
     # Has a message arrived whose sender takes the call of `r`, which names its tag and
     # fingerprint and need not be posted, for another? Fills r.theirs and r.source. NULL as above.
     bint (*contradicted)(Transport *t, Request *r) noexcept nogil
+    # May the library below still use the memory of requests that were cancelled? Then it must
+    # not be freed. NULL: never.
+    bint (*lingers)(Transport *t) noexcept nogil
+    # Run a call by the library's own collective, or return ELSEWHERE, on every rank alike.
+    # NULL, or `comm` is 0: there is none.
+    int (*collective)(Transport *t, Call *c) noexcept nogil
+    size_t comm                 # the group in that library
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports
@@ -187,6 +196,7 @@ ctypedef struct Transport:
 cdef class Link:
     cdef readonly int rank      # this process among the link's peers
     cdef readonly int size
+    cdef list kept              # what `keep` was given
     # Fill in what the link knows of a group's view: link and the functions.
     # rank, size, peers, context and aborted are set before. May raise.
     cdef int open_view(self, Transport *t) except -1
@@ -277,6 +287,7 @@ cdef enum Needs:            # what an algorithm asks for; a set of bits
     COMMUTATIVE = 2         # only for commutative reductions
     POWER_OF_TWO = 4        # only for 2**k ranks
     EVEN_BLOCKS = 8         # only where all blocks have the same size
+    NATIVE = 16             # a library that has the collective itself
 
 
 ctypedef struct Entry:      # one row of the table of algorithms
@@ -402,6 +413,9 @@ cdef inline void conclude(const Reduction *op, char *acc, size_t nbytes) noexcep
         op.finish(op, acc, nbytes // op.itemsize)
 
 
+# Free what messages were sent from or received into; unless, after a failure, what is below may
+# still use it: then it is lost.
+cdef void let_go(Transport *t, void *memory) noexcept nogil
 # Cancel whatever is still pending after another request failed.
 cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil
 

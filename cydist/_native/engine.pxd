@@ -27,6 +27,8 @@ cdef class Group:
     cpdef close(self)
     cdef void leave_view(self) noexcept
     cdef void tell(self, Notice *notice)
+    # After a failure: hold on to objects whose memory may still be used.
+    cdef void keep_while_used(self, object one, object other)
     # Number a call, and fill in what follows from its fingerprint.
     cdef void number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.

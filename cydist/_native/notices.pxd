@@ -55,6 +55,10 @@ ctypedef struct Notices:
     Request *tells              # of `failure`, to each member; NULL: nothing was told from here
 
 
+# The notice of a failure here: by itself, and of a call.
+cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil
+cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil
+
 # Attach to a view that was opened; detach before it is closed.
 cdef void open_notices(Notices *n, Transport *t) noexcept nogil
 cdef void close_notices(Notices *n, Transport *t) noexcept nogil

@@ -99,7 +99,7 @@ class HostGroup(ProcessGroup):
         )
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> HostGroup:
-        return HostGroup(
+        return type(self)(
             self._endpoint,
             list(ranks).index(self._rank),
             [self._peers[rank] for rank in ranks],
@@ -338,8 +338,9 @@ class HostGroup(ProcessGroup):
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
         algorithm = tuning.choose(
-            collective, nbytes, self._size, self._native.windows, even=even, commutative=True
-        )
+            collective, nbytes, self._size, self._native.windows,
+            even=even, commutative=True, native=self._native.comm != 0,
+        )  # fmt: skip
         segment_bytes = tuning.segment_bytes(self._size, self._native.windows)
         if even:
             self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)

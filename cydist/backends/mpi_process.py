@@ -170,7 +170,7 @@ class ExitGuard:
     wait for this one otherwise. At a normal end `leave` runs while MPI still works.
     """
 
-    _aborting = False
+    aborting = False
 
     def __init__(self, MPI: Any, leave: Callable[[], None]) -> None:
         self._MPI = MPI
@@ -190,7 +190,7 @@ class ExitGuard:
         self._pid = -1
 
     def _at_exit(self) -> None:
-        ours = os.getpid() == self._pid and not ExitGuard._aborting
+        ours = os.getpid() == self._pid and not ExitGuard.aborting
         if ours and not self._MPI.Is_finalized():
             self._leave()
 
@@ -204,5 +204,5 @@ class ExitGuard:
             with contextlib.suppress(Exception):
                 stream.flush()
         time.sleep(FORWARDING_SECONDS)
-        ExitGuard._aborting = True  # MPICH's abort runs what is registered for a normal end
+        ExitGuard.aborting = True  # MPICH's abort runs what is registered for a normal end
         self._MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)

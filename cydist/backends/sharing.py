@@ -18,7 +18,7 @@ from cydist._native import SharedMemory, ShmLink
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from cydist._native import Link, TcpLink
+    from cydist._native import Link, MpiLink, TcpLink
     from cydist.stores import Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
@@ -27,17 +27,24 @@ TOKEN_BYTES = 32
 PAGE = 4096
 
 
-def share_memory(store: Store, link: TcpLink) -> Link:
+def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -> Link:
     """`link` itself, or one with windows for groups whose members all share memory.
 
-    Raises ValueError for a CYDIST_TRANSPORT that does not exist, RendezvousError when it says
-    "shm" and some rank cannot share.
+    messages    what the link is made of: "tcp" or "mpi"
+
+    Raises ValueError for a CYDIST_TRANSPORT that does not exist, or belongs to another backend;
+    RendezvousError when it says "shm" and some rank cannot share.
     """
     wanted = config.TRANSPORT.get().strip().lower() or "auto"
-    if wanted not in ("auto", "shm", "tcp"):
-        raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp")
+    if wanted not in ("auto", "shm", "tcp", "mpi"):
+        raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp, mpi")
+    if wanted in ("tcp", "mpi") and wanted != messages:
+        raise ValueError(
+            f"{config.TRANSPORT.names[0]}={wanted} is for backend {wanted!r}, and this one is "
+            f"{messages!r}: call init_process_group({wanted!r}), or set auto, shm or {messages}"
+        )
     rank, size = link.rank, link.size
-    store.set(f"place/{rank}", b"" if wanted == "tcp" else place())
+    store.set(f"place/{rank}", b"" if wanted == messages else place())
     places = store.multi_get([f"place/{peer}" for peer in range(size)])
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
     shared: Link = link
@@ -55,7 +62,7 @@ def share_memory(store: Store, link: TcpLink) -> Link:
         raise RendezvousError(
             f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with ranks "
             f"{', '.join(map(str, others))}: they are on other hosts, in other containers, or "
-            "were told to use tcp",
+            f"were told to use {messages}",
             ranks=tuple(others),
         )
     return shared

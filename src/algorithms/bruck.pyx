@@ -18,11 +18,11 @@ Three ranks, all_gather:
 Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient algorithms for
 all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_TO_ALL, Call, EVEN_BLOCKS, MESSAGES, NO_MEMORY, OK, Transport, add, copy,
-    exchange,
+    exchange, let_go,
 )
 
 
@@ -59,7 +59,7 @@ cdef int all_gather(Transport *t, Call *c) noexcept nogil:
         for i in range(p):
             copy(c.outputs[(t.rank + i) % p].ptr, blocks + offset, run_of(c, p, t.rank + i, 1))
             offset += run_of(c, p, t.rank + i, 1)
-    free(blocks)
+    let_go(t, blocks)
     return status
 
 
@@ -94,7 +94,7 @@ cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
     if status == OK:
         for i in range(p):      # what has come i ranks far is from rank - i
             copy(c.outputs[(t.rank - i + p) % p].ptr, blocks + i * each, each)
-    free(blocks)
+    let_go(t, blocks)
     return status
 
 

@@ -20,11 +20,11 @@ Source: D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchro
 Parallel Programming 17 (1988). Scans: W. D. Hillis and G. L. Steele, "Data parallel algorithms",
 Comm. ACM 29 (1986).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    BARRIER, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, SCAN, Transport, add, combine,
-    conclude, contribute, copy, exchange, segment_of, segment_size, segments_in,
+    BARRIER, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, SCAN, Transport, add, combine, conclude,
+    contribute, copy, exchange, let_go, segment_of, segment_size, segments_in,
 )
 
 
@@ -65,7 +65,7 @@ cdef int by_segments(Transport *t, Call *c, bint inclusive) noexcept nogil:
         )
         if status != OK:
             break
-    free(buffers)
+    let_go(t, buffers)
     return status
 
 

@@ -23,11 +23,11 @@ Three ranks, a, b, c in full:
 Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004; R. Thakur,
 R. Rabenseifner and W. Gropp, Int. J. High Perform. Comput. Appl. 19 (2005).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_REDUCE, Block, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe, Reduction, Transport, add,
-    block_of, combine, conclude, contribute, exchange, pipe_close, pipe_open, pipe_post,
+    block_of, combine, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post,
     pipe_take, segment_of, segment_size, segments_in,
 )
 
@@ -79,7 +79,7 @@ cdef int doubling(Transport *t, Call *c) noexcept nogil:
     if status == OK:
         status = fold_out(t, c, &fold, result)
     if theirs != near:
-        free(theirs)
+        let_go(t, theirs)
     return status
 
 
@@ -149,7 +149,7 @@ cdef int halving_doubling(Transport *t, Call *c) noexcept nogil:
             status = trade(t, c, &walk, 2 * ROUNDS + 1, walk.fold.partner, NULL, &result, NULL)
     else:
         status = there_and_back(t, c, &walk, own, result)
-    free(walk.arriving)
+    let_go(t, walk.arriving)
     return status
 
 

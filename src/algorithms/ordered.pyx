@@ -26,7 +26,7 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_REDUCE, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, REDUCE_SCATTER,
-    Request, SCAN, Transport, add, block_of, complete, contribute, largest, pipe_close,
+    Request, SCAN, Transport, add, block_of, complete, contribute, largest, let_go, pipe_close,
     pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
     withdraw,
 )
@@ -80,7 +80,7 @@ cdef int meet(Transport *t, Call *c, const Meeting *m) noexcept nogil:
     room.arrived = memory + fixed_bytes
     room.prepared = NULL if c.op.prepare == NULL else room.arrived + 2 * bank_bytes
     status = all_segments(t, c, m, &room)
-    free(memory)
+    let_go(t, memory)
     return status
 
 

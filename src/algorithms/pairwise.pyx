@@ -17,12 +17,12 @@ Three ranks, all_to_all (ab is a's block for b):
 Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_TO_ALL, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe,
     REDUCE_SCATTER, Reduction, Transport, add, combine, conclude, contribute, copy, largest,
-    pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
+    let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
     segments_in,
 )
 
@@ -64,7 +64,7 @@ cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
     status = collect(t, c, segment, segments_in(longest, segment), buffers)
     if status == OK:
         conclude(op, c.outputs[0].ptr, c.outputs[0].nbytes)
-    free(buffers)
+    let_go(t, buffers)
     return status
 
 

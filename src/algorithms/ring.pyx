@@ -24,13 +24,13 @@ Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for c
 workstations", J. Parallel Distrib. Comput. 69 (2009). The broadcast is the pipelined chain of
 J. Watts and R. van de Geijn, "A pipelined broadcast for multidimensional meshes" (1995).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, BROADCAST, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK,
     PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Transport, add, block_of, combine, conclude,
-    contribute, copy, largest, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of,
-    segment_size, segments_in,
+    contribute, copy, largest, let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take,
+    segment_of, segment_size, segments_in,
 )
 
 
@@ -85,7 +85,7 @@ cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
     if arriving == NULL:
         return NO_MEMORY
     status = reduce_round(t, c, &cut, own, result, arriving)
-    free(arriving)
+    let_go(t, arriving)
     return status
 
 
@@ -139,7 +139,7 @@ cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
     if partial == NULL:
         return NO_MEMORY
     status = scatter_round(t, c, &cut, partial, partial + 2 * cut.per_step * cut.segment)
-    free(partial)
+    let_go(t, partial)
     return status
 
 

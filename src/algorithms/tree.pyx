@@ -23,13 +23,13 @@ Three ranks, root 0 (reduce and gather turn the arrows round):
 Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication
 operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 """
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     BROADCAST, Block, Call, EVEN_BLOCKS, GATHER, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request,
-    SCATTER, Transport, add, combine, complete, conclude, contribute, copy, exchange, pipe_close,
-    pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
-    withdraw,
+    SCATTER, Transport, add, combine, complete, conclude, contribute, copy, exchange, let_go,
+    pipe_close, pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size,
+    segments_in, withdraw,
 )
 
 
@@ -124,7 +124,7 @@ cdef int reduce(Transport *t, Call *c) noexcept nogil:
         status = exchange(t, c, last_step,
                           result.ptr, own.nbytes, c.root if t.rank == top else -1,
                           result.ptr, own.nbytes, top if t.rank == c.root else -1)
-    free(buffers)
+    let_go(t, buffers)
     return status
 
 
@@ -214,7 +214,7 @@ cdef int gather(Transport *t, Call *c) noexcept nogil:
     elif status == OK:
         for i in range(t.size):
             copy(c.outputs[(c.root + i) % t.size].ptr, blocks + i * each, each)
-    free(blocks)
+    let_go(t, blocks)
     return status
 
 
@@ -242,7 +242,7 @@ cdef int scatter(Transport *t, Call *c) noexcept nogil:
                       blocks_under(&place, t.size, child) * each, place.children[child], 0)
         copy(c.outputs[0].ptr, blocks, each)
         status = complete(t, c, sends, place.children_count)
-    free(blocks)
+    let_go(t, blocks)
     return status
 
 

@@ -1,8 +1,12 @@
 """Groups of some ranks: made without a message, with a communicator at their first collective."""
 
+import os
+
 import numpy as np
+import pytest
 
 import cydist as dist
+from cydist.backends import mpi
 
 
 def test_halves(rank, size, spare):
@@ -64,15 +68,49 @@ def test_messages_in_a_group_are_its_own(rank, size):
         dist.destroy_process_group(group)
 
 
-def test_groups_that_only_members_make(rank, size):
-    """use_local_synchronization: whoever is not in the group does not call."""
+def test_groups_that_only_members_make_are_refused(rank, size, spare):
+    """use_local_synchronization is not for "mpi"; a group of "tcp" may be made so."""
     members = range(size // 2, size)
-    if rank in members:
-        group = dist.new_group(members, use_local_synchronization=True)
-        mine = np.array([rank])
+    with pytest.raises(ValueError, match="every rank of the world"):
+        dist.new_group(members, use_local_synchronization=True)
+    dist.barrier(spare)
+
+
+def test_ranks_of_a_host_share_memory(group, size):
+    """Unless CYDIST_TRANSPORT says that MPI carries everything."""
+    dist.barrier(group)
+    shared = os.environ.get("CYDIST_TRANSPORT") != "mpi"
+    assert (shared and size > 1) == group.windows
+    assert (group._native.comm != 0) == (not shared and size > 1)
+
+
+def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
+    """What a group computes does not depend on whether it has a communicator."""
+    monkeypatch.setattr(mpi, "COMMUNICATORS", 2 if rank else 3)
+    groups = [dist.new_group() for _ in range(5)]
+    for i, group in enumerate(groups):
+        mine = np.full(1000, i + rank, "i4")
         dist.all_reduce(mine, group=group)
-        assert [sum(members)] == mine.tolist()
+        assert [i * size + sum(range(size))] * 1000 == mine.tolist()
+    with_one = [group._native.comm != 0 for group in groups]
+    assert with_one == sorted(with_one, reverse=True)
+    assert not with_one[-1]
+    for group in groups:
         dist.destroy_process_group(group)
+
+
+def test_those_that_are_left_go_on(rank, size):
+    """shrink_group without the last rank, which lives, and calls something else."""
+    group = dist.new_group()
+    dist.barrier(group)
+    if rank < size - 1:
+        left = dist.shrink_group([size - 1], group)
+        mine = np.array([rank])
+        dist.all_reduce(mine, group=left)
+        assert [sum(range(size - 1))] == mine.tolist()
+        dist.destroy_process_group(left)
+    dist.destroy_process_group(group)
+    dist.barrier()
 
 
 def test_many_groups(rank, size):
@@ -107,8 +145,9 @@ def test_one_rank_is_a_group(rank):
     dist.destroy_process_group(groups[rank])
 
 
-def test_tcp_beside_mpi(rank, size, spare):
+def test_tcp_beside_mpi(rank, size, spare, monkeypatch):
     """A group may be of another backend; both work at once."""
+    monkeypatch.delenv("CYDIST_TRANSPORT", raising=False)
     over_tcp = dist.new_group(backend="tcp")
     one, two = np.ones(1000), np.ones(1000)
     work = dist.all_reduce(one, group=over_tcp, async_op=True)

@@ -1,0 +1,36 @@
+"""The MPI library that mpi4py has loaded, without its header: one build serves every MPI.
+
+A handle is a pointer in one MPI and an int in another; both travel in a word, and an int is
+its low half. MPI_Status is never looked at: our messages say who sent them, and how much.
+"""
+
+ctypedef size_t Handle
+
+cdef enum:
+    SUCCESS = 0                 # MPI_SUCCESS, in every MPI
+    STATUS_BYTES = 128          # more than any MPI_Status
+
+
+ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
+    int (*isend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
+    int (*irecv)(void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
+    int (*test)(Handle *, int *, char *) noexcept nogil
+    int (*cancel)(Handle *) noexcept nogil
+    int (*ibarrier)(Handle, Handle *) noexcept nogil
+    int (*ibcast)(void *, int, Handle, int, Handle, Handle *) noexcept nogil
+    int (*iallreduce)(const void *, void *, int, Handle, Handle, Handle, Handle *) noexcept nogil
+    int (*ireduce)(const void *, void *, int, Handle, Handle, int, Handle,
+                   Handle *) noexcept nogil
+    int (*iallgather)(const void *, int, Handle, void *, int, Handle, Handle,
+                      Handle *) noexcept nogil
+    int (*ialltoall)(const void *, int, Handle, void *, int, Handle, Handle,
+                     Handle *) noexcept nogil
+    int (*ireduce_scatter_block)(const void *, void *, int, Handle, Handle, Handle,
+                                 Handle *) noexcept nogil
+
+
+cdef Library lib                # filled in by load()
+
+
+# Is the request complete, or broken? Sets `error` to MPI's code if it is not SUCCESS.
+cdef bint is_done(Handle *request, int *error) noexcept nogil

@@ -1,0 +1,49 @@
+"""Native: the collective of the library below the link, where it has one with our meaning.
+
+    broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, barrier
+
+Steps and bytes are the library's affair, and so are the bits of a sum of floats: the same on all
+ranks, and on every run where the library promises that. What the library does not have (16- and
+8-bit floats, AVG, PREMUL_SUM) goes by an algorithm of ours over its messages, on every rank alike.
+Blocks must be of one size where there are several.
+
+Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface Standard, Version
+4.1" (2023), chapter 6.
+"""
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Call, ELSEWHERE, EVEN_BLOCKS, NATIVE,
+    REDUCE, REDUCE_SCATTER, Transport, add, find,
+)
+
+cdef enum:
+    SHORT_BYTES = 16384         # of an all_reduce that is not the library's
+
+
+cdef const char *other(const Call *c) noexcept nogil:
+    """The algorithm of ours for what the library does not have."""
+    cdef int collective = c.fingerprint.collective
+    if collective == ALL_REDUCE:
+        return b"doubling" if c.inputs[0].nbytes <= SHORT_BYTES else b"ring"
+    if collective == BARRIER:
+        return b"dissemination"
+    if collective == BROADCAST or collective == REDUCE:
+        return b"tree"
+    return b"ring" if collective == ALL_GATHER else b"pairwise"
+
+
+cdef int run(Transport *t, Call *c) noexcept nogil:
+    cdef int status = ELSEWHERE
+    if t.comm != 0 and t.collective != NULL:
+        status = t.collective(t, c)
+    if status == ELSEWHERE:
+        status = find(other(c), c.fingerprint.collective).run(t, c)
+    return status
+
+
+add(b"native", BROADCAST, NATIVE, run)
+add(b"native", ALL_REDUCE, NATIVE, run)
+add(b"native", REDUCE, NATIVE, run)
+add(b"native", BARRIER, NATIVE, run)
+add(b"native", ALL_GATHER, NATIVE | EVEN_BLOCKS, run)
+add(b"native", REDUCE_SCATTER, NATIVE | EVEN_BLOCKS, run)
+add(b"native", ALL_TO_ALL, NATIVE | EVEN_BLOCKS, run)

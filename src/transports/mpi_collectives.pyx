@@ -1,0 +1,248 @@
+"""MPI's own collectives, non-blocking and waited for like messages.
+
+MPI returns wrong numbers when ranks disagree on dtype, operation or count, or hangs. So every rank
+also sends its fingerprint to the next one and compares the one before it: where all neighbours
+agree, all do. That message is on its way while MPI's collective is, and comes no later than it.
+"""
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE, MISMATCH,
+    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, Transport, complete,
+    copy, now_ns, post_recv, post_send, slice_end, withdraw,
+)
+from cydist._native.libmpi cimport SUCCESS, Handle, lib
+from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
+from cydist._native.mpi_moves cimport Move, Net, end_move, new_move
+
+cdef enum:
+    DTYPES = 64                 # more than there are, and below
+    OPS = 32
+    EXPLAIN_NS = 500000000
+    PAUSE_US = 200
+
+cdef void *in_place = NULL      # MPI_IN_PLACE
+cdef Handle types[DTYPES]
+cdef Handle operations[DTYPES][OPS]
+
+
+def use_in_place(size_t value) -> None:
+    """MPI_IN_PLACE."""
+    global in_place
+    in_place = <void *>value
+
+
+def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
+    """MPI has this op on this dtype (codes of kernels.h), with our meaning."""
+    if not 0 <= dtype < DTYPES or not 0 <= op < OPS:
+        raise ValueError(f"no dtype {dtype}, or no op {op}")
+    types[dtype] = type_handle
+    operations[dtype][op] = op_handle
+
+
+ctypedef struct Buffers:        # what MPI gets: one piece of memory on each side
+    char *input
+    char *output
+    char *scratch               # ours, where blocks lie apart
+    char *gathered              # in scratch: to be copied to the outputs
+
+
+cdef inline bint reduces(const Call *c) noexcept nogil:
+    return c.op != NULL
+
+
+cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
+    """Does MPI have this call? All ranks say the same."""
+    cdef Net *net = <Net *>t.link
+    cdef int collective = c.fingerprint.collective
+    if reduces(c) and operations[c.fingerprint.dtype][c.fingerprint.op] == 0:
+        return False
+    if collective == ALL_GATHER or collective == ALL_TO_ALL:
+        return c.outputs[0].nbytes <= net.piece_bytes
+    if collective == REDUCE_SCATTER:
+        return c.inputs[0].nbytes <= net.piece_bytes
+    return True
+
+
+cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
+    cdef int i
+    for i in range(1, count):
+        if blocks[i].ptr != blocks[i - 1].ptr + blocks[i - 1].nbytes:
+            return False
+    return True
+
+
+cdef int prepare(const Transport *t, const Call *c, Buffers *b) noexcept nogil:
+    """Where lists of blocks lie apart, copy them together."""
+    cdef int collective = c.fingerprint.collective
+    cdef int size = t.size, i
+    cdef bint many_in = collective == ALL_TO_ALL or collective == REDUCE_SCATTER
+    cdef bint many_out = collective == ALL_TO_ALL or collective == ALL_GATHER
+    cdef bint packs = many_in and not adjoining(c.inputs, size)
+    cdef bint unpacks = many_out and not adjoining(c.outputs, size)
+    cdef size_t total = 0
+    memset(b, 0, sizeof(Buffers))
+    if c.inputs != NULL:
+        b.input = c.inputs[0].ptr
+    if c.outputs != NULL:
+        b.output = c.outputs[0].ptr
+    if packs or unpacks:
+        total = size * (c.inputs[0].nbytes if packs else c.outputs[0].nbytes)
+        b.scratch = <char *>malloc(packs * total + unpacks * total + 1)
+        if b.scratch == NULL:
+            return NO_MEMORY
+    if packs:
+        b.input = b.scratch
+        for i in range(size):
+            copy(b.input + i * c.inputs[0].nbytes, c.inputs[i].ptr, c.inputs[i].nbytes)
+    if unpacks:
+        b.output = b.gathered = b.scratch + packs * total
+    return OK
+
+
+cdef void deliver(const Transport *t, const Call *c, const Buffers *b) noexcept nogil:
+    cdef int i
+    if b.gathered != NULL:
+        for i in range(t.size):
+            copy(c.outputs[i].ptr, b.gathered + i * c.outputs[0].nbytes, c.outputs[i].nbytes)
+
+
+cdef size_t unit(const Call *c) noexcept nogil:
+    return c.op.itemsize if reduces(c) else 1
+
+
+cdef size_t step_bytes(const Net *net, const Call *c) noexcept nogil:
+    """What one call of MPI takes of an array that is cut into several."""
+    return net.piece_bytes // unit(c) * unit(c)
+
+
+cdef int calls_for(const Net *net, const Call *c) noexcept nogil:
+    cdef int collective = c.fingerprint.collective
+    if collective == BROADCAST or collective == ALL_REDUCE or collective == REDUCE:
+        return <int>((c.inputs[0].nbytes + step_bytes(net, c) - 1) // step_bytes(net, c))
+    return 1
+
+
+cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t start,
+                  Handle *request) noexcept nogil:
+    """Begin one call of MPI; of an array that is cut, the one from this byte on."""
+    cdef Net *net = <Net *>t.link
+    cdef int collective = c.fingerprint.collective
+    cdef size_t each = c.inputs[0].nbytes if c.inputs != NULL else 0
+    cdef Handle kind = types[c.fingerprint.dtype] if reduces(c) else net.byte
+    cdef Handle op = operations[c.fingerprint.dtype][c.fingerprint.op] if reduces(c) else 0
+    cdef void *source = b.input
+    cdef int count
+    if collective == BARRIER:
+        return lib.ibarrier(t.comm, request)
+    if collective == ALL_GATHER:
+        if b.gathered == NULL and b.input == c.outputs[t.rank].ptr:
+            source = in_place
+        return lib.iallgather(source, <int>each, net.byte, b.output, <int>each, net.byte, t.comm,
+                              request)
+    if collective == ALL_TO_ALL:
+        return lib.ialltoall(source, <int>each, net.byte, b.output, <int>each, net.byte, t.comm,
+                             request)
+    if collective == REDUCE_SCATTER:
+        return lib.ireduce_scatter_block(source, b.output, <int>(each // unit(c)), kind, op,
+                                         t.comm, request)
+    count = <int>(min(each - start, step_bytes(net, c)) // unit(c))
+    if collective == BROADCAST:
+        return lib.ibcast(b.input + start, count, net.byte, c.root, t.comm, request)
+    source = b.input + start
+    if b.output == b.input:
+        source = in_place
+    if collective == ALL_REDUCE:
+        return lib.iallreduce(source, b.output + start, count, kind, op, t.comm, request)
+    if t.rank != c.root:
+        return lib.ireduce(b.input + start, NULL, count, kind, op, c.root, t.comm, request)
+    return lib.ireduce(source, b.output + start, count, kind, op, c.root, t.comm, request)
+
+
+cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef int i, count = calls_for(net, c), code = SUCCESS
+    cdef Move *move
+    if count == 0:
+        r.status = OK
+        return OK
+    pthread_mutex_lock(&net.lock)
+    move = new_move(net, r, t.context, -1, count)
+    if move == NULL:
+        pthread_mutex_unlock(&net.lock)
+        return NO_MEMORY
+    move.borrows = True
+    for i in range(count):
+        if code == SUCCESS:
+            code = call_one(t, c, b, i * step_bytes(net, c), &move.handles[i])
+    if code != SUCCESS:
+        net.error = code
+        move.request = NULL
+        end_move(net, move, OK)
+    pthread_mutex_unlock(&net.lock)
+    return OK if code == SUCCESS else PEER_LOST
+
+
+cdef void let_go(Transport *t, Request *r, Buffers *b) noexcept nogil:
+    """It failed. What MPI may still use lives as long as that."""
+    cdef Net *net = <Net *>t.link
+    pthread_mutex_lock(&net.lock)
+    if r.status == PENDING and r.link != NULL:
+        (<Move *>r.link).data = b.scratch
+        b.scratch = NULL
+    pthread_mutex_unlock(&net.lock)
+    t.cancel(t, r)
+
+
+cdef void note(Call *c, const Request *r, int status) noexcept nogil:
+    if status == MISMATCH:
+        c.failed_peer = r.source
+        c.theirs = r.theirs
+        c.theirs_bytes = r.theirs_bytes
+
+
+cdef int explained(Transport *t, int64_t deadline_ns) noexcept nogil:
+    """MPI reports an error: mostly, that ranks disagree. Who has seen how will say so soon."""
+    cdef int status = OK
+    cdef int64_t until = now_ns() + EXPLAIN_NS
+    while status == OK and now_ns() < until:
+        usleep(PAUSE_US)
+        status = slice_end(t, deadline_ns)
+    return PEER_LOST if status == OK else status
+
+
+cdef int collective(Transport *t, Call *c) noexcept nogil:
+    cdef Request checks[2]
+    cdef Request running
+    cdef Buffers b
+    cdef int status
+    if not is_mpis(t, c):
+        return ELSEWHERE
+    status = prepare(t, c, &b)
+    if status != OK:
+        return status
+    memset(&running, 0, sizeof(Request))
+    running.peer = -1
+    running.tag = c.tag
+    running.expected = &c.fingerprint
+    running.status = PENDING
+    post_recv(t, c, &checks[0], NULL, 0, (t.rank + t.size - 1) % t.size, 0)
+    post_send(t, c, &checks[1], NULL, 0, (t.rank + 1) % t.size, 0)
+    status = begin(t, c, &b, &running)
+    if status == OK:
+        status = complete(t, c, checks, 2)
+        if status == OK:
+            status = t.wait(t, &running, c.deadline_ns)
+            note(c, &running, status)
+        if status == PEER_LOST:
+            status = explained(t, c.deadline_ns)
+        if status != OK:
+            let_go(t, &running, &b)
+    else:
+        withdraw(t, checks, 2)
+    if status == OK:
+        deliver(t, c, &b)
+    free(b.scratch)
+    return status
