@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from transports import free_port
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +48,35 @@ def test_torch_finds_it_by_itself(tmp_path: Path) -> None:
     )
     printed = run(["-c", program], PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert printed.splitlines() == ["False True", "cydist Group False"]
+
+
+def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
+    """Whoever reaches torch's store and does not know the job's secret does not join."""
+    program = (
+        "import torch.distributed as dist, cydist.interop.torch\n"
+        "from datetime import timedelta\n"
+        "dist.init_process_group('cydist', timeout=timedelta(seconds=4))\n"
+    )
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ
+            | place
+            | {"RANK": str(rank), "XDG_STATE_HOME": str(tmp_path / str(rank))}
+            | {"PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=50)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert "RendezvousError: rendezvous: timeout with 1 of 2 ranks here" in said[0]
+    assert "AuthenticationError" in said[1]
 
 
 @pytest.mark.slow
