@@ -144,6 +144,7 @@ _CLASSES: dict[str, type[DistError]] = {
     "interrupted": DistBackendError,
     "aborted": GroupFailedError,
     "closed": GroupDestroyedError,
+    "unreachable": DistBackendError,
 }
 
 
@@ -181,6 +182,8 @@ def from_failure(
         if failure.ours
         else "the group was aborted",
         "closed": "the group was destroyed while the call was under way",
+        "unreachable": f"the system keeps this process from the array of {who}, though it did not "
+        "at first; CYDIST_ALGORITHM can choose another algorithm than direct",
     }
     about = [failure.peer] if failure.peer >= 0 else []
     if failure.teller >= 0:
@@ -196,6 +199,7 @@ def from_failure(
             f"{who[0].upper() + who[1:]}: {failure.theirs}",
             "interrupted": f"{teller} was interrupted in {failure.ours}",
             "aborted": f"{teller} aborted the group",
+            "unreachable": f"the system keeps {teller} from the array of {who}, in {failure.ours}",
             "raised": f"{teller} raised an error in {failure.ours}; its output says which",
         }
         if failure.status != "peer_lost":

@@ -35,7 +35,9 @@ COLLECTIVES = (
 NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
-ONE_ROUNDING = frozenset({"flat", "staged", "ordered", "ordered_scatter"})
+ONE_ROUNDING = frozenset({"direct", "flat", "staged", "ordered", "ordered_scatter"})
+# These can copy from array to array.
+DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 
 DEFAULT_SEGMENT_BYTES = 256 * KiB
@@ -75,8 +77,15 @@ IN_LIBRARIES = (
 # library.
 TABLE = (
     Rule("all_reduce", "flat", most_bytes=4 * KiB),
-    Rule("all_reduce", "staged"),
-    *(Rule(collective, "flat") for collective in COLLECTIVES[1:] if collective != "all_reduce"),
+    Rule("all_reduce", "staged", most_bytes=8 * KiB),
+    Rule("all_reduce", "staged", most_bytes=128 * KiB, least_ranks=3),
+    *(
+        Rule(collective, "flat", most_bytes=most_bytes, least_ranks=least_ranks)
+        for collective in sorted(DIRECT - {"all_reduce"})
+        for most_bytes, least_ranks in ((16 * KiB, 1), (512 * KiB, 3))
+    ),
+    *(Rule(collective, "direct") for collective in sorted(DIRECT)),
+    *(Rule(collective, "flat") for collective in ("barrier", "scan", "exscan")),
     *(Rule(collective, "native") for collective in IN_LIBRARIES),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),

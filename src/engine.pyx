@@ -21,7 +21,7 @@ from cydist._native.abi cimport (
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
 from cydist._native.failpoints cimport ENTER, reach
-from cydist._native.failures cimport described, told_failure
+from cydist._native.failures cimport described, keep_written, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
     CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
@@ -35,7 +35,7 @@ from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Fai
 # The algorithms enter themselves into the table when they are imported. The order decides
 # their numbers, which travel in fingerprints.
 for algorithm in (
-    "bruck", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
+    "bruck", "direct", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
     "pairwise", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
@@ -283,6 +283,7 @@ cdef class Group:
         free(blocks)
         if status != OK:
             self.keep_while_used(inputs, outputs)
+            keep_written(&call, inputs, outputs)
             raise self.failed(&call, status)
 
     cdef void keep_while_used(self, object one, object other):

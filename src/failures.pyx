@@ -2,7 +2,7 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, BARRIER, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Fingerprint,
+    ABORTED, BARRIER, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Call, Fingerprint,
 )
 from cydist._native.notices cimport RECENT, Notice, Notices
 
@@ -19,6 +19,7 @@ CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
 STATUS_NAMES = {
     0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
     -5: "interrupted", -6: "aborted", -7: "closed", -8: "raised",
+    -9: "unreachable",
 }
 STATUSES = {name: code for code, name in STATUS_NAMES.items()}
 
@@ -94,3 +95,13 @@ cdef object told_failure(const Notices *notices, int rank):
     if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
         return Failure(status, n.teller, n.step, theirs, ours)
     return Failure(status, n.peer, n.step, ours, theirs, n.teller)
+
+
+cdef list never_freed = []
+
+
+cdef int keep_written(const Call *c, object one, object other) except -1:
+    """Hold on to the arrays of a failed call in which a peer may still write."""
+    if c.written:
+        never_freed.append((one, other))
+    return 0

@@ -17,6 +17,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.choices cimport size_class
 from cydist._native.engine cimport Group, agree_on_sizes
+from cydist._native.failures cimport keep_written
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.plain cimport Plain, look
 from cydist._native.waiting cimport load_int
@@ -151,6 +152,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Brief
     try:
         if status != OK:
             native.keep_while_used(one, other)
+            keep_written(c, one, other)
             group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
     finally:
         native.short_over = True
@@ -298,7 +300,7 @@ cpdef bint barrier(object group) except -1:
     cdef const Entry *entry = begin(native, BARRIER, 0)
     if entry == NULL:
         return False
-    return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0)
+    return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)
 
 
 cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:

@@ -1,6 +1,7 @@
 """Every row of the table of algorithms, called by name on links between threads."""
 
 import importlib.util
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,15 @@ class Ranks:
                 ours, theirs = socket.socketpair()
                 links[low].adopt(high, 0, ours.detach())
                 links[high].adopt(low, 0, theirs.detach())
+        if transport == "shm":
+            token = bytes(32)
+            memory = [_native.SharedMemory.create(self.size, self.size << 24, token)]
+            for _ in range(1, self.size):
+                memory.append(_native.SharedMemory.attach(os.dup(memory[0].fd), token))
+            links = [
+                _native.ShmLink(link, each, dict.fromkeys(range(self.size), os.getpid()))
+                for link, each in zip(links, memory, strict=True)
+            ]
         return links
 
     def each(self, body):
@@ -420,8 +430,9 @@ def test_windows_notice_another_call(fresh, row):
     assert group.each(body) == expected
 
 
+@pytest.mark.parametrize("name", ["direct", "flat"])
 @pytest.mark.parametrize("collective", ["gather", "scatter", "all_to_all"])
-def test_windows_compare_uneven_sizes(fresh, collective):
+def test_windows_compare_uneven_sizes(fresh, collective, name):
     """A pair that disagrees on the size of a block fails, however it would fit."""
     group = fresh(2)
     alike = [[2, 3], [4, 5]] if collective == "all_to_all" else [2, 3]
@@ -430,7 +441,7 @@ def test_windows_compare_uneven_sizes(fresh, collective):
 
     def body(rank):
         try:
-            cases[rank].run(group.groups[rank], rank, "flat", 1, TINY, 0.2)
+            cases[rank].run(group.groups[rank], rank, name, 1, TINY, 0.2)
         except _native.Failure as failure:
             return failure.status
         return "ok"

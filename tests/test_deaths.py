@@ -134,6 +134,14 @@ def test_killed_in_every_phase(server: Server, transport: str, phase: str) -> No
     everybody_knows(outcome)
 
 
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "gather", "reduce"])
+def test_killed_while_it_writes_in_others_arrays(server: Server, call: str) -> None:
+    """Who dies in the middle of it harms nobody, and is named."""
+    victim = 0 if call == "broadcast" else VICTIM
+    how = {"transport": "shm", "algorithm": f"{call}:direct", "victim": victim, "count": LONG}
+    everybody_knows(server.trial(call, "send.mid", **how))
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_killed_in_every_call(server: Server, call: str) -> None:
     """Whatever the call was, and whomever a rank waited for in it."""
@@ -179,6 +187,16 @@ def test_stopped(server: Server, transport: str, phase: str) -> None:
     assert outcome.errors("rest") == [(None, None)] * 3
     ended = outcome.saw[VICTIM]["victim"]
     assert ended["error"] in ("DistTimeoutError", "GroupFailedError", "PeerFailedError"), ended
+
+
+def test_stopped_while_it_writes_in_others_arrays(server: Server) -> None:
+    """The others raise at their timeout though it may still write, and survive that it does."""
+    how = {"transport": "shm", "algorithm": "all_reduce:direct", "action": "stop", "timeout": 1.0}
+    outcome = server.trial("all_reduce", "send.mid", count=LONG, **how)
+    assert [0] * 4 == outcome.codes
+    for event in outcome.survivors("all_reduce"):
+        assert event["error"] == "DistTimeoutError", event
+    assert outcome.errors("rest") == [(None, None)] * 3
 
 
 # The whole product: scripts/test-long.

@@ -22,6 +22,7 @@ cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     ABORTED = -6            # the group's abort flag was raised
     CLOSED = -7             # the link was destroyed under the call
     RAISED = -8             # what called the engine raised an exception of its own
+    UNREACHABLE = -9        # the memory of a peer can be neither read nor written
 
 
 cdef enum Collective:       # the order is part of the wire format
@@ -99,6 +100,10 @@ ctypedef struct Flags:          # the head of a window; every word on a line of 
     uint32_t pad_consumed[13]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
     uint64_t pad_told[7]
+    uint64_t writing            # 1 + the rank in whose arrays the owner is writing now, or 0
+    uint64_t pad_writing[7]
+    uint64_t left               # not 0: nobody may begin to write in the owner's arrays
+    uint64_t pad_left[7]
 
 
 cdef enum:
@@ -121,6 +126,10 @@ ctypedef struct Transport
 ctypedef struct Call
 
 
+cdef enum:
+    KNOWN_ARRAYS = 8
+
+
 ctypedef struct Windows:
     int slots                   # a power of two
     size_t slot_bytes
@@ -134,6 +143,18 @@ ctypedef struct Windows:
     int spins                   # further looks before it yields
     int most_spins
     bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
+    # Copy from memory that a peer has shown, or into it: OK, PEER_LOST or UNREACHABLE. A peer
+    # may be this rank. NULL: the link cannot.
+    int (*pull)(Transport *t, int peer, char *into, const char *theirs,
+                size_t nbytes) noexcept nogil
+    int (*push)(Transport *t, int peer, char *theirs, const char *source,
+                size_t nbytes) noexcept nogil
+    # Where such memory lies here; NULL, the function too: it does not.
+    char *(*mapped)(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil
+    # See src/algorithms/direct.pyx:
+    int reach                   # may all ranks do so? 0: nobody has tried; then 1 or -1
+    const char *known[KNOWN_ARRAYS]     # ends of this rank's arrays that others can reach
+    int next_known
 
 
 # The head of the slot that a rank writes in a step.
@@ -270,6 +291,9 @@ ctypedef struct Call:           # one collective, as one rank sees it
     Fingerprint theirs
     size_t theirs_bytes
     size_t our_bytes
+    # The call failed, and a peer that does not answer may still write in its arrays, once: they
+    # must never be freed.
+    bint written
 
 
 # Who is about to wait calls this first.
@@ -391,6 +415,21 @@ cdef inline size_t largest(const Block *blocks, int count) noexcept nogil:
 cdef inline void copy(char *out, const char *source, size_t nbytes) noexcept nogil:
     if out != source and nbytes > 0:
         memcpy(out, source, nbytes)
+
+
+cdef extern from "kernels/stream.h" nogil:
+    void stream "cydist_stream"(char *out, const char *source, size_t nbytes)
+
+cdef enum:
+    STREAM_BYTES = 8388608      # blocks that are longer leave the caches to others
+
+
+# The same for memory that is not read again soon.
+cdef inline void copy_block(char *out, const char *source, size_t nbytes) noexcept nogil:
+    if nbytes > STREAM_BYTES and out != source:
+        stream(out, source, nbytes)
+    else:
+        copy(out, source, nbytes)
 
 
 # A rank's own contribution, ready for combine.

@@ -1,5 +1,5 @@
 """How a call failed, as data and in words."""
-from cydist._native.abi cimport Fingerprint
+from cydist._native.abi cimport Call, Fingerprint
 from cydist._native.notices cimport Notices
 
 
@@ -9,3 +9,6 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail)
 
 # The Failure that a group's notices know of, as seen from group rank `rank`.
 cdef object told_failure(const Notices *notices, int rank)
+
+# A call failed: hold on to its arrays for ever where a peer that was stopped may still write.
+cdef int keep_written(const Call *c, object one, object other) except -1

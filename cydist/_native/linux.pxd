@@ -87,6 +87,13 @@ cdef extern from "<sys/socket.h>" nogil:
     int SHUT_WR
 
 
+cdef extern from "<sys/uio.h>" nogil:
+    ssize_t process_vm_readv(int, const iovec *, unsigned long, const iovec *, unsigned long,
+                             unsigned long)
+    ssize_t process_vm_writev(int, const iovec *, unsigned long, const iovec *, unsigned long,
+                              unsigned long)
+
+
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int, unsigned long, int *)
 

@@ -5,6 +5,7 @@ import weakref
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from cydist._native.abi cimport Link, OK, Transport, Window, Windows
 from cydist._native.linux cimport (
@@ -23,6 +24,22 @@ from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
 
 cdef bint gone(Transport *t, int peer) noexcept nogil:
     return load_int(&(<End *>t.link).boxes[t.peers[peer]].closed) != OK
+
+
+cdef int pull(Transport *t, int peer, char *into, const char *theirs,
+              size_t nbytes) noexcept nogil:
+    memcpy(into, theirs, nbytes)
+    return OK
+
+
+cdef int push(Transport *t, int peer, char *theirs, const char *source,
+              size_t nbytes) noexcept nogil:
+    memcpy(theirs, source, nbytes)
+    return OK
+
+
+cdef char *mapped(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+    return theirs
 
 
 # What Python holds
@@ -219,6 +236,9 @@ cdef class InprocLink(Link):
         windows.spins = windows.most_spins = self.end.most_spins
         windows.looks = windows.most_looks = LOOKS if self.end.most_spins else 0
         windows.gone = gone
+        windows.pull = pull
+        windows.push = push
+        windows.mapped = mapped
         lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes)
         t.windows = windows
         return 0

@@ -4,8 +4,10 @@ from libc.errno cimport ESRCH, errno
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from cydist._native.abi cimport Link, Transport, Window, Windows
-from cydist._native.linux cimport POLLIN, close, getpid, pidfd_open, poll, pollfd
+from cydist._native.abi cimport Link, OK, PEER_LOST, Transport, UNREACHABLE, Window, Windows
+from cydist._native.linux cimport (
+    POLLIN, close, getpid, iovec, pidfd_open, poll, pollfd, process_vm_readv, process_vm_writev,
+)
 from cydist._native.memory cimport LEAVING, Member, SharedMemory, whole_pages
 from cydist._native.waiting cimport (
     LOOKS, SPINS, cores, exchange_int, load_int, sched_yield, store_int,
@@ -62,6 +64,39 @@ cdef bint look_at_process(Neighbours *n, int rank) noexcept nogil:
     ended.fd = n.watched[rank]
     ended.events = POLLIN
     return poll(&ended, 1, 0) == 1
+
+
+cdef int reach_into(Transport *t, int peer, char *ours, char *theirs, size_t nbytes,
+                    bint writing) noexcept nogil:
+    """Copy between the memories of two processes."""
+    cdef Neighbours *n = (<View *>t.windows).neighbours
+    cdef int pid = n.pids[t.peers[peer]]
+    cdef iovec here = iovec(ours, nbytes)
+    cdef iovec there = iovec(theirs, nbytes)
+    cdef ssize_t done
+    while True:
+        if writing:
+            done = process_vm_writev(pid, &here, 1, &there, 1, 0)
+        else:
+            done = process_vm_readv(pid, &here, 1, &there, 1, 0)
+        if done < 0 and errno == ESRCH:
+            return PEER_LOST
+        if done == <ssize_t>here.iov_len:
+            return OK
+        if done <= 0:
+            return UNREACHABLE
+        here = iovec(<char *>here.iov_base + done, here.iov_len - done)
+        there = iovec(<char *>there.iov_base + done, here.iov_len)
+
+
+cdef int pull(Transport *t, int peer, char *into, const char *theirs,
+              size_t nbytes) noexcept nogil:
+    return reach_into(t, peer, into, <char *>theirs, nbytes, False)
+
+
+cdef int push(Transport *t, int peer, char *theirs, const char *source,
+              size_t nbytes) noexcept nogil:
+    return reach_into(t, peer, <char *>source, theirs, nbytes, True)
 
 
 # Dealloc needs the memory, so the collector must not clear it before.
@@ -150,6 +185,8 @@ cdef class ShmLink(Link):
         view.windows.spins = view.windows.most_spins = self.most_spins
         view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
         view.windows.gone = gone
+        view.windows.pull = pull
+        view.windows.push = push
         lay_out(&view.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
         t.raise_flag = raise_flag
         t.wait_flag = wait_flag

@@ -1,0 +1,51 @@
+"""Arrays that are open to the other ranks for a call, which read and write in them.
+
+In step 1 of a call every rank shows where its blocks lie; from then until step 2, which is the
+end of the call, the others may reach them.
+
+Not everybody may reach into another process, and not all memory can be reached: of a device, say.
+The first call of a group tries it, every rank looks at its own blocks, and when one says no, all
+take "flat" or "staged" instead. So they do for PREMUL_SUM, whose factors differ.
+
+A rank that fails must not hand back arrays that others write into. It bars them, and waits for
+who has begun: a writer says so before it looks at the bar, and writes little at a time.
+"""
+from libc.stdint cimport int64_t, uint64_t
+
+from cydist._native.abi cimport Block, Call, Transport
+from cydist._native.steps cimport data_of
+
+
+ctypedef struct Access:         # a call while its memory is open
+    uint64_t step               # whose slots say where everybody's blocks lie
+    int scratch                 # so many slots behind them are free for what is pulled
+    int64_t look                # when to look next whether the call must end
+
+
+# What a call does meanwhile.
+ctypedef int (*Body)(Transport *t, Call *c, Access *a) noexcept nogil
+
+
+cdef inline const Block *shown(Transport *t, int peer, const Access *a) noexcept nogil:
+    return <const Block *>data_of(t, peer, a.step)
+
+
+# Into how many parts a free slot is cut, so that there is one for every peer.
+cdef inline size_t parts_of(Transport *t, int slots) noexcept nogil:
+    return max(1, (t.size + slots - 2) // slots)
+
+
+# Show these blocks, run the body, and leave when all have; or run the call through windows.
+cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+             int seconds, Body body) noexcept nogil
+
+# For bodies: copy from a peer's memory, or into it.
+cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
+cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
+              Block source) noexcept nogil
+# Where a contribution of a peer can be read: there, or in `into` after it was pulled.
+cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
+               const void **source) noexcept nogil
+# MISMATCH, if a peer gives or takes another number of bytes than we do.
+cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
+                size_t ours) noexcept nogil

@@ -1,0 +1,244 @@
+"""Direct: ranks read the arrays of others where they are, and write into them: one copy, not two.
+
+    broadcast       steps 2     bytes moved per rank n (p-1)/p: the others pull, the root pushes
+    all_gather      2           n, of which n/p are its own
+    gather          2           n/p: everybody pushes; the root its own
+    scatter         2           n/p: everybody pulls; the root its own
+    all_to_all      2           n, of which n/p are its own
+    reduce_scatter  2           n (p-1)/p
+    all_reduce      2           2 n (p-1)/p
+    reduce          2           n
+
+n is the whole array, or all blocks together. In step 1 every rank shows where its blocks lie; from
+then until step 2, which is the end of the call, the others may reach them. The reductions pull
+block r of everybody segment by segment into free slots of rank r's window, reduce it there in rank
+order in one pass, and push the result while it is in the cache: 8- and 16-bit floats accumulate
+in float32 and round once, and reductions need not commute. The bits are those of "flat".
+
+Three ranks, all_reduce in place (B1 is the sum of block 1):
+
+    rank 0 [a0 a1 a2]    rank 1 pulls a1 and c1, makes B1      [A0 B1 C2]
+    rank 1 [b0 b1 b2]    and pushes it over a1 and c1, which   [A0 B1 C2]
+    rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
+
+Where that cannot be done, `opening` takes "flat" or "staged" instead.
+
+Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
+communication on Linux cluster", ICPP 2005.
+"""
+from libc.stdlib cimport free, malloc
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, GATHER, NO_MEMORY, OK, REDUCE,
+    REDUCE_SCATTER, SCATTER, Transport, WINDOWS, add, block_of, copy_block, segment_of,
+    segments_in,
+)
+from cydist._native.opening cimport Access, differ, fetch, parts_of, pull, push, run, shown
+from cydist._native.steps cimport data_of, part_bytes
+
+
+cdef enum:
+    FEW_RANKS = 64              # so many need no malloc
+    PAGE = 4096
+
+
+# Blocks that move
+
+cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.outputs, 1, NULL, 0, broadcast_body)
+
+
+cdef int broadcast_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    """Every rank moves as much: the root pushes the end of the array, the others pull the rest."""
+    cdef Block head = c.outputs[0]
+    cdef Block tail
+    cdef int k, peer, status = OK
+    tail.nbytes = head.nbytes // t.size // PAGE * PAGE
+    head.nbytes -= tail.nbytes
+    tail.ptr = head.ptr + head.nbytes
+    if t.rank != c.root:
+        return pull(t, c, a, c.root, head, shown(t, c.root, a)[0].ptr)
+    for k in range(1, t.size):
+        peer = (t.rank + k) % t.size
+        if status == OK:
+            status = push(t, c, a, peer, shown(t, peer, a)[0].ptr + head.nbytes, tail)
+    return status
+
+
+cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, 1, NULL, 0, all_gather_body)
+
+
+cdef int all_gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef int k, peer, status = OK
+    for k in range(1, t.size):
+        peer = (t.rank + k) % t.size
+        if status == OK:
+            status = pull(t, c, a, peer, c.outputs[peer], shown(t, peer, a)[0].ptr)
+    copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+    return status
+
+
+cdef int gather(Transport *t, Call *c) noexcept nogil:
+    if t.rank == c.root:
+        return run(t, c, c.outputs, t.size, NULL, 0, gather_body)
+    return run(t, c, c.inputs, 1, NULL, 0, gather_body)
+
+
+cdef int gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef const Block *place = shown(t, c.root, a) + t.rank
+    cdef int status
+    if t.rank == c.root:
+        copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+        return OK
+    status = differ(t, c, a, c.root, place.nbytes, c.inputs[0].nbytes)
+    return push(t, c, a, c.root, place.ptr, c.inputs[0]) if status == OK else status
+
+
+cdef int scatter(Transport *t, Call *c) noexcept nogil:
+    if t.rank == c.root:
+        return run(t, c, c.inputs, t.size, NULL, 0, scatter_body)
+    return run(t, c, c.outputs, 1, NULL, 0, scatter_body)
+
+
+cdef int scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef const Block *place = shown(t, c.root, a) + t.rank
+    cdef int status
+    if t.rank == c.root:
+        copy_block(c.outputs[0].ptr, c.inputs[t.rank].ptr, c.outputs[0].nbytes)
+        return OK
+    status = differ(t, c, a, c.root, place.nbytes, c.outputs[0].nbytes)
+    return pull(t, c, a, c.root, c.outputs[0], place.ptr) if status == OK else status
+
+
+cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, t.size, NULL, 0, all_to_all_body)
+
+
+cdef int all_to_all_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef const Block *given
+    cdef int k, peer, status
+    for k in range(1, t.size):
+        peer = (t.rank + k) % t.size
+        given = shown(t, peer, a) + t.rank
+        status = differ(t, c, a, peer, given.nbytes, c.outputs[peer].nbytes)
+        if status == OK:
+            status = pull(t, c, a, peer, c.outputs[peer], given.ptr)
+        if status != OK:
+            return status
+    copy_block(c.outputs[t.rank].ptr, c.inputs[t.rank].ptr, c.outputs[t.rank].nbytes)
+    return OK
+
+
+# Blocks that are reduced
+
+ctypedef struct Sum:            # one block, of which every rank shows a contribution
+    Block own
+    int entry                   # which of a peer's blocks has its contribution,
+    size_t offset               # and how many bytes into it
+    char *result                # where the sum goes; NULL: nowhere on this rank
+    int to_entry                # which of a peer's blocks gets it, at the same offset
+    int to_first, to_end        # peers that do
+
+
+cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept nogil:
+    cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
+    cdef const void *few[FEW_RANKS]
+    cdef const void **sources = few
+    cdef size_t i
+    cdef int status = OK
+    if t.size > FEW_RANKS:
+        sources = <const void **>malloc(t.size * sizeof(void *))
+    if sources == NULL:
+        return NO_MEMORY
+    for i in range(segments_in(m.own.nbytes, part)):
+        if status == OK:
+            status = reduce_segment(t, c, a, m, segment_of(m.own, i, part), part, sources)
+    if sources != few:
+        free(sources)
+    return status
+
+
+cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block segment,
+                        size_t part, const void **sources) noexcept nogil:
+    cdef size_t start = segment.ptr - m.own.ptr
+    cdef Block into
+    cdef int k, peer, status
+    into.nbytes = segment.nbytes
+    sources[t.rank] = segment.ptr
+    for k in range(t.size - 1):
+        peer = (t.rank + 1 + k) % t.size
+        into.ptr = (data_of(t, t.rank, a.step + 1 + k % a.scratch)
+                    + k // a.scratch * part)
+        status = fetch(t, c, a, peer, into, shown(t, peer, a)[m.entry].ptr + m.offset + start,
+                       &sources[peer])
+        if status != OK:
+            return status
+    # Whoever has no place for the sum overwrites what was pulled first.
+    into.ptr = m.result + start if m.result != NULL else data_of(t, t.rank, a.step + 1)
+    c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)
+    for k in range(m.to_end - m.to_first):
+        peer = m.to_first + (k + t.rank) % (m.to_end - m.to_first)
+        if peer != t.rank:
+            status = push(t, c, a, peer,
+                          shown(t, peer, a)[m.to_entry].ptr + m.offset + start, into)
+            if status != OK:
+                return status
+    return OK
+
+
+cdef Sum part_of_sum(Transport *t, Call *c, char *result) noexcept nogil:
+    """Block r of an array that all reduce; in a peer's table its output follows its input."""
+    cdef Sum m
+    m.own = block_of(c.inputs[0], t.rank, t.size, c.op.itemsize)
+    m.entry = 0
+    m.offset = m.own.ptr - c.inputs[0].ptr
+    m.result = result + m.offset if result != NULL else NULL
+    m.to_entry = 1
+    m.to_first = 0
+    m.to_end = t.size
+    return m
+
+
+cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, 1, c.outputs, 1, all_reduce_body)
+
+
+cdef int all_reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr)
+    return reduce_block(t, c, a, &m)
+
+
+cdef int reduce(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, reduce_body)
+
+
+cdef int reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr if t.rank == c.root else NULL)
+    m.to_first = c.root
+    m.to_end = c.root + 1
+    return reduce_block(t, c, a, &m)
+
+
+cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, t.size, NULL, 0, reduce_scatter_body)
+
+
+cdef int reduce_scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef Sum m
+    m.own = c.inputs[t.rank]
+    m.entry = t.rank
+    m.offset = 0
+    m.result = c.outputs[0].ptr
+    m.to_entry = m.to_first = m.to_end = 0
+    return reduce_block(t, c, a, &m)
+
+
+add(b"direct", BROADCAST, WINDOWS, broadcast)
+add(b"direct", ALL_GATHER, WINDOWS, all_gather)
+add(b"direct", GATHER, WINDOWS, gather)
+add(b"direct", SCATTER, WINDOWS, scatter)
+add(b"direct", ALL_TO_ALL, WINDOWS, all_to_all)
+add(b"direct", ALL_REDUCE, WINDOWS, all_reduce)
+add(b"direct", REDUCE, WINDOWS, reduce)
+add(b"direct", REDUCE_SCATTER, WINDOWS, reduce_scatter)

@@ -1,0 +1,281 @@
+"""Arrays that are open to other ranks for a call; cydist/_native/opening.pxd says how."""
+from libc.stdint cimport int64_t, uint64_t
+
+from cydist._native.abi cimport (
+    ALL_REDUCE, Block, Call, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, Transport, UNREACHABLE, Windows,
+    copy_block, find, head_of, now_ns, patiently, segment_of, segments_in, slice_end,
+)
+from cydist._native.failpoints cimport SEND_MID, reach
+from cydist._native.steps cimport (
+    call_of, claim, consume, data_of, hear, hear_all, part_bytes, publish,
+)
+from cydist._native.waiting cimport SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64
+
+
+cdef enum:
+    PIECE_BYTES = 1048576       # moved between two looks at the clock
+    NO = 1                      # notes of steps
+    YES = 2
+    GRACE_NS = 1000000000       # for a writer that is at it while this rank fails
+
+
+# Whether, and in which order
+
+cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+             int seconds, Body body) noexcept nogil:
+    """Show these blocks, run the body, and leave when all have."""
+    cdef Access a
+    cdef bint usable = False
+    cdef int i, status = OK
+    patiently(c)
+    a.scratch = scratch_slots(t, c)
+    if a.scratch > 0 and t.windows.reach == 0:
+        status = find_reach(t, c)
+    if status != OK:
+        return status
+    if a.scratch == 0 or t.windows.reach < 0:
+        return without(t, c)
+    a.step = t.windows.step
+    a.look = now_ns() + SLICE_NS
+    status = show(t, c, first, firsts, second, seconds)
+    if status == OK:
+        usable = all_say_yes(t, a.step)
+        if not usable:
+            status = consume(t, c, a.step + 1, True)
+        else:
+            status = claim(t, c, a.step + <uint64_t>a.scratch)
+            if status == OK:
+                status = body(t, c, &a)
+    if status == OK and usable:
+        for i in range(a.scratch):
+            publish(t, c, a.step + 1 + i, 0)
+        status = consume(t, c, a.step + 1 + <uint64_t>a.scratch, True)
+    if status != OK:
+        bar_the_others(t, c)
+        return status
+    t.windows.step += 1 + (a.scratch if usable else 0)
+    return OK if usable else without(t, c)
+
+
+cdef int without(Transport *t, Call *c) noexcept nogil:
+    """The same through windows."""
+    cdef int collective = c.fingerprint.collective
+    return find(b"staged" if collective == ALL_REDUCE else b"flat", collective).run(t, c)
+
+
+cdef int scratch_slots(Transport *t, Call *c) noexcept nogil:
+    """How many slots the call takes for what it pulls; 0: it cannot be run. The same everywhere."""
+    cdef Windows *w = t.windows
+    cdef int slots = 1
+    if w.pull == NULL or w.slots < 2 or 2 * t.size * sizeof(Block) > w.slot_bytes:
+        return 0
+    if c.op == NULL:
+        return 1
+    if t.size > 2:
+        slots = min(t.size, w.slots) - 1
+    if c.op.prepare != NULL or part_bytes(t, c, parts_of(t, slots), c.op.itemsize) == 0:
+        return 0
+    return slots
+
+
+cdef uint64_t beacon = now_ns()     # what the others try to read
+
+
+cdef int find_reach(Transport *t, Call *c) noexcept nogil:
+    """May everybody reach into everybody's memory? Two steps; all learn the same."""
+    cdef uint64_t step = t.windows.step
+    cdef uint64_t *light = <uint64_t *>data_of(t, t.rank, step)
+    cdef uint64_t seen
+    cdef bint yes = True
+    cdef int peer
+    cdef int status = claim(t, c, step)
+    if status == OK:
+        light[0] = <uint64_t>&beacon
+        light[1] = beacon
+        publish(t, c, step, 0)
+        status = hear_all(t, c, step)
+    for peer in range(t.size):
+        if status == OK:
+            light = <uint64_t *>data_of(t, peer, step)
+            seen = ~light[1]
+            yes = (yes and t.windows.pull(t, peer, <char *>&seen, <char *>light[0],
+                                          sizeof(uint64_t)) == OK and seen == light[1]
+                   and t.windows.push(t, peer, <char *>light[0], <char *>&seen, 0) == OK)
+    if status == OK:
+        status = claim(t, c, step + 1)
+    if status == OK:
+        answer(t, c, step + 1, yes)
+        status = hear_all(t, c, step + 1)
+    if status == OK:
+        t.windows.reach = 1 if all_say_yes(t, step + 1) else -1
+        status = consume(t, c, step + 2, True)
+        t.windows.step += 2
+    return status
+
+
+cdef inline void answer(Transport *t, Call *c, uint64_t step, bint yes) noexcept nogil:
+    head_of(t.windows, t.rank, step).call.note = YES if yes else NO
+    publish(t, c, step, 0)
+
+
+cdef bint all_say_yes(Transport *t, uint64_t step) noexcept nogil:
+    cdef int peer
+    for peer in range(t.size):
+        if call_of(t, peer, step).note != YES:
+            return False
+    return True
+
+
+cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+              int seconds) noexcept nogil:
+    """Say where these blocks lie, and wait until everybody has."""
+    cdef uint64_t step = t.windows.step
+    cdef Block *table = <Block *>data_of(t, t.rank, step)
+    cdef bint yes = True
+    cdef int i
+    cdef int status = claim(t, c, step)
+    if status != OK:
+        return status
+    for i in range(firsts + seconds):
+        table[i] = first[i] if i < firsts else second[i - firsts]
+        # Blocks that touch are one array.
+        if i > 0 and table[i - 1].ptr + table[i - 1].nbytes != table[i].ptr:
+            yes = yes and readable(t, table[i - 1])
+    yes = yes and readable(t, table[firsts + seconds - 1])
+    answer(t, c, step, yes)
+    return hear_all(t, c, step)
+
+
+cdef bint readable(Transport *t, Block block) noexcept nogil:
+    """Can others reach this memory? Not if it is a device's."""
+    cdef Windows *w = t.windows
+    cdef const char *last = block.ptr + block.nbytes - 1
+    cdef char byte
+    cdef int i
+    for i in range(KNOWN_ARRAYS):
+        if w.known[i] == last:
+            return True
+    if block.nbytes > 0:
+        if w.pull(t, t.rank, &byte, last, 1) != OK:
+            return False
+        w.known[w.next_known] = last
+        w.next_known = (w.next_known + 1) % KNOWN_ARRAYS
+    return True
+
+
+cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
+    """The call has failed: let nobody write into this rank's arrays any more."""
+    cdef Windows *w = t.windows
+    cdef int64_t until = now_ns() + GRACE_NS
+    cdef int peer
+    swap_u64(&w.of[t.rank].flags.left, 1)
+    fence()
+    for peer in range(t.size):
+        while (peer != t.rank and load_u64(&w.of[peer].flags.writing) == <uint64_t>t.rank + 1
+                and not w.gone(t, peer)):
+            if now_ns() >= until:
+                c.written = True
+                break
+            sched_yield()
+
+
+# Moving bytes
+
+cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
+    """Every now and then: must the call end?"""
+    cdef int64_t now = now_ns()
+    cdef int status = OK
+    if now >= a.look:
+        a.look = now + SLICE_NS
+        status = slice_end(t, c.deadline_ns)
+        if status != OK:
+            c.failed_peer = peer
+    return status
+
+
+cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
+    """A peer's memory could not be reached. Why?"""
+    if load_u64(&t.windows.of[peer].flags.left) != 0:
+        # It has failed, and will not take the next step: the wait for it says why.
+        status = hear(t, c, peer, a.step + 1)
+        if status != OK:
+            return status
+    c.failed_peer = peer
+    c.failed_step = 0
+    return PEER_LOST if t.windows.gone(t, peer) else status if status != OK else UNREACHABLE
+
+
+cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
+              char *theirs) noexcept nogil:
+    cdef char *here = NULL
+    cdef Block piece
+    cdef size_t i
+    cdef int status
+    if into.nbytes == 0:
+        return OK
+    if t.windows.mapped != NULL:
+        here = t.windows.mapped(t, peer, theirs, into.nbytes)
+    if here != NULL:
+        copy_block(into.ptr, here, into.nbytes)
+        return OK
+    for i in range(segments_in(into.nbytes, PIECE_BYTES)):
+        piece = segment_of(into, i, PIECE_BYTES)
+        status = t.windows.pull(t, peer, piece.ptr, theirs + i * PIECE_BYTES, piece.nbytes)
+        if status != OK:
+            return refused(t, c, a, peer, status)
+        status = look(t, c, a, peer)
+        if status != OK:
+            return status
+    return OK
+
+
+cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
+              Block source) noexcept nogil:
+    cdef uint64_t *writing = &t.windows.of[t.rank].flags.writing
+    cdef Block piece
+    cdef size_t i
+    cdef int status = OK
+    if source.nbytes == 0:
+        return OK
+    for i in range(segments_in(source.nbytes, PIECE_BYTES)):
+        piece = segment_of(source, i, PIECE_BYTES)
+        swap_u64(writing, <uint64_t>peer + 1)
+        fence()
+        reach(SEND_MID)
+        if load_u64(&t.windows.of[peer].flags.left) != 0:
+            status = UNREACHABLE
+        else:
+            status = t.windows.push(t, peer, theirs + i * PIECE_BYTES, piece.ptr, piece.nbytes)
+        store_u64(writing, 0)
+        if status != OK:
+            return refused(t, c, a, peer, status)
+        status = look(t, c, a, peer)
+        if status != OK:
+            return status
+    return OK
+
+
+cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
+                size_t ours) noexcept nogil:
+    """MISMATCH, if a peer gives or takes another number of bytes than we do."""
+    if theirs == ours:
+        return OK
+    c.failed_peer = peer
+    c.failed_step = 0
+    c.theirs = call_of(t, peer, a.step)[0]
+    c.theirs.note = 0
+    c.theirs_bytes = theirs
+    c.our_bytes = ours
+    return MISMATCH
+
+
+cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
+               const void **source) noexcept nogil:
+    """Where a contribution of a peer can be read: there, or here after it was pulled."""
+    source[0] = into.ptr
+    if t.windows.mapped != NULL and into.nbytes > 0:
+        source[0] = t.windows.mapped(t, peer, theirs, into.nbytes)
+        if source[0] != NULL:
+            return look(t, c, a, peer)
+        source[0] = into.ptr
+    return pull(t, c, a, peer, into, theirs)

@@ -1,0 +1,155 @@
+"""Arrays in the memory of other processes, and what happens where they cannot be reached."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_algorithms
+from test_algorithms import Case
+
+from cydist import _native, tuning
+from transports import Ranks, run, soon
+
+ROOT = Path(__file__).parents[1]
+COUNT = 100_000
+SUM = 1
+EVEN = 1
+SECRET = 447  # memfd_secret, on every architecture
+
+
+Worlds = Callable[[int], test_algorithms.Ranks]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    """worlds(size): ranks that share memory, made once."""
+    kept: dict[int, test_algorithms.Ranks] = {}
+
+    def get(size: int) -> test_algorithms.Ranks:
+        if size not in kept:
+            kept[size] = test_algorithms.Ranks(size, "shm")
+        return kept[size]
+
+    yield get
+    for world in kept.values():
+        world.close()
+
+
+# Elements around pages, segments, slots and pieces (float32), and then some.
+EDGES = (0, 1, 1023, 1025, 8 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 64 * 1024 + 3, 256 * 1024 - 1,
+         256 * 1024 + 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("count", EDGES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("collective", sorted(tuning.DIRECT))
+def test_arrays_of_another_process(worlds: Worlds, collective: str, size: int, count: int) -> None:
+    """Reached through the kernel, as if each rank were a process, at every boundary."""
+    if collective not in ("broadcast", "all_reduce", "reduce"):
+        count //= size
+    in_place = count % 2 == 1 and collective not in ("broadcast", "all_to_all")
+    case = Case(collective, size, count, root=size - 1, in_place=in_place)
+    case.check(worlds(size).run(case, "direct", segment=1 << 18))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "float16", "complex128", "float8_e4m3fn"])
+@pytest.mark.parametrize("collective", sorted(tuning.DIRECT & tuning.REDUCING))
+def test_elements_of_another_process(worlds: Worlds, collective: str, dtype: str) -> None:
+    """Elements of any size are reduced where they are, whole."""
+    case = Case(collective, 3, 150_001, dtype=dtype, root=1)
+    case.check(worlds(3).run(case, "direct", segment=1 << 18))
+
+
+def out_of_reach(count: int) -> np.ndarray:
+    """An array of zeros in memory that the kernel reads for nobody, its owner included."""
+    fd = ctypes.CDLL(None).syscall(SECRET, 0)
+    if fd < 0:
+        pytest.skip("this kernel has no memory out of reach")
+    os.ftruncate(fd, 4 * count)
+    array = np.frombuffer(mmap.mmap(fd, 4 * count), np.float32)
+    os.close(fd)
+    return array
+
+
+def all_reduce(group: _native.Group, array: np.ndarray, seq: int) -> None:
+    native = _native.asarray(array)
+    group.run(
+        "all_reduce", [native], [native], algorithm=b"direct", op=SUM, count=array.size,
+        flags=EVEN, deadline_ns=soon(), seq=seq, segment_bytes=1 << 18,
+    )  # fmt: skip
+
+
+def test_arrays_out_of_reach() -> None:
+    """One rank's array is a device's, say: the call goes well, and so do those before and after."""
+    with closing(Ranks("shm", 2)) as world:
+        groups = world.group()
+
+        def body(rank: int) -> None:
+            for seq in (1, 2, 3):
+                odd = rank == 0 and seq == 2
+                array = out_of_reach(COUNT) if odd else np.empty(COUNT, np.float32)
+                array[:] = np.arange(COUNT) % 1000 + rank
+                all_reduce(groups[rank], array, seq)
+                assert np.array_equal(array, 2 * (np.arange(COUNT) % 1000) + 1)
+
+        run(lambda: body(0), lambda: body(1))
+
+
+# A rank in whose process the two system calls fail, as they do in some containers.
+PROGRAM = """
+import ctypes, os, struct
+import numpy as np
+import cydist as dist
+
+FORBIDDEN = {"x86_64": (310, 311), "aarch64": (270, 271)}[os.uname().machine]
+LOAD, EQUAL, RETURN, EPERM = 0x20, 0x15, 0x06, 0x00050001
+code = b"".join(
+    struct.pack("HBBI", *row)
+    for row in [
+        (LOAD, 0, 0, 0),
+        (EQUAL, 1, 0, FORBIDDEN[0]),
+        (EQUAL, 0, 1, FORBIDDEN[1]),
+        (RETURN, 0, 0, EPERM),
+        (RETURN, 0, 0, 0x7FFF0000),
+    ]
+)
+memory = ctypes.create_string_buffer(code, len(code))
+rule = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 5, ctypes.addressof(memory)))
+libc = ctypes.CDLL(None)
+rank = int(os.environ["RANK"])
+if rank == 1:
+    assert libc.prctl(38, 1, 0, 0, 0) == 0      # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, rule) == 0         # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+dist.init_process_group("tcp", timeout=20)
+for count in (100_000, 300_000):
+    x = np.arange(count) % 1000 + float(rank)
+    dist.all_reduce(x)
+    assert np.array_equal(x, 2.0 * (np.arange(count) % 1000) + 1)
+    y = np.empty(2 * count)
+    dist.all_gather_into_tensor(y, x + rank)
+    assert np.array_equal(y, np.concatenate([x, x + 1]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="other numbers")
+def test_a_rank_that_may_not(tmp_path: Path) -> None:
+    """Where one rank is kept from the others' memory, all agree to go through windows."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
+    env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "cydist.launch", "-n", "2", str(program)],
+        capture_output=True, text=True, timeout=60, check=False, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
