@@ -30,7 +30,8 @@ ctypedef struct Member:         # 64 bytes
     uint64_t bell_inode         # of that pipe
     uint32_t asleep             # it wants the bell when something was written to it
     uint32_t news               # goes up when a pair below has changed, or somebody has left
-    uint64_t pad[5]
+    uint64_t base               # where it has mapped the memory
+    uint64_t pad[4]
 
 
 # Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of

@@ -39,6 +39,19 @@ cdef inline size_t parts_of(Transport *t, int slots) noexcept nogil:
 cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
              int seconds, Body body) noexcept nogil
 
+cdef enum:
+    PIECE_BYTES = 1048576       # moved between two looks at the clock
+
+# Where such memory of a peer lies here, or NULL.
+cdef inline char *within(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+    return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
+
+# For bodies that write where it lies here: `begin_writing` says that this rank does, to all peers
+# that have a place, and whether it may; so again after every PIECE_BYTES. Then `look`.
+cdef int begin_writing(Transport *t, Call *c, Access *a, const char *const *places) noexcept nogil
+cdef void end_writing(Transport *t) noexcept nogil
+# Every now and then: must the call end?
+cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil
 # For bodies: copy from a peer's memory, or into it.
 cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
 cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,

@@ -14,6 +14,7 @@ then until step 2, which is the end of the call, the others may reach them. The 
 block r of everybody segment by segment into free slots of rank r's window, reduce it there in rank
 order in one pass, and push the result while it is in the cache: 8- and 16-bit floats accumulate
 in float32 and round once, and reductions need not commute. The bits are those of "flat".
+What lies in memory that the ranks share (cydist.empty_shared) is read and written where it is.
 
 Three ranks, all_reduce in place (B1 is the sum of block 1):
 
@@ -30,16 +31,20 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, GATHER, NO_MEMORY, OK, REDUCE,
-    REDUCE_SCATTER, SCATTER, Transport, WINDOWS, add, block_of, copy_block, segment_of,
-    segments_in,
+    REDUCE_SCATTER, SCATTER, Transport, WINDOWS, add, block_of, copy, copy_block,
+    segment_of, segments_in,
 )
-from cydist._native.opening cimport Access, differ, fetch, parts_of, pull, push, run, shown
+from cydist._native.opening cimport (
+    PIECE_BYTES, Access, begin_writing, differ, end_writing, fetch, look, parts_of, pull, push, run,
+    shown, within,
+)
 from cydist._native.steps cimport data_of, part_bytes
 
 
 cdef enum:
     FEW_RANKS = 64              # so many need no malloc
     PAGE = 4096
+    NEAR_BYTES = 8192           # that fit into the nearest cache from several ranks
 
 
 # Blocks that move
@@ -143,20 +148,75 @@ ctypedef struct Sum:            # one block, of which every rank shows a contrib
 
 cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
-    cdef const void *few[FEW_RANKS]
+    cdef const void *few[2 * FEW_RANKS]
     cdef const void **sources = few
+    cdef char **results
     cdef size_t i
     cdef int status = OK
     if t.size > FEW_RANKS:
-        sources = <const void **>malloc(t.size * sizeof(void *))
+        sources = <const void **>malloc(2 * t.size * sizeof(void *))
     if sources == NULL:
         return NO_MEMORY
-    for i in range(segments_in(m.own.nbytes, part)):
-        if status == OK:
-            status = reduce_segment(t, c, a, m, segment_of(m.own, i, part), part, sources)
+    results = <char **>(sources + t.size)
+    if lies_here(t, a, m, sources, results):
+        status = reduce_here(t, c, a, m, sources, results)
+    else:
+        for i in range(segments_in(m.own.nbytes, part)):
+            if status == OK:
+                status = reduce_segment(
+                    t, c, a, m, segment_of(m.own, i, part), part, sources)
     if sources != few:
         free(sources)
     return status
+
+
+cdef bint lies_here(Transport *t, const Access *a, const Sum *m, const void **sources,
+                    char **results) noexcept nogil:
+    """Find all contributions to a sum, and where it goes; False: not all of that lies here."""
+    cdef int peer
+    for peer in range(t.size):
+        results[peer] = m.result if peer == t.rank else NULL
+        sources[peer] = within(t, peer, shown(t, peer, a)[m.entry].ptr + m.offset, m.own.nbytes)
+        if sources[peer] == NULL:
+            return False
+        if peer != t.rank and m.to_first <= peer < m.to_end:
+            results[peer] = within(t, peer, shown(t, peer, a)[m.to_entry].ptr + m.offset,
+                                   m.own.nbytes)
+            if results[peer] == NULL:
+                return False
+    return True
+
+
+cdef int reduce_here(Transport *t, Call *c, Access *a, const Sum *m, const void **sources,
+                     char **results) noexcept nogil:
+    """Sum what lies here, and hand the sum round piece by piece, out of the nearest cache."""
+    cdef size_t end, done = 0
+    cdef int first = t.rank, status = OK
+    while results[first] == NULL:       # only some rank's output gets it
+        first = (first + 1) % t.size
+    while status == OK and done < m.own.nbytes:
+        status = begin_writing(t, c, a, results)
+        if status == OK:
+            end = min(m.own.nbytes, done + PIECE_BYTES)
+            while done < end:
+                done += reduce_piece(t, c, min(<size_t>NEAR_BYTES, end - done), first, sources,
+                                     results)
+            end_writing(t)
+            status = look(t, c, a, -1)
+    return status
+
+
+cdef inline size_t reduce_piece(Transport *t, Call *c, size_t nbytes, int first,
+                                const void **sources, char **results) noexcept nogil:
+    cdef int peer
+    c.op.combine_all(c.op, results[first], sources, t.size, nbytes // c.op.itemsize)
+    for peer in range(t.size):
+        sources[peer] = <const char *>sources[peer] + nbytes
+        if results[peer] != NULL and peer != first:
+            copy(results[peer], results[first], nbytes)
+            results[peer] += nbytes
+    results[first] += nbytes
+    return nbytes
 
 
 cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block segment,

@@ -2,8 +2,8 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, Transport, UNREACHABLE, Windows,
-    copy_block, find, head_of, now_ns, patiently, segment_of, segments_in, slice_end,
+    ALL_REDUCE, Block, Call, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, Transport, UNREACHABLE,
+    Windows, copy, copy_block, find, head_of, now_ns, patiently, segment_of, segments_in, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.steps cimport (
@@ -13,10 +13,12 @@ from cydist._native.waiting cimport SLICE_NS, fence, load_u64, sched_yield, stor
 
 
 cdef enum:
-    PIECE_BYTES = 1048576       # moved between two looks at the clock
+    ASKING_BYTES = 65536
     NO = 1                      # notes of steps
     YES = 2
     GRACE_NS = 1000000000       # for a writer that is at it while this rank fails
+
+cdef uint64_t EVERYBODY = ~0ULL     # Flags.writing: not one peer but all
 
 
 # Whether, and in which order
@@ -33,7 +35,7 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
         status = find_reach(t, c)
     if status != OK:
         return status
-    if a.scratch == 0 or t.windows.reach < 0:
+    if a.scratch == 0 or (t.windows.reach < 0 and not worth_asking(t, c, first[0].nbytes)):
         return without(t, c)
     a.step = t.windows.step
     a.look = now_ns() + SLICE_NS
@@ -55,6 +57,13 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
         return status
     t.windows.step += 1 + (a.scratch if usable else 0)
     return OK if usable else without(t, c)
+
+
+cdef inline bint worth_asking(const Transport *t, const Call *c, size_t nbytes) noexcept nogil:
+    """Where nobody reaches into others: may all arrays lie in memory that is shared, and are they
+    so long that a step more is nothing? The same on all ranks."""
+    return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
+            and nbytes >= ASKING_BYTES)
 
 
 cdef int without(Transport *t, Call *c) noexcept nogil:
@@ -152,15 +161,21 @@ cdef bint readable(Transport *t, Block block) noexcept nogil:
     cdef const char *last = block.ptr + block.nbytes - 1
     cdef char byte
     cdef int i
+    if block.nbytes == 0 or within(t, t.rank, block.ptr, block.nbytes) != NULL:
+        return True
     for i in range(KNOWN_ARRAYS):
         if w.known[i] == last:
             return True
-    if block.nbytes > 0:
-        if w.pull(t, t.rank, &byte, last, 1) != OK:
-            return False
-        w.known[w.next_known] = last
-        w.next_known = (w.next_known + 1) % KNOWN_ARRAYS
+    if w.reach < 0 or w.pull(t, t.rank, &byte, last, 1) != OK:
+        return False
+    w.known[w.next_known] = last
+    w.next_known = (w.next_known + 1) % KNOWN_ARRAYS
     return True
+
+
+cdef inline bint writes_to(const Windows *w, int peer, int rank) noexcept nogil:
+    cdef uint64_t writing = load_u64(&w.of[peer].flags.writing)
+    return writing == <uint64_t>rank + 1 or writing == EVERYBODY
 
 
 cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
@@ -171,8 +186,7 @@ cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
     swap_u64(&w.of[t.rank].flags.left, 1)
     fence()
     for peer in range(t.size):
-        while (peer != t.rank and load_u64(&w.of[peer].flags.writing) == <uint64_t>t.rank + 1
-                and not w.gone(t, peer)):
+        while peer != t.rank and writes_to(w, peer, t.rank) and not w.gone(t, peer):
             if now_ns() >= until:
                 c.written = True
                 break
@@ -207,14 +221,12 @@ cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) n
 
 cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
-    cdef char *here = NULL
+    cdef char *here = within(t, peer, theirs, into.nbytes)
     cdef Block piece
     cdef size_t i
     cdef int status
     if into.nbytes == 0:
         return OK
-    if t.windows.mapped != NULL:
-        here = t.windows.mapped(t, peer, theirs, into.nbytes)
     if here != NULL:
         copy_block(into.ptr, here, into.nbytes)
         return OK
@@ -229,9 +241,27 @@ cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
     return OK
 
 
+cdef int begin_writing(Transport *t, Call *c, Access *a, const char *const *places) noexcept nogil:
+    """This rank writes to all peers that have a place; `end_writing` says that it is done."""
+    cdef int peer
+    swap_u64(&t.windows.of[t.rank].flags.writing, EVERYBODY)
+    fence()
+    reach(SEND_MID)
+    for peer in range(t.size):
+        if places[peer] != NULL and load_u64(&t.windows.of[peer].flags.left) != 0:
+            end_writing(t)
+            return refused(t, c, a, peer, UNREACHABLE)
+    return OK
+
+
+cdef void end_writing(Transport *t) noexcept nogil:
+    store_u64(&t.windows.of[t.rank].flags.writing, 0)
+
+
 cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil:
     cdef uint64_t *writing = &t.windows.of[t.rank].flags.writing
+    cdef char *here = within(t, peer, theirs, source.nbytes)
     cdef Block piece
     cdef size_t i
     cdef int status = OK
@@ -244,6 +274,8 @@ cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
         reach(SEND_MID)
         if load_u64(&t.windows.of[peer].flags.left) != 0:
             status = UNREACHABLE
+        elif here != NULL:
+            copy(here + i * PIECE_BYTES, piece.ptr, piece.nbytes)
         else:
             status = t.windows.push(t, peer, theirs + i * PIECE_BYTES, piece.ptr, piece.nbytes)
         store_u64(writing, 0)
@@ -272,10 +304,8 @@ cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
 cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil:
     """Where a contribution of a peer can be read: there, or here after it was pulled."""
+    source[0] = within(t, peer, theirs, into.nbytes)
+    if source[0] != NULL:
+        return look(t, c, a, peer)
     source[0] = into.ptr
-    if t.windows.mapped != NULL and into.nbytes > 0:
-        source[0] = t.windows.mapped(t, peer, theirs, into.nbytes)
-        if source[0] != NULL:
-            return look(t, c, a, peer)
-        source[0] = into.ptr
     return pull(t, c, a, peer, into, theirs)

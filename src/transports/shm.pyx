@@ -26,6 +26,8 @@ ctypedef struct Neighbours:     # who shares the memory, by the link's numbers
     int busy                    # with them: one thread at a time
     bint over                   # they are closed
     Member *members
+    char *base                  # of the memory, as it is mapped here
+    uint64_t first, end         # between them lie the ranks' arrays
 
 
 ctypedef struct View:           # what t.windows points to
@@ -99,6 +101,14 @@ cdef int push(Transport *t, int peer, char *theirs, const char *source,
     return reach_into(t, peer, <char *>source, theirs, nbytes, True)
 
 
+cdef char *mapped(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+    cdef Neighbours *n = (<View *>t.windows).neighbours
+    cdef uint64_t offset = <uint64_t>theirs - n.members[n.place[t.peers[peer]]].base
+    if n.first <= offset < n.end and nbytes <= n.end - offset:
+        return n.base + offset
+    return NULL
+
+
 # Dealloc needs the memory, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class ShmLink(Link):
@@ -131,6 +141,9 @@ cdef class ShmLink(Link):
         self.neighbours.watched = self.neighbours.place + self.size
         self.neighbours.pids = self.neighbours.watched + self.size
         self.neighbours.members = memory.members
+        self.neighbours.base = memory.base
+        self.neighbours.first = memory.head.limit
+        self.neighbours.end = memory.nbytes
         for i in range(self.size):
             self.neighbours.place[i] = self.neighbours.watched[i] = -1
         for i, (rank, pid) in enumerate(sharers.items()):
@@ -139,6 +152,7 @@ cdef class ShmLink(Link):
         self.heap = memory.heap(self.neighbours.place[self.rank])
         messages.share(memory, sharers)
         self.most_spins = SPINS if cores() >= len(sharers) else 0
+        memory.members[self.neighbours.place[self.rank]].base = <uint64_t>memory.base
 
     def __dealloc__(self):
         if self.neighbours.watched != NULL:
@@ -187,6 +201,8 @@ cdef class ShmLink(Link):
         view.windows.gone = gone
         view.windows.pull = pull
         view.windows.push = push
+        if self.neighbours.first < self.neighbours.end:
+            view.windows.mapped = mapped
         lay_out(&view.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
         t.raise_flag = raise_flag
         t.wait_flag = wait_flag
