@@ -58,11 +58,13 @@ def test_sizes_that_are_none(text: str) -> None:
 
 def test_peers() -> None:
     """--vs names the peers, and the interpreters of the MPIs."""
-    specs = options.peers("gloo,openmpi=/a/python,tcp")
+    specs = options.peers("gloo,openmpi=/a/python,tcp,shared")
     assert [(spec.name, spec.library, spec.python) for spec in specs] == [
         ("gloo", "gloo", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
+        ("shared", "cydist", None),
     ]  # fmt: skip
     assert specs[2].options["TRANSPORT"] == "tcp"
+    assert specs[3].options["arrays"] == "shared"
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_a_run(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     ended = run(
         "--ops", "all_reduce,barrier", "--sizes", "8,1Ki", "--rounds", "2",
-        "--vs", "tcp,openmpi=/no/such/python", "--json", str(file),
+        "--vs", "tcp,shared,openmpi=/no/such/python", "--json", str(file),
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == "openmpi: cannot be started: /no/such/python is not an interpreter\n"
@@ -379,12 +381,12 @@ def test_a_run(tmp_path: Path) -> None:
     assert {"command", "date", "machine", "python", "ranks", "load"} <= found["header"].keys()
     assert [cell["op"] for cell in found["cells"]] == ["all_reduce", "all_reduce", "barrier"]
     for cell in found["cells"]:
-        assert cell["participants"].keys() == {"cydist", "tcp"}
+        assert cell["participants"].keys() == {"cydist", "tcp", "shared"}
         for series in cell["participants"].values():
             assert series["wrong"] == 0
             assert len(series["rounds"]) == 2
             assert series["median"] == pytest.approx(sum(series["rounds"]) / 2)
-        assert cell["ratios"].keys() == {"tcp"}
+        assert cell["ratios"].keys() == {"tcp", "shared"}
     assert found["summary"][-1]["op"] == "all"
 
 

@@ -130,13 +130,14 @@ if rank == 1:
     assert libc.prctl(38, 1, 0, 0, 0) == 0      # PR_SET_NO_NEW_PRIVS
     assert libc.prctl(22, 2, rule) == 0         # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 dist.init_process_group("tcp", timeout=20)
-for count in (100_000, 300_000):
-    x = np.arange(count) % 1000 + float(rank)
+for count, make in ((100_000, np.empty), (300_000, np.empty), (100_000, dist.empty_shared)):
+    x, y = make(count), make(2 * count)
+    x[:] = np.arange(count) % 1000 + rank
     dist.all_reduce(x)
     assert np.array_equal(x, 2.0 * (np.arange(count) % 1000) + 1)
-    y = np.empty(2 * count)
-    dist.all_gather_into_tensor(y, x + rank)
-    assert np.array_equal(y, np.concatenate([x, x + 1]))
+    x += rank
+    dist.all_gather_into_tensor(y, x)
+    assert np.array_equal(y, np.concatenate([x - rank, x - rank + 1]))
 dist.destroy_process_group()
 """
 

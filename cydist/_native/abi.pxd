@@ -100,8 +100,7 @@ ctypedef struct Flags:          # the head of a window; every word on a line of 
     uint32_t pad_consumed[13]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
     uint64_t pad_told[7]
-    uint64_t writing            # 1 + the rank in whose arrays the owner is writing now; ~0: in
-                                # those of several; or 0
+    uint64_t writing            # 1 + the rank in whose arrays the owner writes, ~0: several, or 0
     uint64_t pad_writing[7]
     uint64_t left               # not 0: nobody may begin to write in the owner's arrays
     uint64_t pad_left[7]

@@ -48,7 +48,7 @@ cdef inline char *within(Transport *t, int peer, char *theirs, size_t nbytes) no
 
 # For bodies that write where it lies here: `begin_writing` says that this rank does, to all peers
 # that have a place, and whether it may; so again after every PIECE_BYTES. Then `look`.
-cdef int begin_writing(Transport *t, Call *c, Access *a, const char *const *places) noexcept nogil
+cdef int begin_writing(Transport *t, Call *c, Access *a, char **places) noexcept nogil
 cdef void end_writing(Transport *t) noexcept nogil
 # Every now and then: must the call end?
 cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,21 +28,29 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(kind)
 
 
+Empty = Callable[[int, np.dtype[Any]], np.ndarray[Any, Any]]
+
+
 class Buffers:
     """A rank's arrays for one op.
 
     send    what it contributes; for all_reduce and broadcast the same memory as `recv`
     recv    what it receives
+    empty   makes them; takes what numpy.empty takes
     """
 
-    def __init__(self, op: str, count: int, dtype: str, rank: int, ranks: int) -> None:
+    def __init__(
+        self, op: str, count: int, dtype: str, rank: int, ranks: int, empty: Empty = np.empty
+    ) -> None:
         self.op, self.rank, self.ranks = op, rank, ranks
         self.dtype = dtype_of(dtype)
         block = count // ranks
-        self.send = np.zeros(block if op == "all_gather" else count, self.dtype)
+        self.send = empty(block if op == "all_gather" else count, self.dtype)
         in_place = op in ("all_reduce", "broadcast")
         size = block if op == "reduce_scatter" else count
-        self.recv = self.send if in_place else np.zeros(size, self.dtype)
+        self.recv = self.send if in_place else empty(size, self.dtype)
+        self.send.fill(0)
+        self.recv.fill(0)
 
     def fill(self, salt: int) -> None:
         """New inputs, the same on every run; what was received before is overwritten."""

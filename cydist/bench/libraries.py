@@ -106,6 +106,7 @@ class Cydist(TorchLike):
             about["version"] += f" on torch {importlib.import_module('torch').__version__}"
         super().__init__(cydist, wrap, about)
         self._backend = backend
+        self.empty = cydist.empty_shared if arrays == "shared" else np.empty
 
     def algorithm(self, op: str, nbytes: int) -> str:
         from cydist import tuning

@@ -93,7 +93,7 @@ class Session:
         if op == "barrier":
             self._bound = library.bind(op, None, None)
             return self._check_barrier() | {"algorithm": library.algorithm(op, 0)}
-        buffers = self._buffers = Buffers(op, count, dtype, library.rank, library.size)
+        buffers = self._buffers = self._new_buffers(op, count, dtype)
         self._bound = library.bind(op, buffers.send, buffers.recv)
         function, arguments = self._bound
         wrong = 0
@@ -103,6 +103,11 @@ class Session:
             wrong += buffers.wrong(salt)
         nbytes = count * buffers.send.itemsize
         return {"wrong": wrong, "algorithm": library.algorithm(op, nbytes)}
+
+    def _new_buffers(self, op: str, count: int, dtype: str) -> Buffers:
+        library = self._library
+        empty = getattr(library, "empty", np.empty)
+        return Buffers(op, count, dtype, library.rank, library.size, empty)
 
     def _check_barrier(self) -> Answer:
         """When this rank entered and left some barriers, late for each in turn."""
@@ -167,7 +172,7 @@ class Session:
     def memory(self, op: str, count: int, dtype: str) -> Answer:
         """Bytes that this process takes at the most in its first calls, beyond the arrays."""
         library = self._library
-        buffers = Buffers(op, count, dtype, library.rank, library.size)
+        buffers = self._new_buffers(op, count, dtype)
         buffers.fill(0)
         function, arguments = library.bind(op, buffers.send, buffers.recv)
         library.barrier()

@@ -35,6 +35,7 @@ Peers of --vs, separated by commas:
   mpich=PYTHON      beside it or in PATH; the same with MPICH
   openmpi-tcp=PYTHON    Open MPI over TCP only
   tcp               cydist over TCP only
+  shared            cydist on arrays from empty_shared
   raw               one polled TCP connection between 2 ranks: the limit of what tcp can reach
 """
 
@@ -155,6 +156,8 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             specs[item] = Spec(item, item)
         elif item == "tcp":
             specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
+        elif item == "shared":
+            specs[name] = cydist("tcp", "shared", "shared")
         else:
-            raise ValueError(f"--vs {item}: the peers are gloo, tcp, raw, and with =PYTHON {MPIS}")
+            raise ValueError(f"--vs {item}: the peers are gloo, tcp, shared, raw, and with =PYTHON {MPIS}")
     return list(specs.values())

@@ -241,7 +241,7 @@ cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
     return OK
 
 
-cdef int begin_writing(Transport *t, Call *c, Access *a, const char *const *places) noexcept nogil:
+cdef int begin_writing(Transport *t, Call *c, Access *a, char **places) noexcept nogil:
     """This rank writes to all peers that have a place; `end_writing` says that it is done."""
     cdef int peer
     swap_u64(&t.windows.of[t.rank].flags.writing, EVERYBODY)
