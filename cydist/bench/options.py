@@ -159,5 +159,7 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
         elif item == "shared":
             specs[name] = cydist("tcp", "shared", "shared")
         else:
-            raise ValueError(f"--vs {item}: the peers are gloo, tcp, shared, raw, and with =PYTHON {MPIS}")
+            raise ValueError(
+                f"--vs {item}: the peers are gloo, tcp, shared, raw, and with =PYTHON {MPIS}"
+            )
     return list(specs.values())
