@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
+from cydist._native import shortcut
 from cydist.calling import Timeout, root_rank
 from cydist.errors import DistError, DistTimeoutError
 from cydist.group import ProcessGroup
@@ -121,6 +122,7 @@ def _wait(group: AnyGroup, name: str, work: Work, timeout: float | None) -> None
         raise
 
 
+@shortcut
 def send(
     tensor: Any,
     dst: int | None = None,
@@ -137,6 +139,7 @@ def send(
         _wait(group, "send", work, limit)
 
 
+@shortcut
 def recv(
     tensor: Any,
     src: int | None = None,

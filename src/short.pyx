@@ -1,4 +1,4 @@
-"""The short way of a call: a blocking collective of plain arrays on a group at rest.
+"""The short way of a call: a blocking collective of plain arrays on a group at rest, or a message.
 
 Most calls are of this kind, and small ones should cost no more than their checks. So what is
 decided once (the group, the algorithm, the reduction's loop) is looked up here and nothing is
@@ -8,17 +8,19 @@ wrong with it: then nothing has happened, and the long way runs it, or says what
 A brief call (few bytes, through windows) keeps the GIL while it waits no longer than a few looks
 at a flag take: to let it go and take it back costs more than that. It looks at the clock then, too.
 """
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, OK, REDUCE_SCATTER, WINDOWS,
-    Block, Call, Entry, Fingerprint, Reduction, index_of, now_ns, patiently,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, CLOSED, EVEN, INTERRUPTED, MISMATCH,
+    OK, PENDING, POINT_TO_POINT, REDUCE_SCATTER, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint,
+    Reduction, Request, index_of, now_ns, patiently,
 )
 from cydist._native.choices cimport size_class
-from cydist._native.engine cimport Group, agree_on_sizes
-from cydist._native.failures cimport keep_written
+from cydist._native.engine cimport Group, agree_on_sizes, failure
+from cydist._native.failures cimport described, keep_written, told_failure
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
+from cydist._native.notices cimport Notice, hear_now, new_notice
 from cydist._native.plain cimport Plain, look
 from cydist._native.waiting cimport load_int
 
@@ -59,9 +61,13 @@ pthread_atfork(NULL, NULL, in_child)
 
 
 cdef inline bint usable(Group native) noexcept:
-    """Is it this process's, open, unharmed, and has it made a call?"""
+    """Is it this process's, open and unharmed, and has it made a call?"""
+    return unharmed(native) and native.choices is not None
+
+
+cdef inline bint unharmed(Group native) noexcept:
     return (native.pid == process and native.open and load_int(&native.aborted) == OK
-            and load_int(&native.notices.failed) == OK and native.choices is not None)
+            and load_int(&native.notices.failed) == OK)
 
 
 cdef inline Group native_of(object group):
@@ -307,3 +313,114 @@ cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexce
     """Is the large array `ranks` times the small one, of its dtype?"""
     return (small.count != 0 and large.count == small.count * ranks
             and large.dtype == small.dtype)
+
+
+# Messages
+
+cdef enum:
+    LARGEST_TAG = 0x7fffffff
+    SHORT_NS = 20000000         # who waits longer says so to those who ask
+
+cdef extern from "Python.h":
+    long as_long "PyLong_AsLongAndOverflow"(object, int *) except? -1
+
+
+cdef inline long number(object given) except? -1:
+    """What an int says, or -1 for others and those that are none of ours."""
+    cdef int overflow = 0
+    cdef long found
+    if type(given) is not int:
+        return -1
+    found = as_long(given, &overflow)
+    return -1 if overflow or found < 0 else found
+
+
+cpdef bint send(object tensor, object dst, object group, object tag) except -1:
+    """cydist.send on the default group."""
+    return message("send", tensor, dst, group, tag, True)
+
+
+cpdef bint recv(object tensor, object src, object group, object tag) except -1:
+    """cydist.recv on the default group, from a rank that is named."""
+    return message("recv", tensor, src, group, tag, False)
+
+
+cdef bint message(str name, object tensor, object peer, object group, object tag,
+                  bint sending) except -1:
+    cdef Plain p
+    cdef Request r
+    cdef Fingerprint f
+    cdef Group native = default_native
+    chosen = default_group
+    if native is None or not unharmed(native) or (group is not None and group is not chosen):
+        return False
+    cdef long rank = number(peer), label = number(tag)
+    if not 0 <= rank < native.view.size or rank == native.view.rank:
+        return False
+    if not 0 <= label <= LARGEST_TAG or not look(tensor, &p) or p.count == 0:
+        return False
+    if not sending and not p.writable:
+        return False
+    memset(&r, 0, sizeof(Request))
+    f = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
+    r.ptr = p.ptr
+    r.nbytes = p.nbytes
+    r.peer = r.source = <int>rank
+    r.tag = <uint64_t>label
+    r.expected = &f
+    r.attended = True
+    r.status = PENDING
+    cdef int64_t now = now_ns()
+    cdef int64_t deadline_ns = now + <int64_t>(<double>chosen.timeout * 1e9)
+    cdef int status
+    cdef bint told
+    native.running += 1
+    with nogil:
+        status = hear_now(&native.notices, &native.view)
+        told = status != OK
+        if not told:
+            status = native.view.send(&native.view, &r) if sending \
+                else native.view.recv(&native.view, &r)
+        if status == OK:
+            status = native.view.wait(&native.view, &r, min(now + SHORT_NS, deadline_ns))
+    if status == TIMEOUT and load_int(&r.status) == PENDING:
+        chosen.waiting = (name, rank)
+        with nogil:
+            status = native.view.wait(&native.view, &r, deadline_ns)
+        chosen.waiting = None
+    if status != OK:
+        with nogil:
+            if r.link != NULL and load_int(&r.status) == PENDING:
+                native.view.cancel(&native.view, &r)
+    native.running -= 1
+    native.leave_view()
+    if status != OK:
+        fail_message(chosen, native, name, &r, &f, status, told)
+    return True
+
+
+cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
+                      int status, bint told) except -1:
+    """Fail the group, as the long way's Work does, and raise why."""
+    cdef Notice notice
+    cdef int peer = r.source if status == MISMATCH else r.peer
+    if status == TIMEOUT:
+        raise group.late_message(name, r.peer)
+    if status == INTERRUPTED:
+        error = failure(status, r.peer, -1)
+        group.fail(error, name)
+        raise error
+    if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
+                and load_int(&native.notices.failed) != OK):
+        group.failed_message(name, told_failure(&native.notices, native.view.rank))
+    ended = failure(status, peer, -1, described(f, r.nbytes, False),
+                    described(&r.theirs, r.theirs_bytes, False))
+    if status != CLOSED:
+        notice = new_notice(status, native.view.rank, peer, -1)
+        notice.ours = f[0]
+        notice.our_bytes = r.nbytes
+        notice.theirs = r.theirs
+        notice.their_bytes = r.theirs_bytes
+        native.tell(&notice)
+    group.failed_message(name, ended)
+    return 0

@@ -8,7 +8,8 @@ from functools import update_wrapper
 from cydist._native.short cimport (
     all_gather_into_tensor as short_all_gather, all_reduce as short_all_reduce,
     all_to_all_single as short_all_to_all, barrier as short_barrier,
-    broadcast as short_broadcast, reduce_scatter_tensor as short_reduce_scatter,
+    broadcast as short_broadcast, recv as short_recv,
+    reduce_scatter_tensor as short_reduce_scatter, send as short_send,
 )
 
 cdef dict long_ways = {}        # by name
@@ -80,6 +81,18 @@ def barrier(group=None, async_op=False, device_ids=None, timeout=None):
     return long_ways["barrier"](group, async_op, device_ids, timeout)
 
 
+def send(tensor, dst=None, group=None, tag=0, group_dst=None, *, timeout=None):
+    if timeout is None and group_dst is None and short_send(tensor, dst, group, tag):
+        return None
+    return long_ways["send"](tensor, dst, group, tag, group_dst, timeout=timeout)
+
+
+def recv(tensor, src=None, group=None, tag=0, group_src=None, *, timeout=None):
+    if timeout is None and group_src is None and short_recv(tensor, src, group, tag):
+        return src
+    return long_ways["recv"](tensor, src, group, tag, group_src, timeout=timeout)
+
+
 for public in (all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor,
-               all_to_all_single, barrier):
+               all_to_all_single, barrier, send, recv):
     by_name[public.__name__] = public

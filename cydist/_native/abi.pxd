@@ -81,6 +81,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     int peer                    # rank within the group; ANY_SOURCE for a receive
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
+    bint attended               # the caller waits for it at once: nobody else needs to move it
     # Set by the transport:
     int status                  # PENDING, then OK or an error
     int source                  # whose message completed a receive, or caused a MISMATCH

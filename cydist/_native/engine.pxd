@@ -37,5 +37,7 @@ cdef class Group:
     cdef object failed(self, const Call *c, int status)
 
 
+# The exception for a Status: what a signal handler raised, or a Failure.
+cdef object failure(int status, int peer, int step, str ours=*, str theirs=*)
 # Put into the fingerprint's detail how the ranks cut their data.
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept

@@ -133,6 +133,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     int sleepers                # threads that wait for `changed`
     bint polling                # one caller sleeps in epoll_wait
     int waiters                 # threads inside wait()
+    unsigned int tests          # of requests, so far
     int pid                     # that made this; a forked child must not touch it
     int rank
     int size

@@ -18,7 +18,7 @@ from weakref import ref
 
 from cydist import _native, tuning
 from cydist.backends.endpoint import Endpoint, of_threads
-from cydist.backends.messages import MessageWork
+from cydist.backends.messages import MessageWork, timed_out
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
@@ -271,6 +271,23 @@ class HostGroup(ProcessGroup):
     def let_go(self, message: Message) -> None:
         """The message is over."""
         self._messages.discard(message)
+
+    # Messages that took the short way and ended badly.
+
+    def late_message(self, name: str, peer: int) -> DistError:
+        """Fail the group; the error to raise."""
+        late = timed_out(self, name, peer, self.timeout)
+        self.fail(late, name)
+        return late
+
+    def failed_message(self, name: str, ended: BaseException) -> None:
+        """Fail the group; raises what it means."""
+        try:
+            with self.failures(name, None, self.deadline(None)):
+                raise ended
+        except BaseException as error:
+            self.fail(error, name)
+            raise
 
     # Collectives: name the blocks, and what all ranks must agree on.
 

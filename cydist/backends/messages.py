@@ -7,13 +7,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import from_failure
+from cydist.errors import DistError, from_failure
 from cydist.executor import THREADS
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Message
     from cydist.backends.host import HostGroup
+
+
+def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
+    """The error of a message that is not over after so many seconds."""
+    return from_failure(
+        _native.Failure("timeout", peer),
+        name,
+        group.group_name,
+        group.ranks,
+        waited=waited,
+        why=group.trouble_with(peer),
+    )
 
 
 class MessageWork(Work):
@@ -38,14 +50,8 @@ class MessageWork(Work):
         finally:
             self._group.waiting = None
         if not over:
-            late = from_failure(
-                _native.Failure("timeout", self._peer),
-                self._name,
-                self._group.group_name,
-                self._group.ranks,
-                waited=self._group.timeout if timeout is None else timeout,
-                why=self._group.trouble_with(self._peer),
-            )
+            waited = self._group.timeout if timeout is None else timeout
+            late = timed_out(self._group, self._name, self._peer, waited)
             if not own_limit:
                 raise late
             self._message.cancel()

@@ -51,12 +51,12 @@ cdef void remove_out(Out **ring, Out *out) noexcept nogil:
 # Completion
 
 cdef void begin(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG:
+    if not r.tag & COLLECTIVE_TAG and not r.attended:
         net.moving += 1
 
 
 cdef void forget(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG:
+    if not r.tag & COLLECTIVE_TAG and not r.attended:
         net.moving -= 1
     r.link = NULL
 

@@ -33,6 +33,7 @@ cdef enum:
     EVENTS = 32
     BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
     NAP_NS = 1000000            # how soon it looks again whether somebody waits
+    LOOKS_PER_DEATH = 1000
     MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
@@ -166,9 +167,10 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     return status
 
 
-cdef bint move(Net *net, int turn) noexcept nogil:
-    """Look at the rings each time, at the sockets now and then if they cost more."""
-    if net.nearby == NULL or (net.live != 0 and turn % LOOKS_PER_POLL == 0):
+cdef bint move(Net *net, unsigned int turn) noexcept nogil:
+    # Without sockets epoll tells of deaths, which can wait.
+    if (net.nearby == NULL or turn % LOOKS_PER_DEATH == 0
+            or (net.live != 0 and turn % LOOKS_PER_POLL == 0)):
         return progress(net)
     return look(net)
 
