@@ -70,9 +70,14 @@ class Group:
 
 
 class Ranks:
-    """`size` ends of one transport, and groups over them."""
+    """`size` ends of one transport, and groups over them.
 
-    def __init__(self, transport: str, size: int, **options: Any) -> None:
+    memory      bytes that ranks of "shm" share
+    """
+
+    def __init__(
+        self, transport: str, size: int, *, memory: int | None = None, **options: Any
+    ) -> None:
         self.links: list[_native.Link] = []
         self.connections: list[Connections] = []
         if transport == "inproc":
@@ -89,12 +94,12 @@ class Ranks:
         for connections in self.connections:
             connections.connect(addresses)
         if transport == "shm":
-            self.links = self._sharing(size)
+            self.links = self._sharing(size, memory or size << 24)
 
-    def _sharing(self, size: int) -> list[_native.Link]:
+    def _sharing(self, size: int, nbytes: int) -> list[_native.Link]:
         """Links as those of processes that share memory: each has a mapping of its own."""
         token = bytes(range(32))
-        first = _native.SharedMemory.create(size, size << 24, token)
+        first = _native.SharedMemory.create(size, nbytes, token)
         memories = [first]
         for _ in range(1, size):
             memories.append(_native.SharedMemory.attach(os.dup(first.fd), token))
