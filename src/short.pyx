@@ -26,6 +26,7 @@ from cydist._native.waiting cimport load_int
 
 cdef object default_group = None    # the process's, if it is one of ours
 cdef Group default_native = None    # its compiled half
+cdef bint default_sends = False     # its messages may come this way
 cdef object operations = None        # the class of ReduceOp's members
 
 
@@ -37,10 +38,11 @@ def use_operations(object members) -> None:
 
 def use_default(object group) -> None:
     """The group that None means from now on; None: ask the long way."""
-    global default_group, default_native
+    global default_group, default_native, default_sends
     found = getattr(group, "_native", None)
     default_native = found if isinstance(found, Group) else None
     default_group = None if default_native is None else group
+    default_sends = default_group is not None and group.sends_short
 
 
 cdef extern from "pthread.h" nogil:
@@ -352,7 +354,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     cdef Fingerprint f
     cdef Group native = default_native
     chosen = default_group
-    if native is None or not unharmed(native) or (group is not None and group is not chosen):
+    if not default_sends or not unharmed(native) or (group is not None and group is not chosen):
         return False
     cdef long rank = number(peer), label = number(tag)
     if not 0 <= rank < native.view.size or rank == native.view.rank:

@@ -54,6 +54,8 @@ STATUSES: dict[type[BaseException], str] = {
 class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
+    sends_short = True  # its messages need no more checks than src/short.pyx makes
+
     def __init__(
         self,
         endpoint: Endpoint,

@@ -135,6 +135,7 @@ def _leave_all(pid: int) -> None:
 class MpiGroup(HostGroup):
     """A group of ranks of one MpiEndpoint."""
 
+    sends_short = False  # MPI says which threads may send
     _endpoint: MpiEndpoint
 
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
