@@ -75,6 +75,9 @@ IN_LIBRARIES = (
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library.
+# What is said of messages on 2 to 4 ranks is what `python -m cydist.bench --tune
+# --transport tcp --ranks 2,4` found on two cores when waits began to spin at sockets; of more
+# ranks it is what their steps and bytes make likely.
 TABLE = (
     Rule("all_reduce", "flat", most_bytes=4 * KiB),
     Rule("all_reduce", "staged", most_bytes=8 * KiB),
@@ -87,20 +90,24 @@ TABLE = (
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
     *(Rule(collective, "flat") for collective in ("barrier", "scan", "exscan")),
     *(Rule(collective, "native") for collective in IN_LIBRARIES),
+    Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),
-    Rule("all_reduce", "doubling", most_bytes=16 * KiB),
+    Rule("all_reduce", "doubling", most_bytes=32 * KiB),
+    Rule("all_reduce", "halving_doubling", most_ranks=4, power_of_two=True),
     Rule("all_reduce", "halving_doubling", most_bytes=512 * KiB, power_of_two=True),
     Rule("all_reduce", "ring"),
     Rule("all_reduce", "halving_doubling"),
     Rule("reduce", "tree"),
-    Rule("all_gather", "bruck", most_bytes=32 * KiB),
+    Rule("all_gather", "bruck", most_bytes=8 * KiB, most_ranks=2),
+    Rule("all_gather", "bruck", most_bytes=32 * KiB, least_ranks=3),
     Rule("all_gather", "ring"),
     Rule("gather", "tree", most_bytes=64 * KiB, least_ranks=5),
     Rule("gather", "linear"),
     Rule("scatter", "tree", most_bytes=64 * KiB, least_ranks=5),
     Rule("scatter", "linear"),
-    Rule("reduce_scatter", "pairwise", most_bytes=64 * KiB),
+    Rule("reduce_scatter", "pairwise", least_ranks=3, most_ranks=4),
+    Rule("reduce_scatter", "pairwise", most_bytes=512 * KiB),
     Rule("reduce_scatter", "ring"),
     Rule("reduce_scatter", "ordered"),
     Rule("all_to_all", "bruck", most_bytes=4 * KiB, least_ranks=5),

@@ -77,7 +77,13 @@ def test_limits_are_powers_of_two():
 
 @pytest.mark.parametrize(
     ("nbytes", "ranks", "expected"),
-    [(8, 2, "doubling"), (16384, 3, "doubling"), (16385, 3, "ring"), (1 << 30, 8, "ring")],
+    [
+        (8, 2, "doubling"),
+        (32768, 3, "doubling"),
+        (32769, 3, "ring"),
+        (1 << 30, 8, "ring"),
+        (1 << 30, 4, "halving_doubling"),
+    ],
 )
 def test_size_decides_on_messages(environment, nbytes, ranks, expected):
     """Short arrays take few steps, long ones move few bytes."""

@@ -9,7 +9,7 @@ cdef enum:
     LOOKS_PER_POLL = 20         # looks at rings cost so much less than one at the sockets
 
 
-# Do what can be done at once; the lock is held. Was anything done at the rings?
+# Do what can be done at once; the lock is held. Was there anything?
 cdef bint progress(Net *net) noexcept nogil
 # The same for somebody who asks again and again: at the rings each time, and in some turns at
 # what costs a system call.

@@ -35,6 +35,7 @@ cdef enum:
     NAP_NS = 1000000            # how soon it looks again whether somebody waits
     LOOKS_PER_DEATH = 1000
     MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
+    SPIN_NS = 200000            # the longest spin at sockets takes about so long
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
 
@@ -102,8 +103,9 @@ cdef bint nothing_to_do(Net *net) noexcept nogil:
 cdef bint progress(Net *net) noexcept nogil:
     cdef epoll_event events[EVENTS]
     cdef bint moved = look(net)
-    handle(net, events, epoll_wait(net.epoll, events, EVENTS, 0))
-    return moved
+    cdef int count = epoll_wait(net.epoll, events, EVENTS, 0)
+    handle(net, events, count)
+    return moved or count > 0
 
 
 cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept nogil:
@@ -122,7 +124,7 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     if near:
         wake_up(net.nearby)
     handle(net, events, count)
-    return look(net)
+    return look(net) or count > 0
 
 
 cdef bint poll(Net *net, int64_t timeout_ns) noexcept nogil:
@@ -179,7 +181,7 @@ cdef void spin(Net *net, const Request *r) noexcept nogil:
     cdef int spins = net.spins, turn = 0, turns = 0
     while turn < spins and turns < MOST_TURNS:
         turn += 1
-        turns += 1
+        turns += 1 if net.nearby != NULL else LOOKS_PER_POLL
         if move(net, turn):
             turn = 0            # bytes are coming
         if r.status != PENDING:
@@ -234,6 +236,9 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
             net.sleepers -= 1
         else:
             moved = poll(net, until - now)
+            if moved and now_ns() - now < SPIN_NS:
+                # It would have come while we spun on.
+                net.spins = spins_after(net.spins, net.most_spins, True)
     return status
 
 

@@ -29,7 +29,7 @@ from cydist._native.memory cimport SharedMemory
 from cydist._native.outgoing cimport post_send, withdraw_send
 from cydist._native.peers cimport adopt, drop_context, free_connections, leave, lose
 from cydist._native.progress cimport (
-    LOOKS_PER_POLL, ensure_background, move, progress, stop_background, wait,
+    ensure_background, move, progress, stop_background, wait,
 )
 from cydist._native.rings cimport Nearby, close_bells, free_nearby, hang_bell, new_nearby
 from cydist._native.stream cimport (
@@ -338,7 +338,7 @@ cdef class TcpLink(Link):
 
     def share_cores(self, int ranks):
         """So many ranks share this host's cores: it decides whether waits may spin."""
-        self.net.spins = self.net.most_spins = SPINS // LOOKS_PER_POLL if cores() >= ranks else 0
+        self.net.spins = self.net.most_spins = SPINS // 5 if cores() >= ranks else 0
 
     def share(self, SharedMemory memory not None, sharers not None):
         """From now on messages to ranks that share this memory go through rings in it.
