@@ -29,8 +29,8 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     memory goes back with the last view of the array, which may outlive the group. It is slower
     to make than a private array, so make it once and use it often.
 
-    Where there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp`, backends other than
-    "tcp") the array is a private one; `is_shared` tells.
+    Where there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp` or `mpi`, the backend
+    "inproc") the array is a private one; `is_shared` tells.
 
         gradient = dist.empty_shared(1_000_000, "float32")
         gradient[:] = rank
