@@ -11,6 +11,7 @@ import pytest
 import cydist
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 import torch_job  # noqa: E402
 
 if TYPE_CHECKING:
@@ -19,20 +20,37 @@ if TYPE_CHECKING:
 SECONDS = 30
 
 
+def blocking() -> Any:
+    """Options of an allreduce that blocks, as torch passes them."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return options
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda g: g.allreduce([torch.ones(1), torch.ones(1)]), "list of one entry, found 2"),
+        (lambda g: g.allreduce([torch.ones(1)] * 2, blocking()), "list of one entry, found 2"),
+        (lambda g: g.allreduce([], blocking()), "list of one entry, found 0"),
         (lambda g: g.allreduce([torch.ones(1, device="meta")]), "meta"),
         (lambda g: g._get_backend(torch.device("cuda")), "on the CPU, not on cuda"),
         (lambda g: g.send([torch.ones(1)], g.rank()), "itself"),
     ],
-    ids=["two tensors", "no memory", "another device", "to itself"],
+    ids=[
+        "two tensors",
+        "two tensors, options",
+        "no tensors",
+        "no memory",
+        "another device",
+        "to itself",
+    ],
 )
 def test_refused(call: Callable[[Any], Any], message: str, shared: Job) -> None:
     """What cannot work is refused before any traffic, and the group stays usable."""
 
     def body(group: Any) -> bool:
+        group.allreduce([torch.ones(1)], blocking()).wait()  # later ones take the short way
         with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
             call(group)
         return bool(group.barrier().wait())
@@ -230,5 +248,32 @@ def test_monitored_barrier(pair: Job) -> None:
             with pytest.raises(cydist.DistTimeoutError, match="Rank 1 failed to pass"):
                 group.monitored_barrier(timedelta(milliseconds=50))
         return True
+
+    assert pair.run(body) == [True, True]
+
+
+OTHERS = {
+    "shape": lambda: torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 3), check_invariants=True),
+    "dtype": lambda: torch.sparse_coo_tensor([[0], [0]], [1], (2, 2), check_invariants=True),
+    "dimensions": lambda: torch.sparse_coo_tensor(
+        [[0]], torch.ones(1, 2), (2, 2), check_invariants=True
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_sparse_tensors_that_differ(other: Callable[[], Any], pair: Job) -> None:
+    """Sparse tensors of other shapes, dtypes or sparse dimensions are a MismatchError that shows
+    both, on every rank; they are as they were, and the group stays usable."""
+    ours = torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 2), check_invariants=True)
+
+    def body(group: Any) -> bool:
+        x = (other() if group.rank() else ours).clone()
+        before = x.to_dense()
+        with pytest.raises(cydist.MismatchError, match=r"float32 \(2, 2\)") as caught:
+            group.allreduce([x])
+        assert caught.value.ranks == (1 - group.rank(),)
+        group.barrier().wait()
+        return torch.equal(x.to_dense(), before)
 
     assert pair.run(body) == [True, True]

@@ -166,7 +166,11 @@ class Group(dist.ProcessGroup):
         if type(opts) is AllreduceOptions and type(tensors) is list and not opts.asyncOp:
             # The most frequent call, and often a small one: no step more than it needs.
             kind = OPERATIONS.get(hash(opts.reduceOp))
-            if opts.timeout.days < 0 and short.all_reduce(tensors[0], kind, self.host):
+            if (
+                len(tensors) == 1
+                and opts.timeout.days < 0
+                and short.all_reduce(tensors[0], kind, self.host)
+            ):
                 return BLOCKING
         opts = given(AllreduceOptions, opts, timeout, op)
         tensor = only(tensors, "allreduce")

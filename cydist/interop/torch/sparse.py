@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import torch
 
 import cydist
+from cydist.errors import MismatchError
 from cydist.group import ProcessGroup
 from cydist.types import Op, RedOpType
 
@@ -16,21 +18,47 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     """Sum sparse COO tensors of one shape and dtype, in place; ranks may hold other elements.
 
     Everybody gathers everybody's elements, and adds them in rank order.
-    Raises ValueError for any reduction but SUM.
+    Raises ValueError for any reduction but SUM. Where shapes, sparse dimensions or dtypes differ
+    every rank raises MismatchError; the tensors are as they were, and the group stays usable.
     """
     if op is not RedOpType.SUM:
         raise ValueError(f"all_reduce of a sparse tensor takes SUM only, not {op}")
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"all_reduce takes sparse tensors in COO layout, not {tensor.layout}")
     own = tensor.coalesce()
-    counts = torch.empty(host.size(), dtype=torch.int64)
-    cydist.all_gather_into_tensor(counts, torch.tensor([own._nnz()]), host, timeout=timeout)
+    text = _said(own)
+    number = int.from_bytes(sha256(text.encode()).digest()[:8], "little", signed=True)
+    rows = torch.empty((host.size(), 2), dtype=torch.int64)
+    cydist.all_gather_into_tensor(rows, torch.tensor([own._nnz(), number]), host, timeout=timeout)
+    counts, numbers = rows.unbind(1)
+    if (numbers != numbers[0]).any():
+        raise _mismatch(text, host)
     indices = _gather(own.indices().t().contiguous(), counts, host, timeout)
     values = _gather(own.values().contiguous(), counts, host, timeout)
     everything = torch.sparse_coo_tensor(
         torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False
     )
     tensor.copy_(everything.coalesce())
+
+
+def _said(tensor: Any) -> str:
+    """What must be alike on all ranks, for people."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {tuple(tensor.shape)} with {tensor.sparse_dim()} sparse dimensions"
+
+
+def _mismatch(text: str, host: ProcessGroup) -> MismatchError:
+    """The error for tensors that differ. All ranks call this: each hears what the others have."""
+    texts: list[Any] = [None] * host.size()
+    cydist.all_gather_object(texts, text, host)
+    others = [rank for rank, each in enumerate(texts) if each != text]
+    return MismatchError(
+        f"all_reduce of sparse tensors on group {host.group_name!r}: the ranks have different "
+        f"ones. Here: {text}. Rank {host.ranks[others[0]]}: {texts[others[0]]}",
+        op="all_reduce",
+        group=host.group_name,
+        ranks=tuple(host.ranks[rank] for rank in others),
+    )
 
 
 def _gather(rows: Any, counts: Any, host: ProcessGroup, timeout: timedelta | None) -> list[Any]:
