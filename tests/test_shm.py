@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -210,6 +211,27 @@ def test_shm_is_a_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RendezvousError, match="cannot share memory with ranks") as caught:
         run_threads(lambda rank: None, 2, "tcp")
     assert caught.value.ranks in ((0,), (1,))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("fails", ["create", "attach"])
+def test_shm_is_a_demand_for_memory(fails: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_TRANSPORT=shm is an error too where the memory cannot be made, or not be mapped."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "shm")
+
+    def refused(*_: object) -> None:
+        raise OSError(12, "no memory")
+
+    found = {"create": _native.SharedMemory.create, "attach": _native.SharedMemory.attach}
+    monkeypatch.setattr(sharing, "SharedMemory", SimpleNamespace(**found | {fails: refused}))
+    with pytest.raises(RendezvousError, match="have no memory to share"):
+        run_threads(lambda rank: None, size, "tcp")
+
+
+def test_one_rank_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_TRANSPORT=shm demands nothing of a rank that is alone."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "shm")
+    assert run_threads(lambda rank: rank, 1, "tcp") == [0]
 
 
 def test_a_transport_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
     places = store.multi_get([f"place/{peer}" for peer in range(size)])
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
     shared: Link = link
+    together = [rank]
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
         store.set(f"shares/{rank}", b"no" if memory is None else str(os.getpid()).encode())
@@ -56,13 +57,13 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
         sharers = {peer: int(answer) for peer, answer in found if answer != b"no"}
         if memory is not None and len(sharers) > 1:
             shared = ShmLink(link, memory, sharers)
-            alike = list(sharers)
-    if wanted == "shm" and len(alike) != size:
-        others = sorted(set(range(size)) - set(alike))
+            together = list(sharers)
+    if wanted == "shm" and len(together) != size:
+        others = sorted(set(range(size)) - set(together))
         raise RendezvousError(
             f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with ranks "
-            f"{', '.join(map(str, others))}: they are on other hosts, in other containers, or "
-            f"were told to use {messages}",
+            f"{', '.join(map(str, others))}: they are on other hosts, in other containers, "
+            f"were told to use {messages}, or have no memory to share",
             ranks=tuple(others),
         )
     return shared
