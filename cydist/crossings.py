@@ -66,20 +66,24 @@ def use(measured: list[Measured]) -> None:
 
 def place() -> Path | None:
     """The file of this user on this host, beside the user's secret; or the one that CYDIST_TUNING
-    names; None: off."""
+    names. None: off, or a user without a home."""
     setting = config.TUNING.get().strip()
     if setting.lower() == "off":
         return None
     if setting:
         return Path(setting)
     host = socket.gethostname().replace("/", "-") or "localhost"
-    return user_secret_path().with_name(f"tuning-{host}.json")
+    try:
+        return user_secret_path().with_name(f"tuning-{host}.json")
+    except RuntimeError:  # no HOME, and no such user
+        return None
 
 
 def load() -> str:
     """The text of the file at `place`; "" where there is none, or tuning is off.
 
-    A file that cannot be used is left out with a RuntimeWarning: no job fails for it.
+    A file that cannot be used is left out: no job fails for it. One that CYDIST_TUNING names, or
+    that was read, is told by a RuntimeWarning.
     """
     path = place()
     if path is None:
@@ -87,11 +91,11 @@ def load() -> str:
     try:
         text = read(path)
         parse(text)
-    except FileNotFoundError as error:
-        if not config.TUNING.get():
+    except OSError as error:
+        if not config.TUNING.get().strip():
             return ""
         why: Exception = error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         why = error
     else:
         return text

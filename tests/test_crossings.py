@@ -238,6 +238,37 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert crossings.load() == ""
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, without HOME, has no file: jobs go on as shipped."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_STATE_HOME", "CYDIST_TUNING"):
+        monkeypatch.delenv(name, raising=False)
+    assert crossings.place() is None
+    assert crossings.load() == ""
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
+def test_a_folder_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """A file that a user asked for is missed; the one that may be at the usual place is not."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("CYDIST_TUNING", str(tmp_path / "crossings.json") if named else "")
+
+    def refused(path: Path, *_: object) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refused)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert crossings.load() == ""
+    assert ["Permission denied" in str(each.message) for each in said] == [True] * named
+
+
 @pytest.mark.parametrize("setting", ["off", "OFF"])
 def test_off(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """CYDIST_TUNING=off: no file is looked for."""

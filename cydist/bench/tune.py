@@ -101,7 +101,10 @@ def _plan(given: argparse.Namespace) -> Plan:
     sizes = sorted({size(text) for text in given.sizes.split(",")})
     path = Path(given.output) if given.output else crossings.place()
     if path is None:
-        raise ValueError("CYDIST_TUNING=off: jobs look nowhere for this; say --output FILE")
+        raise ValueError(
+            "jobs look nowhere for this (CYDIST_TUNING=off, or a user without a home): "
+            "say --output FILE"
+        )
     return Plan([*dict.fromkeys(map(int, counts))], ops, sizes, given.rounds, path)
 
 
