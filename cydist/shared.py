@@ -45,7 +45,12 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     chosen = _group(group, "empty_shared")
     chosen.check_process("empty_shared")
     backend = chosen.for_device("cpu")
-    sizes = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    try:
+        sizes = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    except TypeError:
+        raise TypeError(
+            f"empty_shared: shape must be an integer or a sequence of them, not {shape!r}"
+        ) from None
     if any(size < 0 for size in sizes):
         raise ValueError(f"empty_shared: shape {sizes} has a negative dimension")
     if type(dtype).__module__ == "torch":
@@ -53,8 +58,7 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     kind = np.dtype(dtype)
     if kind.hasobject or kind.itemsize == 0:
         raise TypeError(f"empty_shared: elements of {kind} cannot lie in shared memory")
-    nbytes = prod(sizes) * kind.itemsize
-    memory = backend.share(nbytes) if nbytes else None
+    memory = _memory(backend, prod(sizes) * kind.itemsize)
     return np.ndarray(sizes, kind, memory) if memory is not None else np.empty(sizes, kind)
 
 
@@ -77,10 +81,16 @@ def _group(group: AnyGroup, name: str) -> ProcessGroup:
     return chosen
 
 
+def _memory(backend: ProcessGroup, nbytes: int) -> memoryview | None:
+    """Memory that the ranks share; None where there is none, or no bytes are asked for."""
+    if nbytes > sys.maxsize:
+        raise MemoryError(f"empty_shared: {nbytes} bytes are more than any address space has")
+    return backend.share(nbytes) if nbytes else None
+
+
 def _tensor(backend: ProcessGroup, sizes: tuple[int, ...], dtype: Any) -> Any:
     torch = sys.modules["torch"]
-    nbytes = prod(sizes) * dtype.itemsize
-    memory = backend.share(nbytes) if nbytes else None
+    memory = _memory(backend, prod(sizes) * dtype.itemsize)
     if memory is None:
         return torch.empty(sizes, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype).view(sizes)

@@ -177,8 +177,9 @@ def test_memory_that_is_spent() -> None:
     """More than the host has is a MemoryError, and the group stays usable."""
 
     def body(rank: int) -> float:
-        with pytest.raises(MemoryError):
-            dist.empty_shared(1 << 60, "uint8")
+        for count in (1 << 60, sys.maxsize, 1 << 64):
+            with pytest.raises(MemoryError):
+                dist.empty_shared(count, "uint8")
         made = dist.empty_shared(3)
         made[:] = 1
         dist.all_reduce(made)
@@ -187,9 +188,22 @@ def test_memory_that_is_spent() -> None:
     assert run_threads(body, 2, "tcp") == [2.0] * 2
 
 
+def test_memory_that_is_spent_on_a_tensor() -> None:
+    """More bytes than there are addresses are a MemoryError for torch's dtypes, too."""
+    torch = pytest.importorskip("torch")
+
+    def body(rank: int) -> None:
+        with pytest.raises(MemoryError):
+            dist.empty_shared(1 << 62, torch.float64)
+
+    run_threads(body, 2, "tcp")
+
+
 WRONG = {
     "negative": ((-1,), float, ValueError, "negative dimension"),
-    "no size": ("a", float, TypeError, "integer"),
+    "text": ("ab", float, TypeError, "empty_shared: shape"),
+    "fraction": (2.5, float, TypeError, "empty_shared: shape"),
+    "none": (None, float, TypeError, "empty_shared: shape"),
     "objects": (3, object, TypeError, "cannot lie in shared memory"),
     "nothing": (3, "S0", TypeError, "cannot lie in shared memory"),
     "no dtype": (3, "float33", TypeError, "float33"),
