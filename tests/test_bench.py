@@ -73,11 +73,12 @@ def test_peers() -> None:
         (["--sizes", "8,zwei"], "'zwei' is not a size"),
         (["--ops", "all_reduce,sort"], "no 'sort'"),
         (["--vs", "openmpi"], "--vs openmpi=PYTHON"),
-        (["--vs", "nccl"], "--vs nccl"),
+        (["--vs", "nccl"], "with =PYTHON openmpi, openmpi-tcp, mpich"),
         (["--dtype", "object_"], "no dtype 'object_'"),
         (["--ranks", "1"], "--ranks 1"),
         (["--rounds", "0"], "--rounds 0"),
         (["--json", "/no/such/folder/x.json"], "no such folder"),
+        (["--plot", "x.foo"], "--plot x.foo: write .png, .svg or .pdf"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

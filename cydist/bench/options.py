@@ -18,6 +18,7 @@ SIZES = "8,1Ki,64Ki,1Mi,16Mi"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
 MPIS = ("openmpi", "openmpi-tcp", "mpich")
+PLOTS = (".png", ".svg", ".pdf")
 OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 
 SUBJECTS = """
@@ -86,7 +87,7 @@ def parse(
     add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     if not subject:
-        add("--plot", metavar="FILE", help="draw time against size (.png, .svg, .pdf)")
+        add("--plot", metavar="FILE", help=f"draw time against size ({', '.join(PLOTS)})")
     given = checked(parser, arguments)
     try:
         wanted = [size(text) for text in given.sizes.split(",")]
@@ -115,7 +116,9 @@ def local_parser(subject: str, description: str, epilog: str = "") -> argparse.A
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=7, help="how often all is measured (7)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="how often all is measured (%(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="save all figures")
     return parser
 
@@ -126,6 +129,8 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpar
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: at least one")
     plot = getattr(given, "plot", None)
+    if plot is not None and Path(plot).suffix.lower() not in PLOTS:
+        parser.error(f"--plot {plot}: write {', '.join(PLOTS[:-1])} or {PLOTS[-1]}")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'cydist[bench]'")
     for path in filter(None, (given.json, plot)):
@@ -160,6 +165,7 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             specs[name] = cydist("tcp", "shared", "shared")
         else:
             raise ValueError(
-                f"--vs {item}: the peers are gloo, tcp, shared, raw, and with =PYTHON {MPIS}"
+                f"--vs {item}: the peers are gloo, tcp, shared, raw, "
+                f"and with =PYTHON {', '.join(MPIS)}"
             )
     return list(specs.values())
