@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cydist import crossings, tuning
 from cydist.bench import deciding
 from cydist.bench.__main__ import main
 from cydist.bench.deciding import Size, better, decide, rules
+from cydist.bench.tune import Tuned
 from cydist.tuning import Rule
 
 BYTES = [8 << 3 * power for power in range(8)]
@@ -210,8 +212,10 @@ def test_a_run(
         (["--ops", "sort"], "no 'sort'"),
         (["--sizes", "0"], "is not a size"),
         ([], "CYDIST_TUNING=off"),
+        (["--output", "/dev/null/x.json"], "/dev/null/x.json cannot be written"),
+        (["--output", "/"], "/ cannot be written: it is a folder"),
     ],
-    ids=["ranks", "ops", "sizes", "nowhere to save"],
+    ids=["ranks", "ops", "sizes", "nowhere to save", "no folder", "a folder"],
 )
 def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong option ends the program before anything is started."""
@@ -228,3 +232,28 @@ def test_forced_is_not_tuned(
     with pytest.raises(SystemExit):
         main(["--tune"])
     assert "CYDIST_ALGORITHM is set" in capsys.readouterr().err
+
+
+def test_help_says_how_many_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help names the number of rounds that this program has by default, not the others'."""
+    with pytest.raises(SystemExit):
+        main(["--tune", "--help"])
+    assert "how often all is measured (5)" in capsys.readouterr().out
+
+
+def test_figures_are_saved_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the crossings cannot be written at the end, the figures are there all the same."""
+    monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext((None,)))
+    monkeypatch.setattr("cydist.bench.tune.tune", lambda *_: Tuned(2, False, {}, {}, {}))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(crossings, "save", full)
+    figures = tmp_path / "figures.json"
+    with pytest.raises(SystemExit):
+        main(["--tune", "--json", str(figures), "--output", str(tmp_path / "crossings.json")])
+    assert "No space left" in capsys.readouterr().err
+    assert [group["ranks"] for group in json.loads(figures.read_text())["groups"]] == [2]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ are left and no patchwork; then the segment is tuned that long messages are cut 
 What is found is saved for this user and this host, and counts from then on in every job whose
 rank 0 runs here: init_process_group gives it to all ranks. It counts for groups of exactly as
 many ranks as were measured. CYDIST_TUNING=off leaves it out, CYDIST_TUNING=FILE takes another
-file, and CYDIST_ALGORITHM=all_reduce:ring forces one algorithm. The shipped choices come from
-the same program. With --transport tcp what is measured is this machine's loopback.
+file, and CYDIST_ALGORITHM=all_reduce:ring forces one algorithm. What is shipped for the
+collectives of --ops comes from the same program. With --transport tcp what is measured is this
+machine's loopback.
 """
 
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         spec = cydist("tcp", "numpy", TRANSPORT=given.transport, TUNING="off")
         with started([spec], ranks, given.timeout) as (participant,):
             found.append(tune(participant, ranks, plan))
+    report.save({"header": about, "groups": [each.entry() for each in found]}, given.json)
     old = _saved(plan.path)
     for each in found:
         old = crossings.merged(old, each.measured(facts))
@@ -72,7 +74,6 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")
     print(f"\nsaved to {plan.path}")
-    report.save({"header": about, "groups": [each.entry() for each in found]}, given.json)
     return 0
 
 
@@ -105,6 +106,13 @@ def _plan(given: argparse.Namespace) -> Plan:
             "jobs look nowhere for this (CYDIST_TUNING=off, or a user without a home): "
             "say --output FILE"
         )
+    if path.is_dir():
+        raise ValueError(f"{path} cannot be written: it is a folder")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
     return Plan([*dict.fromkeys(map(int, counts))], ops, sizes, given.rounds, path)
 
 
@@ -199,7 +207,7 @@ def tune(participant: Participant, ranks: int, plan: Plan) -> Tuned:
         chosen[op] = deciding.decide(sizes[op])
         print("\n".join(lines(op, sizes[op], chosen[op])), flush=True)
     found = Tuned(ranks, windows, sizes, chosen, {})
-    found = Tuned(ranks, windows, sizes, chosen, dict(_segments(found, participant, progress)))
+    found = Tuned(ranks, windows, sizes, chosen, _segments(found, participant, progress))
     progress.clear()
     print("\n".join(segment_lines(found)), flush=True)
     return found
@@ -241,7 +249,7 @@ def _ratios(row: Row, name: str, shipped: str) -> list[float]:
 
 def _segments(
     found: Tuned, participant: Participant, progress: report.Progress
-) -> Iterator[tuple[int, list[float]]]:
+) -> dict[int, list[float]]:
     """By segment, the ratios of the long calls, each with the algorithm that was chosen for it."""
     default = tuning.DEFAULT_SEGMENT_BYTES
     medians: dict[int, list[float]] = {each: [] for each in SEGMENTS}
@@ -259,7 +267,7 @@ def _segments(
             for segment in SEGMENTS:
                 ratios = _ratios(row, f"{segment >> 10} KiB", f"{default >> 10} KiB")
                 medians[segment].append(statistics.median(ratios))
-    yield from ((each, ratios) for each, ratios in medians.items() if ratios)
+    return {each: ratios for each, ratios in medians.items() if ratios}
 
 
 def lines(op: str, sizes: Sequence[Size], chosen: Sequence[str]) -> list[str]:
@@ -299,6 +307,5 @@ def segment_lines(found: Tuned) -> list[str]:
     said = [f"\nsegments: time by that with {default >> 10} KiB"]
     for each, ratios in found.segments.items():
         mark = "  chosen" if each == found.segment_bytes else ""
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        said.append(f"{each >> 10:>6} KiB {mean:>6.2f}{mark}")
+        said.append(f"{each >> 10:>6} KiB {report.geometric_mean(ratios):>6.2f}{mark}")
     return said
