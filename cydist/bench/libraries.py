@@ -7,8 +7,7 @@ others from one array into another.
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,12 +92,12 @@ class Cydist(TorchLike):
 
     def __init__(self, backend: str, arrays: str) -> None:
         import cydist
-        from cydist.bench.machine import version
+        from cydist.crossings import version
 
         cydist.init_process_group(backend, timeout=TIMEOUT)
         self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
-            "version": f"cydist {version('cydist') or 'from its source tree'}",
+            "version": f"cydist {version() or 'from its source tree'}",
             "transport": f"{backend}, {'shared memory' if self.windows else 'messages'}",
         }
         wrap: Callable[[Any], Any] = as_tensor if arrays == "torch" else same
@@ -201,24 +200,3 @@ def as_tensor(array: Any) -> Any:
         bits = torch.from_numpy(array.view(np.dtype(f"u{array.itemsize}")))
         return bits.view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
-
-
-def start(library: str, options: Mapping[str, str]) -> Library:
-    """Start a library on this rank.
-
-    library     "cydist", "gloo", "mpi" or "raw"
-    options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
-    """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if library == "gloo":
-        return gloo()
-    if library == "mpi":
-        return Mpi()
-    if library == "raw":
-        from cydist.bench.sockets import Raw
-
-        return Raw()
-    settings = dict(options)
-    backend, arrays = settings.pop("backend"), settings.pop("arrays")
-    os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
-    return Cydist(backend, arrays)

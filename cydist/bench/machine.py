@@ -12,14 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-def version(package: str) -> str:
-    """The version of an installed package; of one that is not, an empty string."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def describe(arguments: Sequence[str]) -> dict[str, str]:
     """This machine, now; `arguments` are those of the command line."""
     load = os.getloadavg()
@@ -31,7 +23,7 @@ def describe(arguments: Sequence[str]) -> dict[str, str]:
         "machine": f"{_cpu()}, {cores} cores, {platform.system()} {platform.release()}",
         "load": f"{load[0]:.2f} in the last minute"
         + (": others use this machine, the figures are worth less" if load[0] > cores / 2 else ""),
-        "python": f"{platform.python_version()}, numpy {version('numpy')}",
+        "python": f"{platform.python_version()}, numpy {importlib.metadata.version('numpy')}",
     }
     return {name: said for name, said in about.items() if said}
 

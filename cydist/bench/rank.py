@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from cydist.bench.libraries import start
+from cydist.bench.libraries import Cydist, Library, Mpi, gloo
 from cydist.bench.loops import Session
 
 
@@ -46,6 +46,27 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
             except Exception as error:
                 answer = refusal(error)
             say(stream, answer)
+
+
+def start(library: str, options: Mapping[str, str]) -> Library:
+    """Start a library on this rank.
+
+    library     "cydist", "gloo", "mpi" or "raw"
+    options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if library == "gloo":
+        return gloo()
+    if library == "mpi":
+        return Mpi()
+    if library == "raw":
+        from cydist.bench.sockets import Raw
+
+        return Raw()
+    settings = dict(options)
+    backend, arrays = settings.pop("backend"), settings.pop("arrays")
+    os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
+    return Cydist(backend, arrays)
 
 
 def refusal(error: Exception) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Spec:
     name        what it is called in the table
     library     "cydist", "gloo", "mpi" or "raw"
     python      for mpirun: an interpreter of an environment with mpi4py; None: children of ours
-    options     what `libraries.start` is told
+    options     what `rank.start` is told
     arguments   for mpirun
     """
 
