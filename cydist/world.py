@@ -280,7 +280,10 @@ def init_process_group(
 
 def obey_settings() -> None:
     """Honour CYDIST_ISA (the best that the machine can run is already chosen) and
-    CYDIST_FAILPOINT."""
+    CYDIST_FAILPOINT. Raises ValueError for wrong ones, and for a wrong CYDIST_TRANSPORT."""
+    from cydist.backends.sharing import transport
+
+    transport()  # a wrong word fails before anybody waits
     arm_failpoint(config.FAILPOINT.get().strip())
     isa = config.ISA.get().strip()
     try:

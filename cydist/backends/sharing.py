@@ -35,9 +35,7 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
     Raises ValueError for a CYDIST_TRANSPORT that does not exist, or belongs to another backend;
     RendezvousError when it says "shm" and some rank cannot share.
     """
-    wanted = config.TRANSPORT.get().strip().lower() or "auto"
-    if wanted not in ("auto", "shm", "tcp", "mpi"):
-        raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp, mpi")
+    wanted = transport()
     if wanted in ("tcp", "mpi") and wanted != messages:
         raise ValueError(
             f"{config.TRANSPORT.names[0]}={wanted} is for backend {wanted!r}, and this one is "
@@ -67,6 +65,14 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
             ranks=tuple(others),
         )
     return shared
+
+
+def transport() -> str:
+    """What CYDIST_TRANSPORT says: auto, shm, tcp or mpi. Raises ValueError for anything else."""
+    wanted = config.TRANSPORT.get().strip().lower() or "auto"
+    if wanted not in ("auto", "shm", "tcp", "mpi"):
+        raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp, mpi")
+    return wanted
 
 
 def place() -> bytes:
