@@ -74,6 +74,11 @@ def all_reduce(
     """Reduce everybody's array, element by element, and give everybody the result.
 
     tensor      (...)   same size and dtype on every rank; holds the result afterwards
+    op          one of ReduceOp, or ReduceOp.PREMUL_SUM(factor); the same on every rank
+
+    Raises TypeError for an op that is not defined for the dtype, and else what every function
+    here does: ValueError or TypeError for wrong arguments (the group stays usable), a DistError
+    for what goes wrong later (the group has failed).
 
     The bits of the result are the same on every rank.
 

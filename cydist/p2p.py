@@ -132,7 +132,17 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Send an array to rank `dst`; return when it may be changed again."""
+    """Send an array to rank `dst`; return when it may be changed again.
+
+    tensor      (...)   of any shape and dtype; the receiver's has as many elements of that dtype
+    dst         global rank; or `group_dst`, a rank in the group
+    tag         tells messages apart that go the same way; 0 to 2**31 - 1
+    timeout     seconds or a timedelta; None: the group's
+
+    Raises ValueError or TypeError for wrong arguments (nothing was sent, the group stays usable),
+    and a DistError for what goes wrong later, DistTimeoutError and PeerFailedError among them
+    (the group has failed then).
+    """
     limit = seconds(timeout)
     work = _start_send("send", tensor, dst, group, tag, group_dst)
     if work is not None:
@@ -151,7 +161,15 @@ def recv(
 ) -> int:
     """Receive an array from rank `src`, None: from anyone; the sender's global rank.
 
-    Returns -1 on a group that this rank is not in.
+    tensor      (...)   written; as many elements, of the same dtype, as the sender's, in any shape
+    src         global rank; or `group_src`, a rank in the group
+    tag         of the message to take; 0 to 2**31 - 1
+    timeout     seconds or a timedelta; None: the group's
+
+    Returns -1 on a group that this rank is not in. Raises ValueError or TypeError for wrong
+    arguments (the group stays usable), MismatchError for a message of another size or dtype, and
+    another DistError for what else goes wrong, DistTimeoutError and PeerFailedError among them
+    (the group has failed then).
     """
     limit = seconds(timeout)
     work = _start_recv("recv", tensor, src, group, tag, group_src)

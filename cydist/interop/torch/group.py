@@ -33,6 +33,8 @@ AllreduceOptions = c10d.AllreduceOptions
 class Group(dist.ProcessGroup):
     """The ranks of a torch group, as one of them sees it.
 
+    Methods without a docstring do what torch's of that name do; docs/torch.md says what they take.
+
     host    the group of ours that does the work. It is no default group, and a program's own
             cydist.init_process_group does not meet it
     store   torch's
