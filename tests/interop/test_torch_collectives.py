@@ -202,6 +202,21 @@ def test_collective(start: Callable[[Any, bool], Started], blocking: bool, share
     assert shared.run(body) == [True] * shared.size
 
 
+@pytest.mark.parametrize("wait", ["synchronize", "block_current_stream"])
+@pytest.mark.parametrize("start", COLLECTIVES, ids=lambda start: start.__name__)
+def test_waits_without_a_limit(
+    start: Callable[[Any, bool], Started], wait: str, shared: Job
+) -> None:
+    """The CPU has no streams: what torch calls for them ends when the call has."""
+
+    def body(group: Any) -> bool:
+        work, found, wanted = start(group, False)
+        getattr(work, wait)()
+        return work.is_completed() and same(found, wanted)
+
+    assert shared.run(body) == [True] * shared.size
+
+
 @pytest.mark.parametrize("start", COLLECTIVES, ids=lambda start: start.__name__)
 def test_future_of(start: Callable[[Any, bool], Started], shared: Job) -> None:
     """A Work's future has the tensors that the call wrote, as a list, and so has `result`."""

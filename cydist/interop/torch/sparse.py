@@ -11,7 +11,7 @@ import torch
 import cydist
 from cydist.errors import MismatchError
 from cydist.group import ProcessGroup
-from cydist.types import Op, RedOpType
+from cydist.types import Op, RedOpType, op_and_factor
 
 
 def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | None) -> None:
@@ -22,7 +22,8 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     every rank raises MismatchError; the tensors are as they were, and the group stays usable.
     """
     if op is not RedOpType.SUM:
-        raise ValueError(f"all_reduce of a sparse tensor takes SUM only, not {op}")
+        name = op_and_factor(op)[0].name
+        raise ValueError(f"all_reduce of a sparse tensor takes SUM only, not {name}")
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"all_reduce takes sparse tensors in COO layout, not {tensor.layout}")
     own = tensor.coalesce()

@@ -26,10 +26,9 @@ class Done(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
-
-    def block_current_stream(self) -> None:
         """Nothing is under way, and the CPU has no streams."""
+
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """True."""
@@ -82,9 +81,7 @@ class Pending(dist.Work):
         """Block until the call is complete: the CPU has no streams."""
         self._work.wait()
 
-    def block_current_stream(self) -> None:
-        """Block until the call is complete: the CPU has no streams."""
-        self._work.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Is the call over, well or badly?"""
@@ -143,8 +140,10 @@ class Several(dist.Work):
         return all(work.wait(timeout) for work in self._works)
 
     def synchronize(self) -> None:
-        """Block until all are complete."""
+        """Block until all are complete: the CPU has no streams."""
         self.wait()
+
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Are all over?"""
