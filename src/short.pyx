@@ -385,7 +385,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
                 else native.view.recv(&native.view, &r)
         if status == OK:
             status = native.view.wait(&native.view, &r, min(now + SHORT_NS, deadline_ns))
-    if status == TIMEOUT and load_int(&r.status) == PENDING:
+    if status == TIMEOUT:
         chosen.waiting = (name, rank)
         with nogil:
             status = native.view.wait(&native.view, &r, deadline_ns)
@@ -394,6 +394,9 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
         with nogil:
             if r.link != NULL and load_int(&r.status) == PENDING:
                 native.view.cancel(&native.view, &r)
+        # While this thread came for the GIL, another's wait may have completed it.
+        if status != INTERRUPTED and load_int(&r.status) != PENDING:
+            status = r.status
     native.running -= 1
     native.leave_view()
     if status != OK:

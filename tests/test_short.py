@@ -281,10 +281,10 @@ print("ok", flush=True)
 """
 
 
-def test_the_default_group_of_a_process(tmp_path: Any) -> None:
-    """Processes take it without naming a group; a forked child does not, nor who has left."""
+def run_processes(program: str, tmp_path: Any) -> None:
+    """Run two ranks whose program ends by printing ok."""
     store = f"file://{tmp_path}/store"
-    program = PROGRAM.replace('"tcp", timeout', f'"tcp", "{store}", timeout')
+    program = program.replace('"tcp", timeout', f'"tcp", "{store}", timeout')
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", program],
@@ -299,3 +299,57 @@ def test_the_default_group_of_a_process(tmp_path: Any) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def test_the_default_group_of_a_process(tmp_path: Any) -> None:
+    """Processes take it without naming a group; a forked child does not, nor who has left."""
+    run_processes(PROGRAM, tmp_path)
+
+
+RECEIVERS = """
+import mmap, os, sys, threading, time
+import numpy as np, cydist as dist
+dist.init_process_group("tcp", timeout=60)
+rank, one, other = dist.get_rank(), np.zeros(1), np.zeros(1)
+file = os.open("FLAG", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 1)
+flag, errors = mmap.mmap(file, 1), []
+deadline = time.monotonic() + 60
+def receive():
+    try:
+        dist.recv(one, 1, tag=1)
+    except Exception as error:
+        errors.append(error)
+dist.barrier()
+if rank == 1:
+    while not flag[0] and time.monotonic() < deadline:
+        pass
+    dist.send(np.ones(1), 0, tag=1)
+    dist.send(np.ones(1), 0, tag=2)
+else:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(60)       # who computes from now on keeps the GIL
+    work = dist.irecv(other, 1, tag=2)
+    threads = [threading.Thread(target=work.wait), threading.Thread(target=receive)]
+    for thread in threads:
+        thread.start()
+    held = time.monotonic() + 0.1   # five times what the first wait may take
+    while time.monotonic() < held:
+        pass
+    flag[0] = 1
+    while not one[0] and time.monotonic() < deadline:
+        pass
+    sys.setswitchinterval(usual)
+    for thread in threads:
+        thread.join(60)
+    assert not errors, errors
+    assert one[0] == other[0] == 1
+dist.barrier()
+dist.destroy_process_group()
+print("ok", flush=True)
+"""
+
+
+def test_a_message_that_another_thread_completes(tmp_path: Any) -> None:
+    """A receive whose first wait is over, and that another's wait completes, is no late one."""
+    run_processes(RECEIVERS.replace("FLAG", f"{tmp_path}/flag"), tmp_path)
