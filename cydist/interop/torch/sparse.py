@@ -32,8 +32,8 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     rows = torch.empty((host.size(), 2), dtype=torch.int64)
     cydist.all_gather_into_tensor(rows, torch.tensor([own._nnz(), number]), host, timeout=timeout)
     counts, numbers = rows.unbind(1)
-    if (numbers != numbers[0]).any():
-        raise _mismatch(text, host)
+    if others := [rank for rank, other in enumerate(numbers.tolist()) if other != number]:
+        raise _mismatch(others, text, host, timeout)
     indices = _gather(own.indices().t().contiguous(), counts, host, timeout)
     values = _gather(own.values().contiguous(), counts, host, timeout)
     everything = torch.sparse_coo_tensor(
@@ -48,14 +48,20 @@ def _said(tensor: Any) -> str:
     return f"{dtype} {tuple(tensor.shape)} with {tensor.sparse_dim()} sparse dimensions"
 
 
-def _mismatch(text: str, host: ProcessGroup) -> MismatchError:
-    """The error for tensors that differ. All ranks call this: each hears what the others have."""
-    texts: list[Any] = [None] * host.size()
-    cydist.all_gather_object(texts, text, host)
-    others = [rank for rank, each in enumerate(texts) if each != text]
+def _mismatch(
+    others: list[int], text: str, host: ProcessGroup, timeout: timedelta | None
+) -> MismatchError:
+    """The error for tensors that differ from those of `others`, ranks of the group.
+
+    All ranks call this: each hears what the others have.
+    """
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    lengths = torch.empty(host.size(), dtype=torch.int64)
+    cydist.all_gather_into_tensor(lengths, torch.tensor([len(own)]), host, timeout=timeout)
+    theirs = bytes(_gather(own, lengths, host, timeout)[others[0]].tolist()).decode()
     return MismatchError(
         f"all_reduce of sparse tensors on group {host.group_name!r}: the ranks have different "
-        f"ones. Here: {text}. Rank {host.ranks[others[0]]}: {texts[others[0]]}",
+        f"ones. Here: {text}. Rank {host.ranks[others[0]]}: {theirs}",
         op="all_reduce",
         group=host.group_name,
         ranks=tuple(host.ranks[rank] for rank in others),
