@@ -90,6 +90,30 @@ def test_without_memory_messages_go_over_sockets() -> None:
         assert sum(sockets(ranks)) >= 1
 
 
+@pytest.mark.parametrize(("pages", "near"), [(3, False), (20, True)], ids=["none", "small"])
+def test_rings_are_large_enough_to_wait_for(pages: int, near: bool) -> None:
+    """With little memory a pair has rings whose writer goes on when they were full, or none."""
+    least = PAGE
+    while True:
+        try:
+            ranks = Ranks("shm", 2, memory=least)
+            break
+        except ValueError:
+            least += PAGE
+    ranks.close()
+    with closing(Ranks("shm", 2, memory=least + pages * PAGE)) as ranks:
+        a, b = ranks.group()
+        sent = [pattern(60_000, seed) for seed in range(20)]
+        sends = [a.isend(array, 1, 5) for array in sent]
+        got: list[bytes] = []
+        run(
+            lambda: done(*sends),
+            lambda: got.extend(receive(b, 0, 5, 60_000) for _ in sent),
+        )
+        assert got == [array.tobytes() for array in sent]
+        assert (sum(sockets(ranks)) == 0) is near
+
+
 # Bytes
 
 

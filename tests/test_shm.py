@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,43 @@ def test_more_groups_than_the_table_holds(world: Ranks) -> None:
     assert all(first == second for first, second in had)
     assert had[0] == [True, True]
     assert had[-1] == [False, False]
+
+
+INTERRUPTED = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+int posix_fallocate(int fd, off_t offset, off_t length) {
+    static int calls;
+    if (calls++ % 3 < 2)
+        return EINTR;
+    return fallocate(fd, 0, offset, length) == 0 ? 0 : errno;
+}
+int posix_fallocate64(int fd, off64_t offset, off64_t length) {
+    return posix_fallocate(fd, offset, length);
+}
+"""
+
+SHARING = """
+from contextlib import closing
+from transports import Ranks
+with closing(Ranks("shm", 2)) as ranks:
+    print(*(group.native.windows for group in ranks.group()))
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_signals_leave_groups_their_windows(tmp_path: Path) -> None:
+    """Memory is asked for again when a signal came, a profiler's say, until it is there."""
+    (tmp_path / "interrupted.c").write_text(INTERRUPTED)
+    library = str(tmp_path / "interrupted.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, f"{library[:-2]}c"], check=True)
+    here = Path(__file__).parent
+    answer = subprocess.run(
+        [sys.executable, "-c", SHARING], timeout=DEADLINE, capture_output=True, text=True,
+        env={**os.environ, "LD_PRELOAD": library, "PYTHONPATH": f"{here.parent}:{here}"},
+    )  # fmt: skip
+    assert answer.stdout == "True True\n", answer.stderr
 
 
 # Who shares

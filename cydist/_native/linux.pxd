@@ -1,4 +1,5 @@
 """The system calls that the transports use and Cython does not declare."""
+from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport timespec
 
@@ -127,6 +128,30 @@ cdef extern from "<fcntl.h>" nogil:
     int F_SEAL_SEAL
     int F_SEAL_SHRINK
     int F_SEAL_GROW
+
+
+cdef enum:
+    PIECE_BYTES = 262144        # of memory that is taken
+
+
+cdef inline int take_pages(int fd, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    """Have memory for these bytes of a memfd, or let go of all of them: 0, or the error.
+
+    A signal makes the system let go of what it had taken in one call. So they are few, and it is
+    asked again: however often the signals of a profiler come, it gets on.
+    """
+    cdef uint64_t done = 0, piece
+    cdef int error = 0
+    while done < nbytes and error == 0:
+        piece = min(nbytes - done, <uint64_t>PIECE_BYTES)
+        error = posix_fallocate(fd, offset + done, piece)
+        if error == EINTR:
+            error = 0
+        elif error == 0:
+            done += piece
+    if error != 0:
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, nbytes)
+    return error
 
 
 cdef extern from "<sys/stat.h>" nogil:

@@ -9,6 +9,7 @@ cdef enum:
     PLOTS = 1024                # groups that can have windows at a time
     PAGE = 4096
     LINE = 64
+    PORTION = 16384             # of a ring: copied at once; the other side copies the one before
 
 
 cdef enum Left:                 # Member.left
@@ -45,7 +46,7 @@ ctypedef struct Head:
     int32_t ranks
     int32_t plots               # in use, or once in use
     int32_t spent               # no plot was left once: contexts without one get no windows
-    uint64_t ring_bytes         # of each ring's data; a power of two
+    uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
     Plot plot[PLOTS]
 
 

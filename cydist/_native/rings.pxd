@@ -15,7 +15,6 @@ from cydist._native.memory cimport Head, Member
 
 cdef enum:
     NO_RINGS = 1                # in a pair's word: there was no memory for them
-    PORTION = 16384             # copied at once; the other side copies the one before
 
 
 ctypedef struct Control:        # of a ring, before its data; two lines for each side

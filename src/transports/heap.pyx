@@ -11,11 +11,10 @@ cimport cython
 from cpython.buffer cimport (
     Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES,
 )
-from libc.errno cimport EINTR
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cydist._native.linux cimport (
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, getpid, posix_fallocate,
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, getpid, take_pages,
 )
 
 cdef extern from "Python.h":
@@ -23,6 +22,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     PAGE = 4096
+    UNHEARD_BYTES = 67108864    # taken between two looks for signals, in about 20 ms
 
 cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
 
@@ -75,7 +75,8 @@ cdef class Heap:
         Its pages are there: no later write can fail. Raises MemoryError.
         """
         cdef uint64_t room = ((nbytes if nbytes else 1) + PAGE - 1) // PAGE * PAGE
-        cdef int error = EINTR
+        cdef int error = 0
+        cdef uint64_t done = 0, some
         cdef Held held
         if room < nbytes or room > self.nbytes:
             raise MemoryError(f"{nbytes} bytes are more than the {self.nbytes} of a rank's part "
@@ -86,10 +87,12 @@ cdef class Heap:
         with self.lock:
             self.take_back()
             held = Held.__new__(Held, self, self.first_fit(room), nbytes, room)
-        while error == EINTR:
+        while done < held.room and not error:
             PyErr_CheckSignals()
+            some = min(held.room - done, <uint64_t>UNHEARD_BYTES)
             with nogil:
-                error = posix_fallocate(self.fd, self.start + held.offset, held.room)
+                error = take_pages(self.fd, self.start + held.offset + done, some)
+            done += some
         if error:
             raise MemoryError(f"no shared memory for an array of {nbytes} bytes: error {error}")
         return held

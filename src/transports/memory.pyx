@@ -15,9 +15,10 @@ from cydist._native.linux cimport (
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
     MFD_ALLOW_SEALING, MFD_CLOEXEC, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
     PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
-    munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
+    munmap, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_t, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
+    take_pages,
 )
 from cydist._native.waiting cimport store_int, store_u64
 
@@ -46,7 +47,7 @@ cdef void unlock(Head *head) noexcept nogil:
 
 cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
     cdef uint64_t offset = head.used
-    if offset > limit or nbytes > limit - offset or posix_fallocate(fd, offset, nbytes) != 0:
+    if offset > limit or nbytes > limit - offset or take_pages(fd, offset, nbytes) != 0:
         return 0
     # Before anybody says that it is his: memory that nobody has is lost, memory that two have
     # is two groups'.
@@ -131,7 +132,7 @@ cdef class SharedMemory:
         if (memory.fd < 0 or fchmod(memory.fd, 0o600) != 0 or ftruncate(memory.fd, whole) != 0
                 or fcntl(memory.fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0):
             raise OSError(errno, f"no shared memory: {os.strerror(errno)}")
-        if posix_fallocate(memory.fd, 0, first) != 0:
+        if take_pages(memory.fd, 0, first) != 0:
             raise OSError(errno, "no memory to share")
         memory.map(whole)
         memory.head.ranks = ranks
@@ -231,9 +232,14 @@ cdef uint64_t head_bytes(int ranks) noexcept nogil:
 
 
 cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:
-    """So that rings between all pairs take half of the memory at most."""
+    """So that rings between all pairs take half of the memory at most, where that is enough.
+
+    A writer waits for room for a PORTION, and a reader that has seen less than a quarter of its
+    ring in use takes it that nobody waits: in a ring of less than two PORTIONs both could wait.
+    Where all pairs talk and there is no memory for so many, the last ones go over sockets.
+    """
     cdef uint64_t size = RING_BYTES
-    while size > PAGE and 2 * size * ranks * ranks > nbytes:
+    while size > 2 * PORTION and 2 * size * ranks * ranks > nbytes:
         size //= 2
     return size
 

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from cydist._native.abi cimport NO_MEMORY, OK
 from cydist._native.linux cimport close, fstat, stat_t
-from cydist._native.memory cimport lock, reserve, unlock
+from cydist._native.memory cimport PORTION, lock, reserve, unlock
 from cydist._native.waiting cimport (
     add_u32, fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64,
 )
