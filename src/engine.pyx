@@ -21,7 +21,7 @@ from cydist._native.abi cimport (
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
 from cydist._native.failpoints cimport ENTER, reach
-from cydist._native.failures cimport described, keep_written, told_failure
+from cydist._native.failures cimport described, keep_visited, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
     CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
@@ -283,7 +283,7 @@ cdef class Group:
         free(blocks)
         if status != OK:
             self.keep_while_used(inputs, outputs)
-            keep_written(&call, inputs, outputs)
+            keep_visited(&call, inputs, outputs)
             raise self.failed(&call, status)
 
     cdef void keep_while_used(self, object one, object other):

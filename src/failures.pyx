@@ -100,8 +100,8 @@ cdef object told_failure(const Notices *notices, int rank):
 cdef list never_freed = []
 
 
-cdef int keep_written(const Call *c, object one, object other) except -1:
+cdef int keep_visited(const Call *c, object one, object other) except -1:
     """Hold on to the arrays of a failed call in which a peer may still write."""
-    if c.written:
+    if c.visited:
         never_freed.append((one, other))
     return 0

@@ -18,7 +18,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.choices cimport size_class
 from cydist._native.engine cimport Group, agree_on_sizes, failure
-from cydist._native.failures cimport described, keep_written, told_failure
+from cydist._native.failures cimport described, keep_visited, told_failure
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.notices cimport Notice, hear_now, new_notice
 from cydist._native.plain cimport Plain, look
@@ -160,7 +160,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Brief
     try:
         if status != OK:
             native.keep_while_used(one, other)
-            keep_written(c, one, other)
+            keep_visited(c, one, other)
             group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
     finally:
         native.short_over = True

@@ -25,6 +25,7 @@ ALGORITHMS = [
     for backend in ("inproc", "tcp", "shm")
     for (collective, name), needs in sorted(tuning.NEEDS.items())
     if collective in tuning.REDUCING
+    and not needs & tuning.NATIVE
     and (backend == "inproc" or bool(needs & tuning.WINDOWS) is (backend == "shm"))
 ]
 

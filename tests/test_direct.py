@@ -16,7 +16,9 @@ import pytest
 import test_algorithms
 from test_algorithms import Case
 
+import cydist as dist
 from cydist import _native, tuning
+from cydist.testing import run_threads
 from transports import Ranks, run, soon
 
 ROOT = Path(__file__).parents[1]
@@ -154,3 +156,81 @@ def test_a_rank_that_may_not(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+# Rank 1 stops where it reads rank 0's array, or before or after that; rank 0 gives up, has its
+# array back, changes it, and lets rank 1 go on.
+STOPPED = """
+import os, signal, sys
+import numpy as np
+import cydist as dist
+from cydist._native import arm_failpoint
+dist.init_process_group("tcp")
+rank, count = dist.get_rank(), 1 << 20
+pids = np.zeros(2, np.int64)
+dist.all_gather_into_tensor(pids, np.array([os.getpid()]))
+out = np.zeros(count)
+given = [dist.empty_shared(count) if sys.argv[2] == "shared" else np.empty(count) for _ in "01"]
+for each in given:
+    each[:] = 1
+dist.scatter(out, given if rank == 0 else None, src=0)
+out[:] = 0
+if rank == 1:
+    arm_failpoint("send.mid:stop:" + sys.argv[1])
+try:
+    dist.scatter(out, given if rank == 0 else None, src=0, timeout=1 if rank == 0 else 60)
+    assert np.all(out == 1), "data that was not given"
+    print("right", flush=True)
+except dist.DistError as error:
+    print(type(error).__name__, flush=True)
+if rank == 0:
+    for each in given:
+        each[:] = 2
+    os.kill(pids[1], signal.SIGCONT)
+"""
+
+
+@pytest.mark.parametrize("memory", ["private", "shared"])
+def test_a_reader_that_was_stopped(tmp_path: Path, memory: str) -> None:
+    """A rank that is not waited for any longer does not take what its peer has there later."""
+    program = tmp_path / "program.py"
+    program.write_text(STOPPED)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
+    env = {
+        **inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path),
+        "CYDIST_ALGORITHM": "scatter:direct",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "cydist.launch", "-n", "2", str(program), "3", memory],
+        capture_output=True, text=True, timeout=60, check=False, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2, done.stdout
+
+
+@pytest.mark.parametrize("trial", range(5))
+def test_a_reader_that_comes_too_late(trial: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank writes into its array after its call has failed is read by nobody: who reads
+    meanwhile either gets what the call gave, or raises."""
+    count = 1 << 23
+    monkeypatch.setenv("CYDIST_ALGORITHM", "scatter:direct")
+    tuning.reload()
+
+    def body(rank: int) -> None:
+        out = np.zeros(8 if rank == 0 else count, np.float32)
+        given = [np.ones(8, np.float32), np.ones(count, np.float32)]
+        dist.barrier()
+        try:
+            dist.scatter(out, given if rank == 0 else None, src=0, timeout=60 if rank else 0.001)
+        except dist.DistError:
+            given[1][-(count // 16) :] = 2
+        else:
+            assert np.all(out == 1)
+
+    try:
+        run_threads(body, 2)
+    except dist.DistError:
+        pass  # of the reader
+    finally:
+        monkeypatch.undo()
+        tuning.reload()

@@ -10,7 +10,8 @@ import pytest
 from cydist import _native, tuning
 from cydist._native import rehearsal
 
-ROWS = sorted(tuning.NEEDS)
+# What a library does is not on paper.
+ROWS = sorted(row for row, needs in tuning.NEEDS.items() if not needs & tuning.NATIVE)
 MESSAGES = [row for row in ROWS if not tuning.NEEDS[row] & tuning.WINDOWS]
 REDUCING = [row for row in ROWS if row[0] in tuning.REDUCING]
 CODES = {name: code for code, name in enumerate(tuning.COLLECTIVES)}

@@ -101,10 +101,10 @@ ctypedef struct Flags:          # the head of a window; every word on a line of 
     uint32_t pad_consumed[13]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
     uint64_t pad_told[7]
-    uint64_t writing            # 1 + the rank in whose arrays the owner writes, ~0: several, or 0
-    uint64_t pad_writing[7]
-    uint64_t left               # not 0: nobody may begin to write in the owner's arrays
-    uint64_t pad_left[7]
+    uint64_t visiting           # 1 + the rank in whose arrays the owner is, ~0: in several, or 0
+    uint64_t pad_visiting[7]
+    uint64_t barred             # not 0: nobody may begin to read or write the owner's arrays
+    uint64_t pad_barred[7]
 
 
 cdef enum:
@@ -144,6 +144,7 @@ ctypedef struct Windows:
     int spins                   # further looks before it yields
     int most_spins
     bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
+    bint (*ended)(Transport *t, int peer) noexcept nogil    # has its process ended, for certain?
     # Copy from memory that a peer has shown, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
     int (*pull)(Transport *t, int peer, char *into, const char *theirs,
@@ -294,7 +295,7 @@ ctypedef struct Call:           # one collective, as one rank sees it
     size_t our_bytes
     # The call failed, and a peer that does not answer may still write in its arrays, once: they
     # must never be freed.
-    bint written
+    bint visited
 
 
 # Who is about to wait calls this first.

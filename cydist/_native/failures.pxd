@@ -11,4 +11,4 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail)
 cdef object told_failure(const Notices *notices, int rank)
 
 # A call failed: hold on to its arrays for ever where a peer that was stopped may still write.
-cdef int keep_written(const Call *c, object one, object other) except -1
+cdef int keep_visited(const Call *c, object one, object other) except -1

@@ -7,8 +7,9 @@ Not everybody may reach into another process, and not all memory can be reached:
 The first call of a group tries it, every rank looks at its own blocks, and when one says no, all
 take "flat" or "staged" instead. So they do for PREMUL_SUM, whose factors differ.
 
-A rank that fails must not hand back arrays that others write into. It bars them, and waits for
-who has begun: a writer says so before it looks at the bar, and writes little at a time.
+A rank that fails must not hand back arrays that others are in: they would read what it did not
+give, or write over what it does next. It bars them, and waits for who has begun: a visitor says so
+before it looks at the bar, does little at a time, and looks again before it believes what it read.
 """
 from libc.stdint cimport int64_t, uint64_t
 
@@ -41,22 +42,22 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
 
 cdef enum:
     PIECE_BYTES = 1048576       # moved between two looks at the clock
+    LONG_PIECE_BYTES = 16777216     # so much where it lies here: long copies bypass the cache
 
 # Where such memory of a peer lies here, or NULL.
 cdef inline char *within(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
-# For bodies that write where it lies here: `begin_writing` says that this rank does, to all peers
-# that have a place, and whether it may; so again after every PIECE_BYTES. Then `look`.
-cdef int begin_writing(Transport *t, Call *c, Access *a, char **places) noexcept nogil
-cdef void end_writing(Transport *t) noexcept nogil
+# For bodies that work on arrays of peers where they lie here: before and after every PIECE_BYTES.
+cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil
+cdef int end_visits(Transport *t, Call *c, Access *a) noexcept nogil
 # Every now and then: must the call end?
 cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil
 # For bodies: copy from a peer's memory, or into it.
 cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
 cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil
-# Where a contribution of a peer can be read: there, or in `into` after it was pulled.
+# Where a contribution of a peer can be read: there, in a visit, or in `into`, pulled already.
 cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil
 # MISMATCH, if a peer gives or takes another number of bytes than we do.

@@ -35,7 +35,7 @@ from cydist._native.abi cimport (
     segment_of, segments_in,
 )
 from cydist._native.opening cimport (
-    PIECE_BYTES, Access, begin_writing, differ, end_writing, fetch, look, parts_of, pull, push, run,
+    PIECE_BYTES, Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
     shown, within,
 )
 from cydist._native.steps cimport data_of, part_bytes
@@ -195,13 +195,14 @@ cdef int reduce_here(Transport *t, Call *c, Access *a, const Sum *m, const void 
     while results[first] == NULL:       # only some rank's output gets it
         first = (first + 1) % t.size
     while status == OK and done < m.own.nbytes:
-        status = begin_writing(t, c, a, results)
+        status = begin_visits(t, c, a)
         if status == OK:
             end = min(m.own.nbytes, done + PIECE_BYTES)
             while done < end:
                 done += reduce_piece(t, c, min(<size_t>NEAR_BYTES, end - done), first, sources,
                                      results)
-            end_writing(t)
+            status = end_visits(t, c, a)
+        if status == OK:
             status = look(t, c, a, -1)
     return status
 
@@ -236,7 +237,12 @@ cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block se
             return status
     # Whoever has no place for the sum overwrites what was pulled first.
     into.ptr = m.result + start if m.result != NULL else data_of(t, t.rank, a.step + 1)
-    c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)
+    status = begin_visits(t, c, a)      # some of the sources may lie where they were
+    if status == OK:
+        c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)
+        status = end_visits(t, c, a)
+    if status != OK:
+        return status
     for k in range(m.to_end - m.to_first):
         peer = m.to_first + (k + t.rank) % (m.to_end - m.to_first)
         if peer != t.rank:

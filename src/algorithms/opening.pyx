@@ -16,9 +16,9 @@ cdef enum:
     ASKING_BYTES = 65536
     NO = 1                      # notes of steps
     YES = 2
-    GRACE_NS = 1000000000       # for a writer that is at it while this rank fails
+    GRACE_NS = 1000000000       # for a visitor who is at it while this rank fails
 
-cdef uint64_t EVERYBODY = ~0ULL     # Flags.writing: not one peer but all
+cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: not one peer but all
 
 
 # Whether, and in which order
@@ -173,27 +173,71 @@ cdef bint readable(Transport *t, Block block) noexcept nogil:
     return True
 
 
-cdef inline bint writes_to(const Windows *w, int peer, int rank) noexcept nogil:
-    cdef uint64_t writing = load_u64(&w.of[peer].flags.writing)
-    return writing == <uint64_t>rank + 1 or writing == EVERYBODY
+cdef inline bint visits(const Windows *w, int peer, int rank) noexcept nogil:
+    cdef uint64_t visiting = load_u64(&w.of[peer].flags.visiting)
+    return visiting == <uint64_t>rank + 1 or visiting == EVERYBODY
 
 
 cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
-    """The call has failed: let nobody write into this rank's arrays any more."""
+    """The call has failed: let nobody read or write this rank's arrays any more."""
     cdef Windows *w = t.windows
     cdef int64_t until = now_ns() + GRACE_NS
     cdef int peer
-    swap_u64(&w.of[t.rank].flags.left, 1)
+    swap_u64(&w.of[t.rank].flags.barred, 1)
     fence()
     for peer in range(t.size):
-        while peer != t.rank and writes_to(w, peer, t.rank) and not w.gone(t, peer):
+        # Who said goodbye may have a thread that is not through.
+        while peer != t.rank and visits(w, peer, t.rank) and not w.ended(t, peer):
             if now_ns() >= until:
-                c.written = True
+                c.visited = True
                 break
             sched_yield()
 
 
 # Moving bytes
+
+cdef inline bint is_barred(Transport *t, int peer) noexcept nogil:
+    return load_u64(&t.windows.of[peer].flags.barred) != 0
+
+
+cdef inline bint begin_visit(Transport *t, int peer) noexcept nogil:
+    """Say that this rank is in a peer's arrays; False: it may not."""
+    swap_u64(&t.windows.of[t.rank].flags.visiting, <uint64_t>peer + 1)
+    fence()
+    reach(SEND_MID)
+    return not is_barred(t, peer)
+
+
+cdef inline bint end_visit(Transport *t, int peer) noexcept nogil:
+    """False: the peer did not wait for the end, so what was read may not be what it gave."""
+    fence()
+    cdef bint barred = is_barred(t, peer)
+    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+    return not barred
+
+
+cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef int peer
+    swap_u64(&t.windows.of[t.rank].flags.visiting, EVERYBODY)
+    fence()
+    reach(SEND_MID)
+    for peer in range(t.size):
+        if is_barred(t, peer):
+            store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+            return refused(t, c, a, peer, UNREACHABLE)
+    return OK
+
+
+cdef int end_visits(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef int peer
+    fence()
+    for peer in range(t.size):
+        if is_barred(t, peer):
+            store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+            return refused(t, c, a, peer, UNREACHABLE)
+    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+    return OK
+
 
 cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
     """Every now and then: must the call end?"""
@@ -202,6 +246,8 @@ cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
     if now >= a.look:
         a.look = now + SLICE_NS
         status = slice_end(t, c.deadline_ns)
+        if status == OK and peer >= 0 and t.windows.ended(t, peer):
+            status = PEER_LOST      # another process may get its number
         if status != OK:
             c.failed_peer = peer
     return status
@@ -209,9 +255,9 @@ cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
 
 cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
     """A peer's memory could not be reached. Why?"""
-    if load_u64(&t.windows.of[peer].flags.left) != 0:
-        # It has failed, and will not take the next step: the wait for it says why.
-        status = hear(t, c, peer, a.step + 1)
+    if is_barred(t, peer):
+        # It has failed, and will not go on to another call: the wait for that says why.
+        status = hear(t, c, peer, a.step + 1 + <uint64_t>a.scratch)
         if status != OK:
             return status
     c.failed_peer = peer
@@ -222,45 +268,29 @@ cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) n
 cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
     cdef char *here = within(t, peer, theirs, into.nbytes)
+    cdef size_t most = PIECE_BYTES if here == NULL else LONG_PIECE_BYTES
     cdef Block piece
     cdef size_t i
     cdef int status
     if into.nbytes == 0:
         return OK
-    if here != NULL:
-        copy_block(into.ptr, here, into.nbytes)
-        return OK
-    for i in range(segments_in(into.nbytes, PIECE_BYTES)):
-        piece = segment_of(into, i, PIECE_BYTES)
-        status = t.windows.pull(t, peer, piece.ptr, theirs + i * PIECE_BYTES, piece.nbytes)
-        if status != OK:
-            return refused(t, c, a, peer, status)
+    for i in range(segments_in(into.nbytes, most)):
+        piece = segment_of(into, i, most)
+        status = OK if begin_visit(t, peer) else UNREACHABLE
+        if status == OK and here != NULL:
+            copy_block(piece.ptr, here + i * most, piece.nbytes)
+        elif status == OK:
+            status = t.windows.pull(t, peer, piece.ptr, theirs + i * most, piece.nbytes)
+        if not end_visit(t, peer) or status != OK:
+            return refused(t, c, a, peer, UNREACHABLE if status == OK else status)
         status = look(t, c, a, peer)
         if status != OK:
             return status
     return OK
 
 
-cdef int begin_writing(Transport *t, Call *c, Access *a, char **places) noexcept nogil:
-    """This rank writes to all peers that have a place; `end_writing` says that it is done."""
-    cdef int peer
-    swap_u64(&t.windows.of[t.rank].flags.writing, EVERYBODY)
-    fence()
-    reach(SEND_MID)
-    for peer in range(t.size):
-        if places[peer] != NULL and load_u64(&t.windows.of[peer].flags.left) != 0:
-            end_writing(t)
-            return refused(t, c, a, peer, UNREACHABLE)
-    return OK
-
-
-cdef void end_writing(Transport *t) noexcept nogil:
-    store_u64(&t.windows.of[t.rank].flags.writing, 0)
-
-
 cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil:
-    cdef uint64_t *writing = &t.windows.of[t.rank].flags.writing
     cdef char *here = within(t, peer, theirs, source.nbytes)
     cdef Block piece
     cdef size_t i
@@ -269,18 +299,13 @@ cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
         return OK
     for i in range(segments_in(source.nbytes, PIECE_BYTES)):
         piece = segment_of(source, i, PIECE_BYTES)
-        swap_u64(writing, <uint64_t>peer + 1)
-        fence()
-        reach(SEND_MID)
-        if load_u64(&t.windows.of[peer].flags.left) != 0:
-            status = UNREACHABLE
-        elif here != NULL:
+        status = OK if begin_visit(t, peer) else UNREACHABLE
+        if status == OK and here != NULL:
             copy(here + i * PIECE_BYTES, piece.ptr, piece.nbytes)
-        else:
+        elif status == OK:
             status = t.windows.push(t, peer, theirs + i * PIECE_BYTES, piece.ptr, piece.nbytes)
-        store_u64(writing, 0)
-        if status != OK:
-            return refused(t, c, a, peer, status)
+        if not end_visit(t, peer) or status != OK:
+            return refused(t, c, a, peer, UNREACHABLE if status == OK else status)
         status = look(t, c, a, peer)
         if status != OK:
             return status
@@ -303,7 +328,7 @@ cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
 
 cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil:
-    """Where a contribution of a peer can be read: there, or here after it was pulled."""
+    """Where a contribution of a peer can be read: there, in a visit, or here, pulled already."""
     source[0] = within(t, peer, theirs, into.nbytes)
     if source[0] != NULL:
         return look(t, c, a, peer)

@@ -26,6 +26,10 @@ cdef bint gone(Transport *t, int peer) noexcept nogil:
     return load_int(&(<End *>t.link).boxes[t.peers[peer]].closed) != OK
 
 
+cdef bint ended(Transport *t, int peer) noexcept nogil:
+    return False                # a thread of this process may always be there still
+
+
 cdef int pull(Transport *t, int peer, char *into, const char *theirs,
               size_t nbytes) noexcept nogil:
     memcpy(into, theirs, nbytes)
@@ -236,6 +240,7 @@ cdef class InprocLink(Link):
         windows.spins = windows.most_spins = self.end.most_spins
         windows.looks = windows.most_looks = LOOKS if self.end.most_spins else 0
         windows.gone = gone
+        windows.ended = ended
         windows.pull = pull
         windows.push = push
         windows.mapped = mapped

@@ -42,6 +42,10 @@ cdef bint gone(Transport *t, int peer) noexcept nogil:
     return load_int(&n.members[n.place[rank]].left) != 0 or has_ended(n, rank)
 
 
+cdef bint ended(Transport *t, int peer) noexcept nogil:
+    return has_ended((<View *>t.windows).neighbours, t.peers[peer])
+
+
 cdef void lock_watched(Neighbours *n) noexcept nogil:
     while exchange_int(&n.busy, 1) != 0:
         sched_yield()
@@ -199,6 +203,7 @@ cdef class ShmLink(Link):
         view.windows.spins = view.windows.most_spins = self.most_spins
         view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
         view.windows.gone = gone
+        view.windows.ended = ended
         view.windows.pull = pull
         view.windows.push = push
         if self.neighbours.first < self.neighbours.end:
