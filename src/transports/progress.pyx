@@ -177,18 +177,21 @@ cdef bint move(Net *net, unsigned int turn) noexcept nogil:
     return look(net)
 
 
-cdef void spin(Net *net, const Request *r) noexcept nogil:
+cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
     cdef int spins = net.spins, turn = 0, turns = 0
+    cdef bint moved
     while turn < spins and turns < MOST_TURNS:
         turn += 1
         turns += 1 if net.nearby != NULL else LOOKS_PER_POLL
-        if move(net, turn):
+        moved = move(net, turn)
+        if moved:
             turn = 0            # bytes are coming
-        if r.status != PENDING:
+        # Any number of them may come for others.
+        if r.status != PENDING or (moved and now_ns() >= until):
             break
         if net.nearby != NULL:
             pause()
-    net.spins = spins_after(spins, net.most_spins, r.status != PENDING)
+    net.spins = spins_after(spins, net.most_spins, r.status != PENDING or turn == 0)
 
 
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
@@ -215,7 +218,7 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
         # A second waiter must not be kept from the lock.
         if moved and net.waiters == 1:
             moved = False
-            spin(net, r)
+            spin(net, r, until)
             if net.nearby != NULL:
                 yield_core(net, r, until)
             continue
