@@ -195,8 +195,11 @@ def test_no_descriptor_for_a_connection_says_so(
     ],
     ids=["call", "wait"],
 )
-def test_timeout_for_want_of_a_descriptor_says_so(receive: Callable[[], object]) -> None:
+def test_timeout_for_want_of_a_descriptor_says_so(
+    receive: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that ends at its own deadline before that says why nothing came."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
     ready, over = threading.Barrier(2, timeout=DEADLINE), threading.Event()
 
     def body(rank: int) -> None:
