@@ -368,9 +368,11 @@ cdef class Message:
     cdef bint asking                # part of a collective: while it waits, the peer is asked
 
     def __dealloc__(self):
-        if (load_int(&self.request.status) == PENDING and self.group is not None
-                and self.group.pid == getpid()):
+        cdef bint ours = self.group is not None and self.group.pid == getpid()
+        if ours and load_int(&self.request.status) == PENDING:
             self.group.view.cancel(&self.group.view, &self.request)
+        if ours and load_int(&self.request.status) != OK:
+            self.group.keep_while_used(self.array, None)
 
     @property
     def source(self) -> int:
