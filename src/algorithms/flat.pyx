@@ -248,10 +248,12 @@ cdef int reduce_windows(Transport *t, Call *c, const Sum *m) noexcept nogil:
     cdef Cut slot
     cdef size_t i
     cdef int status = OK
+    if not cut(t, c, m.parts, c.op.itemsize, m.longest, &slot):
+        return NO_MEMORY
     if t.size > FEW_RANKS:
         sources = <const void **>malloc(t.size * sizeof(void *))
-    if sources == NULL or not cut(t, c, m.parts, c.op.itemsize, m.longest, &slot):
-        return NO_MEMORY
+        if sources == NULL:
+            return NO_MEMORY
     for i in range(slot.steps):
         status = claim(t, c, step + i)
         if status == OK:
