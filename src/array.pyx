@@ -35,6 +35,16 @@ cdef tuple NAMES = (
 assert len(NAMES) == DT_COUNT
 cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
 cdef dict CODES = {name: code for code, name in enumerate(NAMES) if name}
+cdef dict managers = {}                 # kind of memory that is not the CPU's -> use_memory's
+
+
+def use_memory(str device, manager):
+    """From now on `manager` allocates and copies in the memory of `device` ("cuda"); None: nobody.
+
+    manager.allocate(nbytes, like)  memory beside the Array `like`: (address, what keeps it)
+    manager.copy(into, source)      one Array's elements, in C order, into another; strided or not
+    """
+    managers[device] = manager
 
 
 @cython.final
@@ -104,18 +114,21 @@ cdef class Array:
     def dense(self):
         """Itself when contiguous, else a contiguous copy with the same dtype and shape.
 
-        Raises ValueError for memory that is not the CPU's.
+        Raises ValueError for memory that is not the CPU's and has no manager.
         """
         if self.contiguous:
             return self
         cdef Array copy = self.empty_like()
-        need_cpu(self)
+        if self.device != "cpu":
+            manager_of(self).copy(copy, self)
+            return copy
         with nogil:
             pack(copy.ptr, self.ptr, self.ndim, self.shape_, self.strides_, self.itemsize)
         return copy
 
     def empty_like(self):
-        """New contiguous CPU memory of the same dtype and shape, its content undefined."""
+        """New contiguous memory on the same device, of the same dtype and shape; its content is
+        undefined. Raises ValueError as `dense` does, MemoryError."""
         cdef Array new = Array.__new__(Array)
         cdef int i
         lay_out(new, self.ndim)
@@ -130,13 +143,14 @@ cdef class Array:
         dense       contiguous, of the same dtype and number of elements; when it is this
                     very array nothing happens
 
-        Raises ValueError when they differ, when this array is read-only, or when either is
-        not in CPU memory.
+        Raises ValueError when they or their devices differ, when this array is read-only,
+        and as `dense` does.
         """
         if dense is self:
             return
-        need_cpu(self)
-        need_cpu(dense)
+        manager = None if self.device == "cpu" else manager_of(self)
+        if not same_device(self, dense):
+            raise ValueError(f"{self} cannot take what is on {dense.device}:{dense.device_index}")
         if dense.size != self.size or dense.itemsize != self.itemsize or \
                 dense.dtype_name != self.dtype_name:
             raise ValueError(
@@ -148,6 +162,9 @@ cdef class Array:
         if not self.writable:
             raise ValueError("the memory is read-only")
         if self.size == 0:
+            return
+        if manager is not None:
+            manager.copy(self, dense)
             return
         with nogil:
             if self.contiguous:
@@ -245,10 +262,9 @@ cdef class Array:
 
 
 cpdef Array empty(size_t size, Array like=None):
-    """New contiguous CPU memory for `size` elements of the dtype of `like`; bytes without it.
-
-    Aligned to 64 bytes, its content undefined. Raises MemoryError.
-    """
+    """New contiguous memory for `size` elements of the dtype and on the device of `like`; bytes
+    of the CPU without it. Aligned to 64 bytes, its content undefined. Raises MemoryError, and
+    ValueError where the device has no manager."""
     cdef Array new = Array.__new__(Array)
     lay_out(new, 1)
     new.shape_[0] = <int64_t>size
@@ -278,9 +294,15 @@ cdef int allocate(Array self, Array like) except -1:
         copy_dtype(self, like)
     set_contiguous_strides(self)
     settle(self)
+    self.writable = True
+    if like is not None and like.device != "cpu":
+        address, self.keep = manager_of(like).allocate(self.nbytes, like)
+        self.ptr = <char *><uintptr_t>address
+        self.device, self.device_index = like.device, like.device_index
+        self.owner = like.owner         # its library says which stream is current
+        return 0
     memory = Memory.__new__(Memory, self.nbytes)
     self.ptr = <char *>memory.ptr
-    self.writable = True
     self.device = "cpu"
     self.keep = memory
     self.owner = self.keep
@@ -379,10 +401,10 @@ cdef int copy_dtype(Array self, Array other) except -1:
     return 0
 
 
-cdef int need_cpu(Array self) except -1:
-    if self.device != "cpu":
+cdef object manager_of(Array self):
+    if (manager := managers.get(self.device)) is None:
         raise ValueError(f"the memory is on {self.device}:{self.device_index}, not the CPU")
-    return 0
+    return manager
 
 
 cdef int need_contiguous(Array self) except -1:

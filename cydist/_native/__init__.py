@@ -8,7 +8,7 @@ if sys.platform != "linux":
 try:
     from cydist._native import short
     from cydist._native.abi import Link, algorithms
-    from cydist._native.array import Array, empty, overlapping
+    from cydist._native.array import Array, empty, overlapping, use_memory
     from cydist._native.choices import forget_choices
     from cydist._native.engine import Group, Message
     from cydist._native.exporters import asarray
@@ -80,6 +80,7 @@ __all__ = [
     "unflatten_buffers",
     "use_in_place",
     "use_isa",
+    "use_memory",
     "use_operation",
     "use_reduction",
     "why_not",

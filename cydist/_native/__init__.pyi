@@ -1,5 +1,5 @@
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
@@ -44,10 +44,15 @@ __all__ = [
     "unflatten_buffers",
     "use_in_place",
     "use_isa",
+    "use_memory",
     "use_operation",
     "use_reduction",
     "why_not",
 ]
+
+class _MemoryManager(Protocol):
+    def allocate(self, nbytes: int, like: Array, /) -> tuple[int, object]: ...
+    def copy(self, into: Array, source: Array, /) -> None: ...
 
 @final
 class Array:
@@ -97,6 +102,7 @@ class Array:
 
 def asarray(obj: object) -> Array: ...
 def empty(size: int, like: Array | None = None) -> Array: ...
+def use_memory(device: str, manager: _MemoryManager | None) -> None: ...
 def overlapping(arrays: Sequence[Array], outputs: int) -> list[tuple[int, int]]: ...
 def algorithms() -> list[tuple[str, int, int]]: ...
 
