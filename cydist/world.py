@@ -220,6 +220,13 @@ def _set(world: World | None, per_thread: bool) -> None:
     _tell_short_way()
 
 
+def exchange(other: World | None) -> World | None:
+    """Make `other` this process's world; the one before. For tests that have several."""
+    before = _process
+    _set(other, per_thread=False)
+    return before
+
+
 def _tell_short_way() -> None:
     """Say which group None means, where that does not depend on the thread."""
     alone = _process is not None and not _threads_are_ranks

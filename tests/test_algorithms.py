@@ -1,6 +1,5 @@
 """Every row of the table of algorithms, called by name on links between threads."""
 
-import importlib.util
 import os
 import socket
 import time
@@ -14,10 +13,7 @@ from hypothesis import strategies as st
 
 from cydist import _native, tuning
 from cydist._native import kernels
-
-_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
+from cydist.testing import oracle
 
 EVEN = 1
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16)

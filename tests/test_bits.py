@@ -3,20 +3,12 @@
 Every algorithm that reduces is forced in turn, through the public calls.
 """
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import cydist as dist
 from cydist import tuning
-from cydist.testing import run_threads
-
-# tests/ is no package, so its modules are loaded by path.
-_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
+from cydist.testing import oracle, run_threads
 
 COUNT = 1003
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -14,13 +12,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-
-# tests/ is no package, so its modules are loaded by path.
-_spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
-assert _spec is not None
-assert _spec.loader is not None
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
+from cydist.testing import oracle
 
 SIZE = 3
 N = 12  # elements of one rank's block

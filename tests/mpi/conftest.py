@@ -2,26 +2,16 @@
 so one that fails on some rank does not spoil the next.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 import cydist as dist
 from cydist.launchers import place
+from cydist.testing import oracle
 
 # One rank sends to nobody, and agrees with itself.
 collect_ignore = ["test_messages.py", "test_failures.py"] if place().size == 1 else []
 
 LIMIT = 20.0  # seconds; a rank that failed leaves the others waiting for so long
-
-_spec = importlib.util.spec_from_file_location(
-    "mpi_oracle", Path(__file__).parent.with_name("oracle.py")
-)
-_oracle = importlib.util.module_from_spec(_spec)
-sys.modules["mpi_oracle"] = _oracle
-_spec.loader.exec_module(_oracle)
 
 
 def pytest_sessionstart(session):
@@ -79,7 +69,7 @@ def spare():
     dist.destroy_process_group(made)
 
 
-@pytest.fixture(params=_oracle.DTYPES.values(), ids=_oracle.DTYPES)
+@pytest.fixture(params=oracle.DTYPES.values(), ids=oracle.DTYPES)
 def dtype(request):
     """Every dtype that can be reduced."""
     return request.param

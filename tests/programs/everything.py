@@ -9,18 +9,15 @@ A rank prints "rank R of P: N results as expected" last. What differs is printed
 group and rank, and ends the rank with code 1.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
 
 import cydist as dist
+from cydist.testing import oracle
 
 TESTS = Path(__file__).parents[1]
-_spec = importlib.util.spec_from_file_location("oracle", TESTS / "oracle.py")
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 TIMEOUT = 40.0  # seconds, far below the deadline of the test that starts the job
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")

@@ -1,24 +1,27 @@
-"""Many arrays in one call, on every backend whose ranks can be threads."""
+"""Many arrays in one call."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.testing.contract import Job, Jobs
 
 SHAPES = [(3,), (), (2, 2), (0,), (5, 1)]
 
 
-def arrays(rank, dtype="f4"):
+def arrays(rank: int, dtype: str = "f4") -> Any:
     """Arrays of several shapes, different on each rank; the third is strided."""
     made = [np.full(shape, rank + 1 + i, dtype) for i, shape in enumerate(SHAPES)]
     made[2] = np.asfortranarray(np.arange(4, dtype=dtype).reshape(2, 2) + rank)
     return made
 
 
-def test_all_reduce_coalesced_equals_one_call_for_each(job, size):
+def test_all_reduce_coalesced_equals_one_call_for_each(job: Job, size: int) -> None:
     """Every array is reduced in place, strided and empty ones too."""
 
-    def body(rank):
+    def body(rank: int) -> Any:
         together, apart = arrays(rank), arrays(rank)
         dist.all_reduce_coalesced(together)
         for array in apart:
@@ -30,10 +33,10 @@ def test_all_reduce_coalesced_equals_one_call_for_each(job, size):
             np.testing.assert_array_equal(other, one, strict=True)
 
 
-def test_all_gather_coalesced(job, size):
+def test_all_gather_coalesced(job: Job, size: int) -> None:
     """Entry [r][i] is rank r's array i."""
 
-    def body(rank):
+    def body(rank: int) -> Any:
         outputs = [[np.zeros_like(array) for array in arrays(0)] for _ in range(size)]
         dist.all_gather_coalesced(outputs, arrays(rank))
         return outputs
@@ -44,10 +47,10 @@ def test_all_gather_coalesced(job, size):
                 np.testing.assert_array_equal(expected, actual, strict=True)
 
 
-def test_all_gather_into_tensor_coalesced(job, size):
+def test_all_gather_into_tensor_coalesced(job: Job, size: int) -> None:
     """Output i is the concatenation of everybody's input i."""
 
-    def body(rank):
+    def body(rank: int) -> Any:
         inputs = [np.full(3, rank, "i4"), np.full((2, 2), rank + 10, "i4")]
         outputs = [np.zeros(3 * size, "i4"), np.zeros((2 * size, 2), "i4")]
         dist.all_gather_into_tensor_coalesced(outputs, inputs)
@@ -58,10 +61,10 @@ def test_all_gather_into_tensor_coalesced(job, size):
         np.testing.assert_array_equal(np.repeat(np.arange(size) + 10, 4), second.ravel())
 
 
-def test_reduce_scatter_tensor_coalesced(job, size):
+def test_reduce_scatter_tensor_coalesced(job: Job, size: int) -> None:
     """Output i is this rank's part of the reduction of input i."""
 
-    def body(rank):
+    def body(rank: int) -> Any:
         inputs = [np.arange(2 * size, dtype="f8") + rank, np.full((size, 3), rank + 1.0)]
         outputs = [np.zeros(2), np.zeros((1, 3))]
         dist.reduce_scatter_tensor_coalesced(outputs, inputs)
@@ -73,12 +76,12 @@ def test_reduce_scatter_tensor_coalesced(job, size):
         np.testing.assert_array_equal(np.full((1, 3), ranks + size), second)
 
 
-def test_mixed_dtypes_are_refused(jobs):
+def test_mixed_dtypes_are_refused(jobs: Jobs, backend: str) -> None:
     """All arrays of a call have one dtype; nothing is sent otherwise."""
 
-    def body(rank):
+    def body(rank: int) -> Any:
         with pytest.raises(TypeError, match="one dtype"):
             dist.all_reduce_coalesced([np.zeros(2, "f4"), np.zeros(2, "f8")])
         dist.barrier()
 
-    jobs.get("inproc", 2).run(body)
+    jobs.get(backend, 2).run(body)

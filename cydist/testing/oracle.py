@@ -1,9 +1,14 @@
 """What collectives must give, computed the slow way: in rank order, one rounding."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
-DTYPES = {
+Array = np.ndarray[Any, Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
     np.dtype(d).name: np.dtype(d)
     for d in (
         "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -15,17 +20,17 @@ SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = tuple(name for name, d in DTYPES.items() if d.kind in "iu")
 
 
-def contribution(rank, count, dtype):
+def contribution(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
     """`count` values of one rank; any sum or product of four ranks' is exact in any order."""
     values = (np.arange(count) * 7 + rank * 3) % 3
     if dtype.kind == "b":
-        return values == 1
+        return np.asarray(values == 1)
     if dtype.kind == "c":
         return (values + 1j * ((values + rank) % 2)).astype(dtype)
     return values.astype(dtype)
 
 
-def reduced(op, arrays):
+def reduced(op: str, arrays: Sequence[Array]) -> Array:
     """The arrays of all ranks reduced by the operation called `op`, in the first one's dtype."""
     dtype = arrays[0].dtype
     wide = np.dtype(np.float32) if dtype.name in SMALL_FLOATS else dtype
@@ -45,7 +50,7 @@ def reduced(op, arrays):
     return total.astype(dtype)
 
 
-_COMBINE = {
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "SUM": lambda a, b: a | b if a.dtype == bool else a + b,
     "AVG": lambda a, b: a + b,
     "PRODUCT": lambda a, b: a & b if a.dtype == bool else a * b,
@@ -57,7 +62,7 @@ _COMBINE = {
 }
 
 
-def makes_sense(op, dtype):
+def makes_sense(op: str, dtype: np.dtype[Any]) -> bool:
     """Is the operation defined for the dtype?"""
     if op in ("BAND", "BOR", "BXOR"):
         return dtype.kind in "biu"
@@ -66,7 +71,7 @@ def makes_sense(op, dtype):
     return not (op == "AVG" and dtype.kind == "b")
 
 
-def same_bits(expected, actual):
+def same_bits(expected: Any, actual: Any) -> bool:
     """Are two arrays of one dtype and shape, bit for bit?"""
     expected, actual = np.asarray(expected), np.asarray(actual)
     return (expected.dtype, expected.shape, expected.tobytes()) == (

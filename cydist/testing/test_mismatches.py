@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import tuning
-from cydist.testing import run_threads
+from cydist.testing.contract import Jobs
 
 LONG = 50.0
 MANY = 20000  # later calls until a rank that finished early must have learned
@@ -71,7 +70,7 @@ TYPED = (*COUNTED, "gather", "scatter", "all_to_all")
 
 def differences() -> list[Any]:
     """(what all but one rank call, what one does instead, what tells the two apart)."""
-    found = []
+    found: list[Any] = []
     for name in TYPED:
         given = {"dtype": "i4"}  # as many bytes, so that nothing but the dtype differs
         found.append((f"dtype-{name}", (name, {}), (name, given), ("float32", "int32")))
@@ -109,6 +108,7 @@ def p(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize(("usual", "odd", "words"), differences())
 def test_one_rank_differs(
+    jobs: Jobs,
     backend: str,
     p: int,
     usual: tuple[str, dict[str, Any]],
@@ -121,7 +121,7 @@ def test_one_rank_differs(
         name, given = odd if rank == p - 1 else usual
         return until_told(lambda: call(name, p, **given))
 
-    for text in run_threads(body, p, backend):
+    for text in jobs.run_once(body, p, backend):
         if words is not None:
             assert words[0] in text
             assert words[1] in text
@@ -129,7 +129,7 @@ def test_one_rank_differs(
             assert text.count(f"{usual[0]} #1 of ") == 2
 
 
-def test_another_order(backend: str, p: int) -> None:
+def test_another_order(jobs: Jobs, backend: str, p: int) -> None:
     """One rank skips a collective: the numbers say so, on every rank."""
 
     def body(rank: int) -> str:
@@ -141,80 +141,6 @@ def test_another_order(backend: str, p: int) -> None:
 
         return until_told(calls)
 
-    for text in run_threads(body, p, backend):
+    for text in jobs.run_once(body, p, backend):
         assert "all_gather #2" in text
         assert "all_reduce #2" in text
-
-
-ALGORITHMS = [
-    pytest.param(name, usual, odd, id=f"{name}-{usual}-{odd}")
-    for name, usual, odd in (
-        ("all_reduce", "ring", "doubling"),
-        ("all_reduce", "flat", "ring"),
-        ("all_reduce", "ring", "flat"),
-        ("broadcast", "flat", "tree"),
-        ("broadcast", "tree", "flat"),
-        ("reduce", "flat", "tree"),
-        ("reduce", "tree", "flat"),
-        ("gather", "flat", "linear"),
-        ("scatter", "flat", "linear"),
-        ("barrier", "flat", "dissemination"),
-        ("all_gather", "bruck", "ring"),
-    )
-]
-
-
-@pytest.mark.parametrize(("name", "usual", "odd"), ALGORITHMS)
-@pytest.mark.parametrize("rank", [0, 1], ids=["root", "other"])
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
-def test_another_algorithm(
-    transport: str,
-    p: int,
-    rank: int,
-    name: str,
-    usual: str,
-    odd: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As when CYDIST_ALGORITHM is set on one rank only; through windows on some, too."""
-    if transport == "tcp" and "flat" in (usual, odd):
-        return  # tcp has no windows: there the table chooses for both
-    choose = tuning.choose
-
-    def chosen(collective: str, *rest: Any, **more: Any) -> str:
-        if collective != name:
-            return choose(collective, *rest, **more)
-        return odd if dist.get_rank() == rank else usual
-
-    monkeypatch.setattr(tuning, "choose", chosen)
-
-    def body(_: int) -> str:
-        return until_told(lambda: call(name, p))
-
-    for text in run_threads(body, p, transport):
-        assert f"algorithm {usual}" in text
-        assert f"algorithm {odd}" in text
-
-
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
-def test_a_wrong_setting_is_found_before_traffic(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CYDIST_ALGORITHM names what does not exist: ValueError, and the group stays usable."""
-
-    def body(rank: int) -> float:
-        dist.barrier()
-        if rank == 0:
-            monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:magic")
-            tuning.reload()
-            with pytest.raises(ValueError, match="magic"):
-                dist.all_reduce(ones())
-            with pytest.raises(ValueError, match="magic"):
-                dist.all_reduce(ones(), async_op=True)
-            monkeypatch.delenv("CYDIST_ALGORITHM")
-            tuning.reload()
-        total = np.ones(1)
-        dist.all_reduce(total)
-        return float(total[0])
-
-    assert run_threads(body, 2, transport) == [2.0, 2.0]

@@ -27,7 +27,7 @@ os.environ["CYDIST_TUNING"] = "off"
 UNDER_MPIRUN = "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 # These run on every rank of an mpirun, see scripts/test-mpi.
-collect_ignore = [] if UNDER_MPIRUN else ["mpi"]
+collect_ignore = [] if UNDER_MPIRUN else ["tests/mpi"]
 
 # Reasons for which a test may be skipped in CI: what a machine may lack through no fault of
 # the environment that scripts/test makes.
@@ -38,6 +38,31 @@ EXCUSED = (
     "no AVX-512",
     "no CUDA device",
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # the contract tests look at the option too
+def pytest_configure(config: pytest.Config) -> None:
+    """Contract tests run on every backend that can have threads as ranks, if not told otherwise."""
+    from cydist import registry
+    from cydist.backends import host
+    from cydist.group import ProcessGroup
+
+    class Derived(ProcessGroup):
+        """A third party's first day: two methods, everything else derived."""
+
+        def __init__(self, options: registry.BackendOptions, pg_options: object) -> None:
+            super().__init__(options.group_rank, options.group_size)
+            inner = host.create_inproc(options)
+            self.isend = inner.isend
+            self.irecv = inner.irecv
+            self.close = inner.destroy
+
+    registry.register_backend("shm", host.create, extended_api=True, devices="cpu")
+    registry.register_backend("derived", Derived, extended_api=True, devices="cpu")
+    if not (config.option.cydist_backend or UNDER_MPIRUN):
+        config.option.cydist_backend = ["inproc", "tcp", "shm", "derived"]
+    if config.option.cydist_backend:
+        config.pluginmanager.import_plugin("cydist.testing.contract")
 
 
 def unexcused(reason: str) -> bool:
@@ -85,85 +110,14 @@ def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
     kernels.use()
 
 
-class Jobs:
-    """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Any] = {}
-
-    def get(self, backend: str, size: int) -> Any:
-        """A job in good health."""
-        from cydist.testing import ThreadJob
-
-        job = self._kept.get((backend, size))
-        if job is None or job.broken:
-            job = self._kept[backend, size] = ThreadJob(size, backend)
-        return job
-
-    def close(self) -> None:
-        """End them all."""
-        for job in self._kept.values():
-            job.close()
-
-
-@pytest.fixture(scope="session")
-def jobs() -> Generator[Jobs, None, None]:
-    """Jobs by backend and size, made when first asked for."""
-    kept = Jobs()
-    yield kept
-    kept.close()
-
-
 @pytest.fixture(autouse=True)
 def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on "tcp" means sockets, one on "shm" the same backend with shared memory."""
-    from cydist import registry
-    from cydist.backends import host
-
     callspec = getattr(request.node, "callspec", None)
     values = () if callspec is None else callspec.params.values()
     named = [value for value in values if isinstance(value, str) and value in ("tcp", "shm")]
     if named:
         monkeypatch.setenv("CYDIST_TRANSPORT", named[0])
-    if "shm" in named and "shm" not in registry.names():
-        registry.register_backend("shm", host.create, extended_api=True, devices="cpu")
-
-
-@pytest.fixture(params=["inproc", "tcp", "shm", "derived"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """A backend on which ranks can be threads; "derived" implements isend and irecv only."""
-    from cydist import registry
-
-    if request.param == "derived" and "derived" not in registry.names():
-        from cydist.backends import host
-        from cydist.group import ProcessGroup
-
-        def create(options: registry.BackendOptions, pg_options: object) -> ProcessGroup:
-            return Derived(host.create_inproc(options), options)
-
-        class Derived(ProcessGroup):
-            """A third party's first day: two methods, everything else derived."""
-
-            def __init__(self, inner: ProcessGroup, options: registry.BackendOptions) -> None:
-                super().__init__(options.group_rank, options.group_size)
-                self.isend = inner.isend
-                self.irecv = inner.irecv
-                self.close = inner.destroy
-
-        registry.register_backend("derived", create, extended_api=True, devices="cpu")
-    return str(request.param)
-
-
-@pytest.fixture(params=[1, 2, 3, 4], ids=lambda size: f"{size}ranks")
-def size(request: pytest.FixtureRequest) -> int:
-    """World size."""
-    return int(request.param)
-
-
-@pytest.fixture
-def job(jobs: Jobs, backend: str, size: int) -> Any:
-    """A job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
-    return jobs.get(backend, size)
 
 
 @pytest.fixture

@@ -1,0 +1,135 @@
+"""Fixtures of the contract tests: the backend, how many ranks, and the job that they make.
+
+A contract test is a body that every rank calls, and what all of them return:
+
+    def test_barrier_returns(job, size):
+        def body(rank):
+            cydist.barrier()
+            return rank
+
+        assert list(range(size)) == job.run(body)
+
+Ranks are threads of one process, or, under a launcher, one process each: every process runs the
+same tests in the same order, and sees what all ranks return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cydist import launchers, registry
+from cydist.testing import ThreadJob, run_threads
+from cydist.testing.launched import Launched, LaunchedJob
+
+Job = ThreadJob | LaunchedJob
+
+
+class Jobs:
+    """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Job] = {}
+        self._launched: Launched | None = None
+        self._ranks = launchers.place().size or 1
+
+    @property
+    def launched(self) -> bool:
+        """Is this process one rank, which a launcher started together with others?"""
+        return self._ranks > 1
+
+    def get(self, backend: str, size: int) -> Job:
+        """A job in good health. Skips the test where a launcher started fewer ranks."""
+        job = self._kept.get((backend, size))
+        if job is None or job.broken:
+            if job is not None:
+                job.close()
+            job = self._kept[backend, size] = self._made(backend, size)
+        return job
+
+    def run_once(self, body: Callable[[int], Any], size: int, backend: str) -> list[Any]:
+        """Run a body that may leave its job in any state; what the ranks return."""
+        if not self.launched:
+            return run_threads(body, size, backend)
+        job = self._made(backend, size)
+        try:
+            return job.run(body)
+        finally:
+            job.close()
+
+    def _made(self, backend: str, size: int) -> Job:
+        if not self.launched:
+            return ThreadJob(size, backend)
+        if size > self._ranks:
+            pytest.skip(f"no more than {self._ranks} ranks, and {size} are needed")
+        if self._launched is None:
+            self._launched = Launched(backend)
+        return self._launched.job(size)
+
+    def close(self) -> None:
+        """End them all."""
+        for job in self._kept.values():
+            job.close()
+        if self._launched is not None:
+            self._launched.close()
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[Jobs]:
+    """Jobs by backend and size, made when first asked for."""
+    kept = Jobs()
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def backend(chosen_backend: str) -> str:
+    """Each backend that --cydist-backend names."""
+    return chosen_backend
+
+
+@pytest.fixture(params=[1, 2, 3, 4], ids=lambda size: f"{size}ranks")
+def size(request: pytest.FixtureRequest) -> int:
+    """World size."""
+    return int(request.param)
+
+
+@pytest.fixture
+def job(jobs: Jobs, backend: str, size: int) -> Job:
+    """A job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
+    return jobs.get(backend, size)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what names no backend, or too many for the processes of a launcher."""
+    names = config.getoption("cydist_backend", default=None)
+    if not names:
+        raise pytest.UsageError(
+            f"--cydist-backend NAME says what to test; there are: {', '.join(registry.names())}"
+        )
+    for name in names:
+        if name.lower() not in registry.names():
+            raise pytest.UsageError(
+                f"--cydist-backend {name}: there are: {', '.join(registry.names())}"
+            )
+    if (launchers.place().size or 1) > 1 and len(names) > 1:
+        raise pytest.UsageError("--cydist-backend: one at a time under a launcher")
+    if launchers.place().rank:
+        config.option.reportchars = ""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for a backend on each that was named."""
+    if "chosen_backend" in metafunc.fixturenames:
+        names = metafunc.config.getoption("cydist_backend")
+        # An id is a keyword, and other plugins may know a keyword "mpi".
+        metafunc.parametrize("chosen_backend", names, ids=[f"on-{name}" for name in names])
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Under a launcher what goes well is told by rank 0, what goes wrong by every rank."""
+    if launchers.place().rank and not report.failed:
+        return report.outcome, "", ""
+    return None

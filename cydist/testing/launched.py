@@ -1,0 +1,111 @@
+"""Jobs for tests whose ranks are processes that a launcher started: one rank of each is here."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+from cydist import world
+from cydist.errors import StoreTimeoutError
+
+T = TypeVar("T")
+DEADLINE = 60.0  # seconds that a body may take, and what the ranks wait for each other
+LIMIT = 20.0  # seconds; a rank that failed may leave the others waiting for so long
+
+
+class Launched:
+    """The launcher's ranks, which make job after job; all of them in the same order."""
+
+    def __init__(self, backend: str) -> None:
+        world.init_process_group(backend, timeout=LIMIT)
+        self.whole = world.current()
+        self._runs = 0
+        self._jobs = 0
+
+    def job(self, size: int) -> LaunchedJob:
+        """A job of the first `size` ranks."""
+        self._jobs += 1
+        return LaunchedJob(self, size, f"job{self._jobs}/")
+
+    def exchange(self, mine: tuple[T | None, BaseException | None], ranks: int) -> list[T]:
+        """What the first `ranks` ranks returned, told to all; raises what the lowest one raised.
+
+        It goes through the store, whatever the backend does.
+        """
+        self._runs += 1
+        store, rank = self.whole.store, self.whole.rank
+        store.set(f"ran/{self._runs}/{rank}", _dumped(mine, rank))
+        everybody = [f"ran/{self._runs}/{each}" for each in range(self.whole.size)]
+        try:
+            store.wait(everybody, DEADLINE)
+        except StoreTimeoutError as error:
+            raise TimeoutError(f"ranks run for over {DEADLINE} s: {error}") from None
+        told = [pickle.loads(each) for each in store.multi_get(everybody[:ranks])]
+        # Who has told of this run has read all of the last one.
+        store.delete_key(f"ran/{self._runs - 1}/{rank}")
+        for _, raised in told:
+            if raised is not None:
+                raise raised
+        return [result for result, _ in told]
+
+    def close(self) -> None:
+        """Leave the job."""
+        world.destroy_process_group()
+
+
+class LaunchedJob:
+    """A job of the first `size` ranks of those that a launcher started, in groups of its own."""
+
+    def __init__(self, launched: Launched, size: int, prefix: str) -> None:
+        self.size = size
+        self.broken = False
+        self._launched = launched
+        self._mine: world.World | None = None
+        whole = launched.whole
+        group = world.member(world.new_group(range(size)))
+        if group is not None:
+            self._mine = world.World(whole.store, whole.rank, size, whole.timeout, whole.spec)
+            self._mine.prefix = prefix
+            self._mine.groups[world.DEFAULT_GROUP] = group
+
+    def run(self, body: Callable[[int], T]) -> list[T]:
+        """Call `body(rank)` on every rank of the job; what they return, by rank, on all ranks.
+
+        Raises what the lowest rank raised that raised, with a note of where.
+        """
+        result, error = None, None
+        if self._mine is not None:
+            before = world.exchange(self._mine)
+            try:
+                result = body(self._mine.rank)
+            except BaseException as raised:
+                error = raised
+            finally:
+                world.exchange(before)
+        try:
+            return self._launched.exchange((result, error), self.size)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def close(self) -> None:
+        """End the groups of the job."""
+        if self._mine is not None:
+            first, *others = self._mine.groups.values()
+            for group in others:
+                group.destroy()
+            world.destroy_process_group(first)
+
+
+def _dumped(mine: tuple[object, BaseException | None], rank: int) -> bytes:
+    result, error = mine
+    if error is not None:
+        where = "".join(traceback.format_exception(error))
+        error.add_note(f"on rank {rank}:\n{where}")
+    try:
+        return pickle.dumps((result, error))
+    except Exception as unsaid:
+        what = RuntimeError(f"on rank {rank}: {error or unsaid!r}")
+        return pickle.dumps((None, what))

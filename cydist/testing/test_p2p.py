@@ -1,0 +1,204 @@
+"""Messages between two ranks."""
+
+# mypy: disable-error-code="union-attr"
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist.testing.contract import Job, Jobs
+
+
+@pytest.fixture
+def pair(jobs: Jobs, backend: str) -> Job:
+    """Two ranks."""
+    return jobs.get(backend, 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 300_000], ids=lambda n: f"{n}elements")
+def test_send_and_recv(pair: Job, count: int) -> None:
+    """What one rank sends the other receives, small and large; recv returns the sender."""
+
+    def body(rank: int) -> Any:
+        data = np.arange(count, dtype="f8")
+        if rank == 0:
+            return dist.send(data, 1)
+        into = np.zeros(count)
+        source = dist.recv(into, 0)
+        return source, np.array_equal(data, into)
+
+    assert [None, (0, True)] == pair.run(body)
+
+
+def test_irecv_then_isend_on_both_sides(pair: Job) -> None:
+    """Both ranks post their receive first; nobody stands in a queue."""
+
+    def body(rank: int) -> Any:
+        into, data = np.zeros(100_000), np.full(100_000, rank + 1.0)
+        receiving = dist.irecv(into, 1 - rank)
+        sending = dist.isend(data, 1 - rank)
+        receiving.wait()
+        sending.wait()
+        assert receiving.is_completed()
+        assert receiving.source_rank() == 1 - rank
+        return into[-1]
+
+    assert [2.0, 1.0] == pair.run(body)
+
+
+def test_tags_tell_messages_apart(pair: Job) -> None:
+    """A receive takes the message of its tag, whichever came first."""
+
+    def body(rank: int) -> Any:
+        if rank == 0:
+            for tag in (5, 6, 2**31 - 1):
+                dist.send(np.array([tag]), 1, tag=tag)
+            return None
+        into = np.zeros(3, np.int64)
+        for i, tag in enumerate((2**31 - 1, 6, 5)):
+            dist.recv(into[i : i + 1], 0, tag=tag)
+        return into.tolist()
+
+    assert [None, [2**31 - 1, 6, 5]] == pair.run(body)
+
+
+def test_messages_of_one_tag_keep_their_order(pair: Job) -> None:
+    """First sent, first received, also when sizes differ much."""
+    sizes = [1, 100_000, 2, 50_000, 3]
+
+    def body(rank: int) -> Any:
+        if rank == 0:
+            works = [dist.isend(np.full(n, i), 1) for i, n in enumerate(sizes)]
+            for work in works:
+                work.wait()
+            return None
+        arrays = [np.zeros(n, np.int64) for n in sizes]
+        for work in [dist.irecv(array, 0) for array in arrays]:
+            work.wait()
+        return [int(array[-1]) for array in arrays]
+
+    assert [None, [0, 1, 2, 3, 4]] == pair.run(body)
+
+
+def test_recv_from_anyone_names_the_sender(jobs: Jobs, backend: str) -> None:
+    """src=None takes from whoever sends."""
+
+    def body(rank: int) -> Any:
+        if rank:
+            return dist.send(np.array([rank * 10]), 0)
+        into = np.zeros(1, np.int64)
+        seen = {}
+        for _ in range(2):
+            source = dist.recv(into)
+            seen[source] = int(into[0])
+        return seen
+
+    assert {1: 10, 2: 20} == jobs.get(backend, 3).run(body)[0]
+
+
+def test_strided_arrays_are_packed_and_unpacked(pair: Job) -> None:
+    """A column is sent into every third element."""
+
+    def body(rank: int) -> Any:
+        if rank == 0:
+            return dist.send(np.arange(12.0).reshape(4, 3)[:, 1], 1)
+        into = np.zeros(12)
+        dist.recv(into[::3], 0)
+        return into.tolist()
+
+    assert [1.0, 0, 0, 4.0, 0, 0, 7.0, 0, 0, 10.0, 0, 0] == pair.run(body)[1]
+
+
+def test_batch_isend_irecv(jobs: Jobs, backend: str) -> None:
+    """A ring of three: everybody sends right and receives from the left."""
+
+    def body(rank: int) -> Any:
+        into, data = np.zeros(4), np.full(4, float(rank))
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, data, (rank + 1) % 3),
+                dist.P2POp(dist.irecv, into, (rank + 2) % 3),
+            ]
+        )
+        for work in works:
+            work.wait()
+        return len(works), into[0]
+
+    assert [(2, 2.0), (2, 0.0), (2, 1.0)] == jobs.get(backend, 3).run(body)
+
+
+def bad_calls() -> Any:
+    """Calls with an argument that is wrong on this rank; each with words of its error."""
+    x = np.zeros(3)
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    me = dist.get_rank()
+    return [
+        (lambda: dist.send(x, me), ValueError, "itself"),
+        (lambda: dist.send(x, 7), ValueError, "dst=7"),
+        (lambda: dist.send(x), ValueError, "dst"),
+        (lambda: dist.send(x, 0, group_dst=0), ValueError, "not both"),
+        (lambda: dist.isend(x, 1 - me, tag=-1), ValueError, "tag"),
+        (lambda: dist.irecv(frozen, 1 - me), ValueError, "read-only"),
+        (lambda: dist.send([1.0], 1 - me), TypeError, "list"),
+        (lambda: dist.send(np.array([None]), 1 - me), TypeError, "object"),
+        (lambda: dist.batch_isend_irecv([]), ValueError, "non-empty"),
+        (lambda: dist.P2POp(print, x, 1), ValueError, "op must be"),
+    ]
+
+
+def test_wrong_arguments_raise_before_traffic_and_the_group_stays_usable(pair: Job) -> None:
+    """A clear error each, and the next call works."""
+
+    def body(rank: int) -> Any:
+        for call, kind, words in bad_calls():
+            with pytest.raises(kind, match=words):
+                call()
+        x = np.ones(1)
+        dist.all_reduce(x)
+        return x[0]
+
+    assert [2.0, 2.0] == pair.run(body)
+
+
+def test_a_message_goes_on_when_its_work_is_dropped(pair: Job) -> None:
+    """Nobody keeps the Works of a large send and its receive; both arrive."""
+
+    def body(rank: int) -> Any:
+        into, token = np.zeros(200_000), np.zeros(1)
+        for _ in range(20):
+            if rank == 0:
+                dist.isend(np.full(200_000, 3.0), 1)
+            else:
+                dist.irecv(into, 0)
+        last: Any = dist.irecv(token, 0) if rank else dist.isend(token, 1)
+        deadline = time.monotonic() + 30
+        while not last.is_completed() or (rank and into[-1] != 3):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.002)
+        dist.barrier()
+        return into[-1]
+
+    assert [0.0, 3.0] == pair.run(body)
+
+
+def test_a_timeout_given_to_wait_leaves_the_receive_under_way(jobs: Jobs, backend: str) -> None:
+    """wait(timeout) raises DistTimeoutError; the message can be waited for again."""
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            dist.recv(np.zeros(1), 0, tag=1)  # rank 0 has given up waiting once
+            return dist.send(np.ones(1), 0)
+        into = np.zeros(1)
+        work = dist.irecv(into, 1)
+        with pytest.raises(dist.DistTimeoutError, match="timeout"):
+            work.wait(0.05)
+        dist.send(np.zeros(1), 1, tag=1)
+        work.wait()
+        return into[0]
+
+    assert [1.0, None] == jobs.run_once(body, 2, backend)

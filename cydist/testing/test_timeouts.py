@@ -1,0 +1,109 @@
+"""timeout= of every call and of a group: DistTimeoutError, not before its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist.testing.contract import Jobs
+
+Array = np.ndarray[Any, Any]
+
+TIMEOUT = 0.05
+LONG = 300_000
+
+
+def one() -> Array:
+    return np.ones(4)
+
+
+def two() -> list[Array]:
+    return [np.ones(4), np.ones(4)]
+
+
+def begun(**how: Any) -> Any:
+    return dist.all_reduce(one(), async_op=True, **how)
+
+
+# What rank 0 waits for rank 1 in, which never comes. `how` is the group, and a timeout or none.
+CALLS: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda **how: dist.all_reduce(one(), **how),
+    "all_reduce of a long array": lambda **how: dist.all_reduce(np.ones(LONG), **how),
+    "broadcast": lambda **how: dist.broadcast(one(), 1, **how),
+    "reduce": lambda **how: dist.reduce(one(), 0, **how),
+    "all_gather": lambda **how: dist.all_gather(two(), one(), **how),
+    "gather": lambda **how: dist.gather(one(), two(), 0, **how),
+    "scatter": lambda **how: dist.scatter(one(), None, 1, **how),
+    "reduce_scatter": lambda **how: dist.reduce_scatter(one(), two(), **how),
+    "all_to_all": lambda **how: dist.all_to_all(two(), two(), **how),
+    "all_reduce_coalesced": lambda **how: dist.all_reduce_coalesced(two(), **how),
+    "barrier": lambda **how: dist.barrier(**how),
+    "monitored_barrier": lambda **how: dist.monitored_barrier(**how),
+    "async": lambda **how: begun(**how).wait(),
+    "recv": lambda **how: dist.recv(one(), 1, **how),
+    "recv from anyone": lambda **how: dist.recv(one(), **how),
+    "all_gather_object": lambda **how: dist.all_gather_object([None] * 2, "x", **how),
+    "broadcast_object_list": lambda **how: dist.broadcast_object_list([None], 1, **how),
+    "recv_object_list": lambda **how: dist.recv_object_list([None], 1, **how),
+}
+STARTED: dict[str, Callable[[Any], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(one(), group=group, async_op=True),
+    "irecv": lambda group: dist.irecv(one(), 1, group),
+    "strided irecv": lambda group: dist.irecv(np.ones(8)[::2], 1, group),
+}
+
+
+def late(jobs: Jobs, backend: str, call: Callable[[Any], Any], limit: float | None = None) -> None:
+    """Rank 0's call on a group, whose own timeout is `limit`, must raise in time."""
+
+    def body(rank: int) -> float:
+        group = dist.new_group([0, 1], timeout=limit)
+        started = time.monotonic()
+        if rank == 0:
+            with pytest.raises(dist.DistTimeoutError) as caught:
+                call(group)
+            assert isinstance(caught.value, TimeoutError)
+        waited = time.monotonic() - started
+        dist.barrier()
+        dist.destroy_process_group(group)
+        return waited
+
+    waited, _ = jobs.get(backend, 2).run(body)
+    assert TIMEOUT <= waited < 30
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_of_a_call(jobs: Jobs, backend: str, call: str) -> None:
+    """A call ends when its timeout has passed."""
+    late(jobs, backend, lambda group: CALLS[call](group=group, timeout=TIMEOUT))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_of_a_group(jobs: Jobs, backend: str, call: str) -> None:
+    """Calls that say nothing of a timeout have the group's."""
+    late(jobs, backend, lambda group: CALLS[call](group=group), TIMEOUT)
+
+
+@pytest.mark.parametrize("call", STARTED)
+def test_of_a_wait(jobs: Jobs, backend: str, call: str) -> None:
+    """It ends the wait; whatever was started goes on."""
+    late(jobs, backend, lambda group: waited_for(STARTED[call](group)))
+
+
+@pytest.mark.parametrize("call", STARTED)
+def test_of_a_group_for_what_was_started(jobs: Jobs, backend: str, call: str) -> None:
+    """It counts from the start of the call, not of the wait."""
+    late(jobs, backend, lambda group: STARTED[call](group).wait(), TIMEOUT)
+
+
+def waited_for(work: Any) -> None:
+    """Wait for a short time, after which the work must be under way."""
+    try:
+        work.wait(TIMEOUT)
+    finally:
+        assert not work.is_completed()
