@@ -35,6 +35,7 @@ setup(
         native("abi", "src/abi.pyx"),
         native("failpoints", "src/failpoints.pyx"),
         native("array", "src/array.pyx"),
+        native("overlaps", "src/overlaps.pyx"),
         native("exporters", "src/exporters.pyx"),
         native("plain", "src/plain.pyx"),
         native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),

@@ -7,7 +7,7 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, arguments
+from cydist import _native, arguments, devices
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, op_and_factor
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 Timeout = float | timedelta | None
+
+_native.use_memory("cuda", devices)
 
 
 class Dense:
@@ -108,5 +110,6 @@ def run(
     """Run `body` on the group that serves the array's device; without an array, on any."""
     backend = group.for_device(group.devices[0] if array is None else array.device)
     return backend.execute(
-        name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result
-    )
+        name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result,
+        array=array,
+    )  # fmt: skip

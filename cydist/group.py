@@ -166,8 +166,11 @@ class ProcessGroup:
         async_op: bool = False,
         timeout: float | timedelta | None = None,
         result: object = None,
+        array: Array | None = None,
     ) -> Work | None:
         """Run one collective in its turn: now, on this thread, or in the background.
+
+        array   one of the call's arrays, which are all on one device; None: it has none
 
         A backend with streams overrides this: it enqueues instead of running.
         Returns a Work when async_op is set, else None when the call is complete.

@@ -24,7 +24,6 @@ cdef extern from "stdlib.h" nogil:
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
     CACHE_LINE = 64
-    FEW = 8                 # arrays that are compared each with each
 
 # Names by DT_ code; every library's own name is turned into one of these.
 cdef tuple NAMES = (
@@ -41,7 +40,7 @@ cdef dict managers = {}                 # kind of memory that is not the CPU's -
 def use_memory(str device, manager):
     """From now on `manager` allocates and copies in the memory of `device` ("cuda"); None: nobody.
 
-    manager.allocate(nbytes, like)  memory beside the Array `like`: (address, what keeps it)
+    manager.allocate(nbytes, like)  memory beside the Array `like`, as an Array of bytes
     manager.copy(into, source)      one Array's elements, in C order, into another; strided or not
     """
     managers[device] = manager
@@ -92,7 +91,7 @@ cdef class Array:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if self.device != "cpu":
-            raise BufferError(f"the memory is on {self.device}:{self.device_index}, not the CPU")
+            raise BufferError(f"the memory is on {where(self)}, not the CPU")
         if not self.contiguous:
             raise BufferError(
                 f"not contiguous: shape {self.shape}, strides {self.strides}; use dense()"
@@ -128,7 +127,7 @@ cdef class Array:
 
     def empty_like(self):
         """New contiguous memory on the same device, of the same dtype and shape; its content is
-        undefined. Raises ValueError as `dense` does, MemoryError."""
+        undefined. Raises as `dense` does."""
         cdef Array new = Array.__new__(Array)
         cdef int i
         lay_out(new, self.ndim)
@@ -144,13 +143,12 @@ cdef class Array:
                     very array nothing happens
 
         Raises ValueError when they or their devices differ, when this array is read-only,
-        and as `dense` does.
+        and as `dense` does. On a device the copy is enqueued on its library's current stream.
         """
         if dense is self:
             return
-        manager = None if self.device == "cpu" else manager_of(self)
         if not same_device(self, dense):
-            raise ValueError(f"{self} cannot take what is on {dense.device}:{dense.device_index}")
+            raise ValueError(f"{where(self)} cannot take what is on {where(dense)}")
         if dense.size != self.size or dense.itemsize != self.itemsize or \
                 dense.dtype_name != self.dtype_name:
             raise ValueError(
@@ -163,14 +161,31 @@ cdef class Array:
             raise ValueError("the memory is read-only")
         if self.size == 0:
             return
-        if manager is not None:
-            manager.copy(self, dense)
+        if self.device != "cpu":
+            manager_of(self).copy(self, dense)
             return
         with nogil:
             if self.contiguous:
                 memmove(self.ptr, dense.ptr, self.nbytes)
             else:
                 unpack(self.ptr, dense.ptr, self.ndim, self.shape_, self.strides_, self.itemsize)
+
+    def typed(self, Array like not None):
+        """The first of these contiguous bytes as elements of the dtype and size of `like`.
+
+        Raises ValueError when there are not so many.
+        """
+        need_contiguous(self)
+        if like.nbytes > self.nbytes:
+            raise ValueError(f"{self.nbytes} bytes cannot hold {like.nbytes}")
+        cdef Array view = Array.__new__(Array)
+        lay_out(view, 1)
+        view.shape_[0] = <int64_t>like.size
+        copy_dtype(view, like)
+        set_contiguous_strides(view)
+        settle(view)
+        lie_in(view, self)
+        return view
 
     cdef Array part(self, size_t start, size_t count):
         cdef Array view = Array.__new__(Array)
@@ -294,18 +309,24 @@ cdef int allocate(Array self, Array like) except -1:
         copy_dtype(self, like)
     set_contiguous_strides(self)
     settle(self)
-    self.writable = True
     if like is not None and like.device != "cpu":
-        address, self.keep = manager_of(like).allocate(self.nbytes, like)
-        self.ptr = <char *><uintptr_t>address
-        self.device, self.device_index = like.device, like.device_index
-        self.owner = like.owner         # its library says which stream is current
+        lie_in(self, manager_of(like).allocate(self.nbytes, like))
         return 0
     memory = Memory.__new__(Memory, self.nbytes)
     self.ptr = <char *>memory.ptr
+    self.writable = True
     self.device = "cpu"
+    self.owner = self.keep = memory
+    return 0
+
+
+cdef int lie_in(Array self, Array memory) except -1:
+    self.ptr = memory.ptr
+    self.writable = memory.writable
+    self.device = memory.device
+    self.device_index = memory.device_index
+    self.owner = memory.owner
     self.keep = memory
-    self.owner = self.keep
     return 0
 
 
@@ -403,7 +424,7 @@ cdef int copy_dtype(Array self, Array other) except -1:
 
 cdef object manager_of(Array self):
     if (manager := managers.get(self.device)) is None:
-        raise ValueError(f"the memory is on {self.device}:{self.device_index}, not the CPU")
+        raise ValueError(f"the memory is on {where(self)}, not the CPU")
     return manager
 
 
@@ -413,33 +434,12 @@ cdef int need_contiguous(Array self) except -1:
     return 0
 
 
+cdef str where(Array self):
+    return f"{self.device}:{self.device_index}"
+
+
 cdef bint same_device(Array a, Array b):
     return a.device == b.device and a.device_index == b.device_index
-
-
-def overlapping(arrays, size_t outputs):
-    """Pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
-
-    outputs     i is one of the first `outputs`
-
-    Sweeps over the arrays by address, so that a thousand apart cost no million comparisons.
-    """
-    cdef list found = [], open_ = []
-    cdef size_t i, j, count = len(arrays)
-    if count <= FEW:
-        return [
-            (i, j) for i in range(min(outputs, count)) for j in range(i + 1, count)
-            if share(arrays[i], arrays[j])
-        ]
-    extents = [array.extent for array in arrays]
-    for i in sorted(range(count), key=extents.__getitem__):
-        start = extents[i][0]
-        open_ = [j for j in open_ if extents[j][1] > start]
-        for j in open_:
-            if min(i, j) < outputs and share(arrays[i], arrays[j]):
-                found.append((min(i, j), max(i, j)))
-        open_.append(i)
-    return found
 
 
 cdef bint share(Array a, Array b):

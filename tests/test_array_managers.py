@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cydist import _native
+from cydist import _native, devices
 from cydist._native import asarray, empty
 
 
@@ -26,9 +26,8 @@ class OnDevice:
 class Manager:
     """Manages such memory, by numpy."""
 
-    def allocate(self, nbytes: int, like: _native.Array) -> tuple[int, object]:
-        memory = np.empty(nbytes, np.uint8)
-        return memory.ctypes.data, memory
+    def allocate(self, nbytes: int, like: _native.Array) -> _native.Array:
+        return asarray(OnDevice(np.empty(nbytes, np.uint8)))
 
     def copy(self, into: _native.Array, source: _native.Array) -> None:
         np.copyto(view(into), view(source).reshape(into.shape))
@@ -49,7 +48,7 @@ def managed() -> Generator[None, None, None]:
     """The memory of CUDA devices has a manager while the test runs."""
     _native.use_memory("cuda", Manager())
     yield
-    _native.use_memory("cuda", None)
+    _native.use_memory("cuda", devices)
 
 
 def test_packing_asks_the_manager() -> None:
@@ -69,13 +68,12 @@ def test_unpacking_asks_the_manager() -> None:
 
 
 def test_new_memory_is_on_the_device_of_its_model() -> None:
-    """empty(n, like) and empty_like() know the device and the owner of `like`."""
-    exporter = OnDevice(np.zeros((2, 2), "f8"))
-    like = asarray(exporter)
+    """empty(n, like) and empty_like() lie on the device of `like`."""
+    like = asarray(OnDevice(np.zeros((2, 2), "f8")))
     for new in (empty(5, like), like.empty_like()):
         assert (new.device, new.device_index, new.dtype_name) == ("cuda", 3, "float64")
         assert new.writable
-        assert new.owner is exporter
+        assert isinstance(new.owner, OnDevice)
 
 
 def test_devices_are_not_mixed() -> None:

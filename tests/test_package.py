@@ -26,7 +26,7 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "agreement codec group executor registry tuning crossings "
+    2: "agreement codec devices group executor registry tuning crossings "
     "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
@@ -57,6 +57,7 @@ ROOM_OF = {
     "short": "engine",
     "shortcuts": "engine",
     "dlpack": "array",
+    "overlaps": "array",
     "exporters": "array",
     "plain": "array",
     "linux": "transports",

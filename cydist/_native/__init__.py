@@ -8,7 +8,7 @@ if sys.platform != "linux":
 try:
     from cydist._native import short
     from cydist._native.abi import Link, algorithms
-    from cydist._native.array import Array, empty, overlapping, use_memory
+    from cydist._native.array import Array, empty, use_memory
     from cydist._native.choices import forget_choices
     from cydist._native.engine import Group, Message
     from cydist._native.exporters import asarray
@@ -32,6 +32,7 @@ try:
     from cydist._native.memory import SharedMemory
     from cydist._native.mpi import MpiLink
     from cydist._native.mpi_collectives import use_in_place, use_reduction
+    from cydist._native.overlaps import overlapping
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
     from cydist._native.tcp import TcpLink

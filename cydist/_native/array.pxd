@@ -37,3 +37,6 @@ cdef int set_contiguous_strides(Array self) except -1
 cdef int set_dtype(Array self, int code, size_t itemsize) except -1
 cdef int name_dtype(Array self, str name, size_t itemsize) except -1    # code and hash follow
 cdef int settle(Array self) except -1
+
+# May a byte belong to both? No is certain.
+cdef bint share(Array a, Array b)

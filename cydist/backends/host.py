@@ -170,6 +170,7 @@ class HostGroup(ProcessGroup):
         async_op: bool = False,
         timeout: float | timedelta | None = None,
         result: object = None,
+        array: Array | None = None,
     ) -> Work | None:
         """As the base class. Raises ValueError for bad settings before anything is sent."""
         tuning.check()

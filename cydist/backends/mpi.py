@@ -168,6 +168,7 @@ class MpiGroup(HostGroup):
         async_op: bool = False,
         timeout: float | timedelta | None = None,
         result: object = None,
+        array: Array | None = None,
     ) -> Work | None:
         """As the base class; where MPI was initialised without support for threads an
         asynchronous collective has run when its Work is returned."""

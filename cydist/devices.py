@@ -1,0 +1,402 @@
+"""Memory of GPUs: whose it is, which stream its library works on, copies there and back.
+
+What cydist asks of a GPU is one small class, `Library`, written once for cupy and once for torch.
+Streams are the integers that CUDA knows them by, so those of either library are understood by the
+other. No library is imported before an array of a device has been passed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cydist._native import Array
+
+NOT_READY = 600  # cudaErrorNotReady
+NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
+NO_TIMING = 2  # cudaEventDisableTiming
+
+
+class Library(ABC):
+    """What cydist asks of the library that makes arrays on a device.
+
+    `device` is a device's number. Whatever is enqueued returns at once; errors of CUDA are raised
+    as the library raises them.
+    """
+
+    name: str
+
+    @abstractmethod
+    def owns(self, owner: object) -> bool:
+        """Is this an array of the library's own?"""
+
+    @abstractmethod
+    def current_stream(self, device: int) -> int:
+        """The stream that this thread's work for the device goes to."""
+
+    @abstractmethod
+    def on_stream(self, device: int, stream: int) -> AbstractContextManager[object]:
+        """Make device and stream the current ones of this thread, for a while."""
+
+    @abstractmethod
+    def is_capturing(self, device: int) -> bool:
+        """Is the current stream being captured into a CUDA graph?"""
+
+    @abstractmethod
+    def allocate(self, device: int, nbytes: int) -> Array:
+        """So many bytes of the device's memory, for the current stream."""
+
+    @abstractmethod
+    def copy(self, into: Array, source: Array) -> None:
+        """Enqueue a copy within a device, on the current stream, between arrays of any strides.
+
+        Both have the same itemsize and number of elements, and one of them is contiguous.
+        """
+
+    # Between the host and a device, on streams of our own.
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> Array:
+        """So many bytes of host memory that devices copy from and to by themselves."""
+
+    @abstractmethod
+    def stream(self, device: int) -> int:
+        """A new stream, for as long as the process lives, that waits for no default stream."""
+
+    @abstractmethod
+    def event(self, device: int) -> Any:
+        """A new event, not recorded."""
+
+    @abstractmethod
+    def record(self, event: Any, device: int, stream: int) -> None:
+        """The event is over when all that is on the stream now is."""
+
+    @abstractmethod
+    def wait(self, device: int, stream: int, event: Any) -> None:
+        """What is enqueued on the stream from now on begins when the event is over."""
+
+    @abstractmethod
+    def is_over(self, event: Any) -> bool:
+        """Is it? Never blocks. Raises the device's error."""
+
+    @abstractmethod
+    def move(self, into: Array, source: Array, device: int, stream: int) -> None:
+        """Enqueue a copy between contiguous arrays of as many bytes: one pinned, one there."""
+
+
+def library_of(array: Array) -> Library:
+    """The library of a device array: that which made it, or one that understands it.
+
+    Raises ValueError when there is none.
+    """
+    for name in (*_others, *(name for name in _KINDS if name in sys.modules)):
+        library = _library(name)
+        if library is not None and library.owns(array.owner):
+            return library
+    return _copier(array)
+
+
+def copier_of(array: Array) -> Library:
+    """The library that copies between the host and an array's device: cupy, or torch where there
+    is no cupy. Raises ValueError when neither is there."""
+    library = library_of(array)
+    return library if library.name in _others else _copier(array)
+
+
+def _copier(array: Array) -> Library:
+    for name in _KINDS:
+        library = _library(name)
+        if library is not None:
+            return library
+    raise ValueError(
+        f"the memory is on {array.device}:{array.device_index}, and neither cupy nor torch with "
+        "CUDA is here to copy it: install cupy, as in `pip install cupy-cuda13x`"
+    )
+
+
+def stream_of(array: Array) -> int:
+    """The stream that whoever reads or writes a device array now must come after."""
+    library = library_of(array)
+    if not library.owns(array.owner):
+        interface = getattr(array.owner, "__cuda_array_interface__", None) or {}
+        stream: int | None = interface.get("stream")
+        if stream is not None:
+            return stream
+    return library.current_stream(array.device_index)
+
+
+def allocate(nbytes: int, like: Array) -> Array:
+    """So many bytes on the device of an array, by its library."""
+    return library_of(like).allocate(like.device_index, max(nbytes, 1))
+
+
+def copy(into: Array, source: Array) -> None:
+    """Enqueue a copy within a device on the current stream of the library of `into`."""
+    library = library_of(into)
+    with library.on_stream(into.device_index, library.current_stream(into.device_index)):
+        library.copy(into, source)
+
+
+# cupy.
+
+
+class _Handle:
+    """A stream for cupy, in the form of CUDA's protocol for streams."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
+
+
+class _Event:
+    """An event of CUDA's runtime, which goes with this object."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._destroy = runtime.eventDestroy
+        self.handle: int = runtime.eventCreateWithFlags(NO_TIMING)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._destroy(self.handle)
+
+
+class Cupy(Library):
+    """By cupy, on addresses: it copies arrays of any library."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self._cupy: Any = importlib.import_module("cupy")
+        self._runtime: Any = self._cupy.cuda.runtime
+
+    def owns(self, owner: object) -> bool:
+        return isinstance(owner, self._cupy.ndarray)
+
+    def current_stream(self, device: int) -> int:
+        stream: int = self._cupy.cuda.get_current_stream(device).ptr
+        return stream
+
+    @contextmanager
+    def on_stream(self, device: int, stream: int) -> Iterator[None]:
+        cuda = self._cupy.cuda
+        with ExitStack() as stack:
+            stack.enter_context(self._on(device))
+            if hasattr(cuda.Stream, "from_external"):
+                stack.enter_context(cuda.Stream.from_external(_Handle(stream)))
+            else:
+                stack.enter_context(cuda.ExternalStream(stream, device))
+            yield
+
+    def _on(self, device: int) -> AbstractContextManager[object]:
+        """Make the device current, which costs more than to ask whether it is."""
+        if self._runtime.getDevice() == device:
+            return ExitStack()
+        chosen: AbstractContextManager[object] = self._cupy.cuda.Device(device)
+        return chosen
+
+    def is_capturing(self, device: int) -> bool:
+        stream = self.current_stream(device)
+        # CUDA takes no question about the legacy default stream, which is never captured.
+        return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
+
+    def allocate(self, device: int, nbytes: int) -> Array:
+        with self._on(device):
+            return _native.asarray(self._cupy.empty(nbytes, "uint8"))
+
+    def copy(self, into: Array, source: Array) -> None:
+        target, given = self._view(into), self._view(source)
+        if into.contiguous:
+            target.reshape(given.shape)[...] = given
+        else:
+            target[...] = given.reshape(target.shape)
+
+    def _view(self, array: Array) -> Any:
+        """The array for cupy, its elements as words or bytes."""
+        cuda = self._cupy.cuda
+        shape, strides, word = words(array)
+        start, end = array.extent
+        memory = cuda.UnownedMemory(start, end - start, array.owner, array.device_index)
+        pointer = cuda.MemoryPointer(memory, array.address - start)
+        return self._cupy.ndarray(shape, f"u{word}" if word <= 8 else "c16", pointer, strides)
+
+    def pinned(self, nbytes: int) -> Array:
+        memory = self._cupy.cuda.PinnedMemory(nbytes)
+        return _native.asarray(_Pinned(memory, nbytes))
+
+    def stream(self, device: int) -> int:
+        with self._on(device):
+            stream: int = self._runtime.streamCreateWithFlags(NON_BLOCKING)
+            return stream
+
+    def event(self, device: int) -> _Event:
+        with self._on(device):
+            return _Event(self._runtime)
+
+    def record(self, event: _Event, device: int, stream: int) -> None:
+        with self._on(device):
+            self._runtime.eventRecord(event.handle, stream)
+
+    def wait(self, device: int, stream: int, event: _Event) -> None:
+        with self._on(device):
+            self._runtime.streamWaitEvent(stream, event.handle)
+
+    def is_over(self, event: _Event) -> bool:
+        status = self._runtime.eventQuery(event.handle)
+        if status not in (0, NOT_READY):
+            raise self._runtime.CUDARuntimeError(status)
+        return bool(status == 0)
+
+    def move(self, into: Array, source: Array, device: int, stream: int) -> None:
+        runtime = self._runtime
+        out = source.device != "cpu"
+        kind = runtime.memcpyDeviceToHost if out else runtime.memcpyHostToDevice
+        with self._on(device):
+            runtime.memcpyAsync(into.address, source.address, into.nbytes, kind, stream)
+
+
+class _Pinned:
+    """Pinned memory of cupy's, as an array of bytes."""
+
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self._memory = memory
+        self.__array_interface__ = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (memory.ptr, False),
+        }  # fmt: skip
+
+
+def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape and strides in bytes of an array whose elements are words of the third number of
+    bytes: 1, 2, 4, 8 or 16. Elements of other sizes become rows of bytes."""
+    if array.itemsize in (1, 2, 4, 8, 16):
+        return array.shape, array.strides, array.itemsize
+    return (*array.shape, array.itemsize), (*array.strides, 1), 1
+
+
+# torch.
+
+
+class Torch(Library):
+    """By torch, on tensors that share an array's memory."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        kinds = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+        self._words = {size: getattr(self._torch, kind) for size, kind in kinds.items()}
+
+    def owns(self, owner: object) -> bool:
+        return isinstance(owner, self._torch.Tensor)
+
+    def current_stream(self, device: int) -> int:
+        stream: int = self._torch.cuda.current_stream(device).cuda_stream
+        return stream
+
+    def on_stream(self, device: int, stream: int) -> AbstractContextManager[object]:
+        chosen: AbstractContextManager[object] = self._torch.cuda.stream(
+            self._external(device, stream)
+        )
+        return chosen
+
+    def _external(self, device: int, stream: int) -> Any:
+        return self._torch.cuda.ExternalStream(stream, device=device)
+
+    def is_capturing(self, device: int) -> bool:
+        with self._torch.cuda.device(device):
+            return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def allocate(self, device: int, nbytes: int) -> Array:
+        torch = self._torch
+        return _native.asarray(torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}"))
+
+    def copy(self, into: Array, source: Array) -> None:
+        target, given = self._view(into), self._view(source)
+        if into.contiguous:
+            target.view(given.shape).copy_(given)
+        else:
+            target.copy_(given.view(target.shape))
+
+    def _view(self, array: Array) -> Any:
+        """A tensor of words or bytes in the memory of the array."""
+        torch = self._torch
+        owner = array.owner
+        if not self.owns(owner):
+            owner = torch.as_tensor(owner, device=f"cuda:{array.device_index}")
+        storage = owner.untyped_storage()
+        shape, strides, word = words(array)
+        kind = self._words[word]
+        offset, rest = divmod(array.address - storage.data_ptr(), word)
+        if rest or any(stride % word for stride in strides):
+            raise ValueError(f"elements of {word} bytes that do not begin at a multiple of it")
+        view = torch.empty(0, dtype=kind, device=owner.device)
+        return view.set_(storage, offset, shape, [stride // word for stride in strides])
+
+    def pinned(self, nbytes: int) -> Array:
+        torch = self._torch
+        return _native.asarray(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+
+    def stream(self, device: int) -> int:
+        stream: int = self._torch.cuda.Stream(device).cuda_stream  # torch's pool keeps it
+        return stream
+
+    def event(self, device: int) -> Any:
+        return self._torch.cuda.Event()
+
+    def record(self, event: Any, device: int, stream: int) -> None:
+        event.record(self._external(device, stream))
+
+    def wait(self, device: int, stream: int, event: Any) -> None:
+        self._external(device, stream).wait_event(event)
+
+    def is_over(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def move(self, into: Array, source: Array, device: int, stream: int) -> None:
+        with self.on_stream(device, stream):
+            self._bytes(into).copy_(self._bytes(source), non_blocking=True)
+
+    def _bytes(self, array: Array) -> Any:
+        view = self._view(array).reshape(-1)
+        return view if not array.nbytes else view.view(self._torch.uint8)
+
+
+_KINDS: dict[str, type[Library]] = {"cupy": Cupy, "torch": Torch}
+_libraries: dict[str, Library | None] = {}
+_others: set[str] = set()
+
+
+def use(library: Library) -> None:
+    """From now on `library` copies the arrays that it owns: one that is neither cupy nor torch,
+    or for tests a device that there is not."""
+    _libraries[library.name] = library
+    _others.add(library.name)
+
+
+def loaded_torch() -> Library | None:
+    """torch, if this process has imported it and it has a device."""
+    return _library("torch") if "torch" in sys.modules else None
+
+
+def _library(name: str) -> Library | None:
+    """The library, if it is here and has a device to work on."""
+    if name not in _libraries:
+        _libraries[name] = _KINDS[name]() if _has_devices(name) else None
+    return _libraries[name]
+
+
+def _has_devices(name: str) -> bool:
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return False
+    return bool(module.cuda.is_available())

@@ -1,0 +1,271 @@
+"""A GPU for tests, in host memory, on which everything happens as late as it may.
+
+Copies wait in their stream until something that is waited for needs them: an event that is asked
+for, another stream's wait, a read. So whoever forgets to wait for an event finds old bytes, every
+time. `order` may be "late"; "eager": everything at once; or a number that seeds which of the
+possible orders is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cydist import asarray, devices
+from cydist._native import Array
+
+POISON = 0xA5
+
+
+class Stream:
+    """What is enqueued, and how much of it has been done."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], None]] = []
+        self.done = 0
+
+
+class Event:
+    """The place in a stream where it was recorded last."""
+
+    def __init__(self) -> None:
+        self.place: tuple[int, int] | None = None
+        self.asked = False
+
+
+class Pinned:
+    """Host memory that the device copies from and to."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.full(nbytes, POISON, np.uint8)
+        self.__array_interface__ = self.memory.__array_interface__
+
+
+class LateArray:
+    """Memory of the device, with the interface of CUDA arrays."""
+
+    def __init__(self, device: LateDevice, memory: np.ndarray, index: int) -> None:
+        self.memory = memory
+        self.library = device
+        self.index = index
+        self.dtype = memory.dtype
+        self.whole: LateArray | None = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3, "shape": self.memory.shape, "typestr": self.memory.dtype.str,
+            "strides": self.memory.strides, "data": (self.memory.ctypes.data, False),
+        }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.index
+
+    def __getitem__(self, key: Any) -> LateArray:
+        return self.view(self.memory[key])
+
+    def view(self, memory: np.ndarray) -> LateArray:
+        """Another view of the memory."""
+        made = LateArray(self.library, memory, self.index)
+        made.whole = self
+        return made
+
+    def get(self) -> np.ndarray:
+        """What is in it when the current stream has come so far."""
+        self.library.synchronize(self.library.current_stream(self.index))
+        return self.memory.copy()
+
+
+class LateDevice(devices.Library):
+    """The library of `LateArray`. Devices with different numbers do not know of each other."""
+
+    name = "late"
+
+    def __init__(self, order: str | int = "late") -> None:
+        self.order = order
+        self._chance = random.Random(order if isinstance(order, int) else 0)
+        self._lock = threading.RLock()
+        self._streams: dict[int, Stream] = {}
+        self._local = threading.local()
+        self._made = 1000
+        self.capturing = False
+        self.stuck = False  # nothing on it gets done any more
+        self.error: Exception | None = None
+        self.pinned_bytes = 0
+        self.most_pinned_bytes = 0
+        self.moved: list[tuple[str, int]] = []
+
+    # Arrays.
+
+    def array(self, values: Any, index: int = 0) -> LateArray:
+        """Values on the device, written by its current stream, late."""
+        given = np.array(values, copy=True, order="C")
+        made = self._made_on(index, given.nbytes)
+        memory = made.memory[: given.nbytes].view(given.dtype).reshape(given.shape)
+        self._enqueue(self.current_stream(index), lambda: np.copyto(memory, given))
+        return made.view(memory)
+
+    def _made_on(self, index: int, nbytes: int) -> LateArray:
+        """Memory that, once given up, is used again by its stream, as pools of GPUs do."""
+        memory = np.full(max(nbytes, 1), POISON, np.uint8)
+        made = LateArray(self, memory, index)
+        stream = self.current_stream(index)
+        weakref.finalize(made, self._enqueue, stream, lambda: memory.fill(POISON))
+        return made
+
+    def fill(self, array: LateArray, values: Any) -> None:
+        """Work of the user's on the current stream."""
+        given = np.array(values)
+        self._enqueue(self.current_stream(array.index), lambda: np.copyto(array.memory, given))
+
+    def read_later(self, array: LateArray) -> Callable[[], np.ndarray]:
+        """Enqueue a copy on the current stream; call the result for what it found."""
+        found = np.empty_like(array.memory)
+        stream = self.current_stream(array.index)
+        self._enqueue(stream, lambda: np.copyto(found, array.memory))
+
+        def result() -> np.ndarray:
+            self.synchronize(stream)
+            return found
+
+        return result
+
+    # The timeline.
+
+    def _enqueue(self, stream: int, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._streams.setdefault(stream, Stream()).queue.append(work)
+            if self.order == "eager":
+                self._run(stream, len(self._streams[stream].queue))
+            elif self.order != "late" and not self.stuck:
+                for _ in range(self._chance.randrange(4)):
+                    some = self._chance.choice(list(self._streams))
+                    self._run(some, self._streams[some].done + 1)
+
+    def _run(self, stream: int, until: int) -> None:
+        line = self._streams.setdefault(stream, Stream())
+        while line.done < min(until, len(line.queue)) and not self.stuck:
+            work = line.queue[line.done]
+            work()
+            line.queue[line.done] = _nothing
+            line.done += 1
+
+    def synchronize(self, stream: int) -> None:
+        """Do all that is on a stream now."""
+        with self._lock:
+            self._run(stream, len(self._streams.setdefault(stream, Stream()).queue))
+
+    # What cydist asks.
+
+    def owns(self, owner: object) -> bool:
+        return isinstance(owner, LateArray) and owner.library is self
+
+    def current_stream(self, device: int) -> int:
+        stream: int = getattr(self._local, str(device), 10 + device)
+        return stream
+
+    @contextmanager
+    def on_stream(self, device: int, stream: int) -> Iterator[None]:
+        before = self.current_stream(device)
+        setattr(self._local, str(device), stream)
+        try:
+            yield
+        finally:
+            setattr(self._local, str(device), before)
+
+    def is_capturing(self, device: int) -> bool:
+        return self.capturing
+
+    def allocate(self, device: int, nbytes: int) -> Array:
+        return asarray(self._made_on(device, nbytes))
+
+    def copy(self, into: Array, source: Array) -> None:
+        target, given = self._view(into), self._view(source)
+        if into.contiguous:
+            target = target.reshape(given.shape)
+        else:
+            given = given.reshape(target.shape)
+        work = _checked(lambda: np.copyto(target, given), into, source)
+        self._enqueue(self.current_stream(into.device_index), work)
+
+    def _view(self, array: Array) -> np.ndarray:
+        shape, strides, word = devices.words(array)
+        start, end = array.extent
+        memory = (ctypes.c_ubyte * (end - start)).from_address(start)
+        return np.ndarray(shape, f"V{word}", memory, array.address - start, strides)
+
+    def pinned(self, nbytes: int) -> Array:
+        made = Pinned(nbytes)
+        with self._lock:
+            self.pinned_bytes += nbytes
+            self.most_pinned_bytes = max(self.most_pinned_bytes, self.pinned_bytes)
+        weakref.finalize(made, self._freed, nbytes)
+        return asarray(made)
+
+    def _freed(self, nbytes: int) -> None:
+        with self._lock:
+            self.pinned_bytes -= nbytes
+
+    def stream(self, device: int) -> int:
+        with self._lock:
+            self._made += 1
+            return self._made
+
+    def event(self, device: int) -> Event:
+        return Event()
+
+    def record(self, event: Event, device: int, stream: int) -> None:
+        with self._lock:
+            queue = self._streams.setdefault(stream, Stream()).queue
+            event.place = (stream, len(queue))
+            event.asked = False
+
+    def wait(self, device: int, stream: int, event: Event) -> None:
+        if event.place is not None:
+            place = event.place
+            self._enqueue(stream, lambda: self._run(*place))
+
+    def is_over(self, event: Event) -> bool:
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            assert event.place is not None, "an event that was not recorded"
+            stream, until = event.place
+            if event.asked:
+                self._run(stream, until)
+            event.asked = True
+            return self._streams[stream].done >= until
+
+    def move(self, into: Array, source: Array, device: int, stream: int) -> None:
+        assert into.nbytes == source.nbytes
+        assert into.contiguous
+        assert source.contiguous
+        self.moved.append(("out" if source.device == "cuda" else "in", into.nbytes))
+
+        to, given, nbytes = into.address, source.address, into.nbytes
+        work = _checked(lambda: ctypes.memmove(to, given, nbytes), into, source)
+        self._enqueue(stream, work)
+
+
+def _nothing() -> None:
+    """What is done needs its memory no more."""
+
+
+def _checked(work: Callable[[], object], *arrays: Array) -> Callable[[], None]:
+    """The work, which keeps no pinned memory alive, as on a GPU, and says if it has gone."""
+    memory = [array.owner.memory for array in arrays]
+    pinned = [weakref.ref(array.owner) for array in arrays if isinstance(array.owner, Pinned)]
+
+    def checked() -> None:
+        assert all(each() is not None for each in pinned), "pinned memory freed before its copy"
+        assert memory
+        work()
+
+    return checked
