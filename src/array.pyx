@@ -7,9 +7,8 @@ ranks, groups and reductions.
 from zlib import crc32
 
 cimport cython
-from cpython.buffer cimport (
-    Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release,
-)
+from cpython.buffer cimport Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport PyBuffer_Release
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
@@ -47,6 +46,7 @@ def use_memory(str device, manager):
 
 
 @cython.final
+@cython.no_gc_clear     # which would drop the owner of a buffer, and release none
 cdef class Array:
     """Where an array's memory is: pointer, dtype, shape, strides in bytes, device.
 

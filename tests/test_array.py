@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,17 @@ def test_parts_keep_the_memory_alive() -> None:
     part = asarray(bytearray(range(10))).blocks(2)[1].blocks(5)[4]
     gc.collect()
     assert items(part) == b"\x09"
+
+
+def test_memory_outlives_an_array_that_the_collector_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Array in a circle of garbage releases its buffer; nothing is said of a lost export."""
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: said.append(error))
+    circle: list[Any] = [asarray(bytearray(8))]
+    circle.append(circle)
+    del circle
+    gc.collect()
+    assert not said
 
 
 def test_more_than_4_gib() -> None:
