@@ -278,6 +278,13 @@ class ProcessGroup:
                 ranks=getattr(self._failed, "ranks", ()),
             ) from self._failed
 
+    def hear(self, name: str) -> None:
+        """Raise if the group has failed, also if another rank is about to say so.
+
+        For who has received what makes no sense: the ranks may have been in different calls.
+        """
+        self.check_usable(name)
+
     def destroy(self) -> None:
         """End the group. Idempotent. In a forked child the parent's group goes on."""
         if not self._destroyed:

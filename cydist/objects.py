@@ -85,7 +85,8 @@ def _blocks(
 ) -> list[np.ndarray[Any, Any]]:
     """Memory for what the ranks `senders` announce, in bytes.
 
-    Raises DistBackendError when there is not so much here; others may go on, so the group fails.
+    Raises DistBackendError when there is not so much here, or the MismatchError that explains it;
+    others may go on, so the group fails.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -93,6 +94,7 @@ def _blocks(
             return [np.empty(size, np.uint8) for size in sizes]
     except MemoryError:
         pass
+    group.hear(name)
     size, sender = max(zip(sizes, senders, strict=True))
     error = DistBackendError(
         f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host has "

@@ -13,6 +13,7 @@ import atexit
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import EVEN, HostGroup
 from cydist.backends.mpi_process import ExitGuard, Threads, load, wait_until
 from cydist.backends.sharing import share_memory
-from cydist.errors import RendezvousError
+from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType
 from cydist.work import CompletedWork, Work
@@ -36,6 +37,8 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
+NEWS_TAG = 1 << 61  # above all of the users'
+NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of a mismatch
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
 # lose NaN, its product of complex numbers differs in infinities, its logical operations
@@ -159,6 +162,15 @@ class MpiGroup(HostGroup):
     def check_usable(self, name: str) -> None:
         super().check_usable(name)
         self._endpoint.threads.check(name)
+
+    def hear(self, name: str) -> None:
+        """As the base class. MPI may have ended a call here with wrong numbers that a neighbour
+        has found: a receive that nobody answers waits for the news."""
+        super().hear(name)
+        if self._native.comm:
+            news = self.irecv(_native.asarray(bytearray(1)), 1 - min(self._rank, 1), NEWS_TAG)
+            with suppress(DistTimeoutError):
+                news.wait(NEWS_SECONDS)
 
     def execute(
         self,
