@@ -130,6 +130,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Under a launcher what goes well is told by rank 0, what goes wrong by every rank."""
-    if launchers.place().rank and not report.failed:
+    if launchers.place().rank and report.passed and report.when == "call":
         return report.outcome, "", ""
     return None
