@@ -58,13 +58,15 @@ def test_sizes_that_are_none(text: str) -> None:
 
 def test_peers() -> None:
     """--vs names the peers, and the interpreters of the MPIs."""
-    specs = options.peers("gloo,openmpi=/a/python,tcp,shared")
+    specs = options.peers("gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows")
     assert [(spec.name, spec.library, spec.python) for spec in specs] == [
         ("gloo", "gloo", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
-        ("shared", "cydist", None),
+        ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
+        ("windows", "cydist", None),
     ]  # fmt: skip
     assert specs[2].options["TRANSPORT"] == "tcp"
     assert specs[3].options["arrays"] == "shared"
+    assert specs[5].options["TRANSPORT"] == "shm"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_peers() -> None:
         (["--sizes", "8,zwei"], "'zwei' is not a size"),
         (["--ops", "all_reduce,sort"], "no 'sort'"),
         (["--vs", "openmpi"], "--vs openmpi=PYTHON"),
-        (["--vs", "nccl"], "with =PYTHON openmpi, openmpi-tcp, mpich"),
+        (["--vs", "nccl"], "with =PYTHON openmpi, openmpi-tcp, openmpi-polled, mpich"),
         (["--dtype", "object_"], "no dtype 'object_'"),
         (["--ranks", "1"], "--ranks 1"),
         (["--rounds", "0"], "--rounds 0"),

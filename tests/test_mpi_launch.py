@@ -81,6 +81,17 @@ def test_mpirun_says_everything(mpi: Path, ranks: int) -> None:
     assert [f"rank {r} of {ranks} on mpi: {everybody}" for r in range(ranks)] == said
 
 
+def test_ranks_with_and_without_memory(mpi: Path) -> None:
+    """Two ranks share memory and MPI reaches the third: every call, through both at once."""
+    ranks: list[object] = []
+    for transport in ("auto", "auto", "mpi"):
+        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", EVERYTHING)
+        ranks += [":"] * bool(ranks) + ["-n", 1, *rank, "--backend", "mpi"]
+    done = run(mpi / "mpirun", *ranks)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d of 3: \d+ results as expected", done.stdout)) == 3
+
+
 def test_tcp_under_mpirun(mpi: Path) -> None:
     """The backend may be tcp all the same."""
     done = start(mpi, "tcp")

@@ -24,6 +24,8 @@ cdef void release(Connection *c, size_t nbytes) noexcept nogil
 
 # The connection's record, made when first asked for; NULL: no memory.
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
+# Do messages to this peer go through rings, as far as is known?
+cdef bint is_near(const Net *net, int peer) noexcept nogil
 # Take over the rings that a pair's word tells of, or turn to sockets.
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil
 # Let epoll tell when the process of a near peer ends; sets c.over when it has.

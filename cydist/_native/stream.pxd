@@ -8,11 +8,14 @@ straight from the sender's memory and into the receiver's. So no unexpected mess
 a connection, and what is kept is bounded: of frames that the receiver has not handed to
 receives a sender has at most `held_limit` bytes under way to one peer; beyond it offers.
 
+A Net with a Far has no sockets: what shares no memory with this rank is reached by a library,
+whose messages are matched in the same queues.
+
 The lock of the Net is held around every call here; no call blocks.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from cydist._native.abi cimport Fingerprint, Request
+from cydist._native.abi cimport Fingerprint, Request, Transport
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.rings cimport Nearby, Ring
@@ -75,6 +78,7 @@ cdef enum Stage:                # of an Item of this transport
     OFFERED                     # an offer that no receive has matched
     FILLING                     # an eager message on its way into a receive, or to nobody
     PULLING                     # an answered offer; in its connection's list
+    BEYOND                      # a message of the Far's, whole or announced
 
 
 ctypedef struct Incoming:       # Item.more
@@ -126,6 +130,20 @@ ctypedef struct Connection:     # one lane to one peer
 
 ctypedef struct Net
 
+
+ctypedef struct Far:            # a library that carries messages; its requests have it as `place`
+    bint needed                 # some rank is reached by it: it must be asked to move things
+    bint (*progress)(Net *net) noexcept nogil           # was there anything to do?
+    int (*send)(Net *net, const Transport *t, Request *r) noexcept nogil    # as post_send
+    # Give a message, out of its queue, to a receive that it fits, or not.
+    void (*take)(Net *net, Item *item, Request *r, int fit) noexcept nogil
+    void (*refuse)(Net *net, Item *item) noexcept nogil     # nobody will take it
+    void (*withdraw)(Net *net, Request *r) noexcept nogil   # may let go of the lock meanwhile
+    # End a request whose other side left a while ago.
+    void (*give_up)(Net *net, Request *r) noexcept nogil
+    void (*leave)(Net *net) noexcept nogil
+
+
 ctypedef struct Net:            # one rank's end of all its connections
     Net *next                   # of this process's; see forks.pyx
     pthread_mutex_t lock
@@ -149,6 +167,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     uint8_t *lost               # per peer: 0, or a Loss
     Nearby *nearby              # NULL: no memory is shared
     Connection *near            # all that are near, ended ones as well
+    Far *far                    # NULL: ranks that are not near are reached by sockets
     Queues queues
     uint64_t names              # given out so far
     size_t moving               # requests of point to point, and frames that nobody waits for

@@ -138,11 +138,11 @@ def _leave_all(pid: int) -> None:
 class MpiGroup(HostGroup):
     """A group of ranks of one MpiEndpoint."""
 
-    sends_short = False  # MPI says which threads may send
     _endpoint: MpiEndpoint
 
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
+        self.sends_short = not self._endpoint.threads.main_only
         self._comm: Any = None
         self._met = self._size == 1
 

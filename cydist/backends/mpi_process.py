@@ -114,17 +114,18 @@ class Threads:
     """Which threads of this process may call MPI.
 
     concurrent      any number at a time: collectives may run in the background
+    main_only       that which started MPI
     """
 
     def __init__(self, MPI: Any) -> None:
         level = MPI.Query_thread()
         self.concurrent: bool = level == MPI.THREAD_MULTIPLE
-        self._main_only: bool = level < MPI.THREAD_SERIALIZED
+        self.main_only: bool = level < MPI.THREAD_SERIALIZED
         self._is_main: Callable[[], bool] = MPI.Is_thread_main
 
     def check(self, name: str) -> None:
         """Raise if MPI must not be called on this thread."""
-        if self._main_only and not self._is_main():
+        if self.main_only and not self._is_main():
             raise UnsupportedError(
                 f"{name}: MPI was initialised without support for threads, so only the thread "
                 f"that did it may communicate, not {threading.current_thread().name!r}: let "

@@ -110,11 +110,12 @@ class Cydist(TorchLike):
     def algorithm(self, op: str, nbytes: int) -> str:
         from cydist import tuning
 
-        if self._backend == "mpi":
-            return "mpi"
         if op == "pingpong":
             return "send"
-        return tuning.choose(op, nbytes, self.size, self.windows, even=True, commutative=True)
+        return tuning.choose(
+            op, nbytes, self.size, self.windows, even=True, commutative=True,
+            native=self._backend == "mpi" and not self.windows,
+        )  # fmt: skip
 
 
 def gloo() -> Library:
@@ -127,33 +128,50 @@ def gloo() -> Library:
 
 
 class Mpi:
-    """An MPI through mpi4py, with the datatypes named so that it looks nothing up."""
+    """An MPI through mpi4py, with the datatypes named so that it looks nothing up.
 
-    def __init__(self) -> None:
+    polled      by its non-blocking calls, each polled until it is complete
+    """
+
+    def __init__(self, polled: bool = False) -> None:
+        self._polled = polled
         mpi4py: Any = importlib.import_module("mpi4py")
         self._mpi: Any = importlib.import_module("mpi4py.MPI")
         self._comm = self._mpi.COMM_WORLD
         self.rank, self.size = self._comm.rank, self._comm.size
-        self.barrier: Callable[[], object] = self._comm.Barrier
+        self.barrier: Callable[[], object] = self._call("Barrier")
         library = self._mpi.Get_library_version().replace("\0", "").split("\n")[0]
         said = " ".join(library.split(",")[0].split())
         self.about = {"version": f"{said}, mpi4py {mpi4py.__version__}"}
 
     def bind(self, op: str, send: Any, recv: Any) -> Bound:
-        comm = self._comm
         if op == "barrier":
-            return comm.Barrier, ()
+            return self._call("Barrier"), ()
         into, of = self._spec(recv), self._spec(send)
         if op == "pingpong":
-            return pingpong(comm.Send, comm.Recv, self.rank, of, into)
+            return pingpong(self._call("Send"), self._call("Recv"), self.rank, of, into)
         block = self._spec(send, send.size // self.size), self._spec(recv, recv.size // self.size)
-        return {
-            "all_reduce": (comm.Allreduce, (self._mpi.IN_PLACE, into)),
-            "broadcast": (comm.Bcast, (into, 0)),
-            "all_gather": (comm.Allgather, (of, block[1])),
-            "reduce_scatter": (comm.Reduce_scatter_block, (block[0], into)),
-            "all_to_all": (comm.Alltoall, block),
+        name, arguments = {
+            "all_reduce": ("Allreduce", (self._mpi.IN_PLACE, into)),
+            "broadcast": ("Bcast", (into, 0)),
+            "all_gather": ("Allgather", (of, block[1])),
+            "reduce_scatter": ("Reduce_scatter_block", (block[0], into)),
+            "all_to_all": ("Alltoall", block),
         }[op]
+        return self._call(name), arguments
+
+    def _call(self, name: str) -> Callable[..., object]:
+        if not self._polled:
+            found: Callable[..., object] = getattr(self._comm, name)
+            return found
+        begin = getattr(self._comm, f"I{name.lower()}")
+
+        def call(*arguments: Any) -> None:
+            done = begin(*arguments).Test
+            while not done():
+                pass
+
+        return call
 
     def begin(self, array: Any) -> Callable[[], object]:
         wait: Callable[[], object] = self._comm.Iallreduce(

@@ -17,7 +17,7 @@ from cydist.bench.starting import Spec
 SIZES = "8,1Ki,64Ki,1Mi,16Mi"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
-MPIS = ("openmpi", "openmpi-tcp", "mpich")
+MPIS = ("openmpi", "openmpi-tcp", "openmpi-polled", "mpich", "mpich-polled")
 PLOTS = (".png", ".svg", ".pdf")
 OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 
@@ -35,6 +35,8 @@ Peers of --vs, separated by commas:
   openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
   mpich=PYTHON      beside it or in PATH; the same with MPICH
   openmpi-tcp=PYTHON    Open MPI over TCP only
+  openmpi-polled=PYTHON, mpich-polled=PYTHON    by non-blocking calls, polled until complete
+  windows           cydist's backend tcp through shared memory, to compare --backend mpi with
   tcp               cydist over TCP only
   shared            cydist on arrays from empty_shared
   raw               one polled TCP connection between 2 ranks: the limit of what tcp can reach
@@ -155,17 +157,22 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             if not python:
                 raise ValueError(f"--vs {name}=PYTHON: which interpreter has that MPI's mpi4py?")
             specs[name] = Spec(
-                name, "mpi", python, arguments=OVER_TCP if name.endswith("tcp") else ()
+                name,
+                "mpi-polled" if name.endswith("polled") else "mpi",
+                python,
+                arguments=OVER_TCP if name.endswith("tcp") else (),
             )
         elif item in ("gloo", "raw"):
             specs[item] = Spec(item, item)
         elif item == "tcp":
             specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
+        elif item == "windows":
+            specs[name] = cydist("tcp", arrays, "windows", TRANSPORT="shm")
         elif item == "shared":
             specs[name] = cydist("tcp", "shared", "shared")
         else:
             raise ValueError(
-                f"--vs {item}: the peers are gloo, tcp, shared, raw, "
+                f"--vs {item}: the peers are gloo, tcp, windows, shared, raw, "
                 f"and with =PYTHON {', '.join(MPIS)}"
             )
     return list(specs.values())

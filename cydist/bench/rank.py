@@ -51,14 +51,14 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
 def start(library: str, options: Mapping[str, str]) -> Library:
     """Start a library on this rank.
 
-    library     "cydist", "gloo", "mpi" or "raw"
+    library     "cydist", "gloo", "mpi", "mpi-polled" or "raw"
     options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if library == "gloo":
         return gloo()
-    if library == "mpi":
-        return Mpi()
+    if library.startswith("mpi"):
+        return Mpi(polled=library == "mpi-polled")
     if library == "raw":
         from cydist.bench.sockets import Raw
 

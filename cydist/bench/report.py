@@ -15,7 +15,7 @@ from cydist.bench.rounds import Row, Series, ratio
 
 OURS = "cydist"
 # Not peers: cydist over another transport is no competitor, and raw sockets are no library.
-OURSELVES = (OURS, "tcp", "raw")
+OURSELVES = (OURS, "tcp", "windows", "raw")
 Rows = Sequence[tuple[Cell, Row]]
 
 

@@ -16,7 +16,7 @@ from cydist._native.matching cimport (
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
 from cydist._native.rings cimport Nearby, unread, was_read
 from cydist._native.stream cimport (
-    ANSWER, ARRIVED, ARRIVING, BABBLED, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
+    ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
     EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
     PULLING, REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
 )
@@ -109,6 +109,10 @@ cdef void take(Net *net, Item *item, Transport *t, Request *r) noexcept nogil:
     remove(item)
     r.source = group_rank(t, item.peer)
     item.view = t
+    if more.stage == BEYOND:
+        net.far.take(net, item, r, fit)
+        free_item(item)
+        return
     if more.stage == OFFERED:
         if fit == OK:
             pull(more.connection, item, r)

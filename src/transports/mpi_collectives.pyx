@@ -15,7 +15,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_moves cimport Move, Net, end_move, new_move
+from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.stream cimport Net
 
 cdef enum:
     DTYPES = 64                 # more than there are, and below
@@ -55,14 +56,14 @@ cdef inline bint reduces(const Call *c) noexcept nogil:
 
 cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
     """Does MPI have this call? All ranks say the same."""
-    cdef Net *net = <Net *>t.link
+    cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
     if reduces(c) and operations[c.fingerprint.dtype][c.fingerprint.op] == 0:
         return False
     if collective == ALL_GATHER or collective == ALL_TO_ALL:
-        return c.outputs[0].nbytes <= net.piece_bytes
+        return c.outputs[0].nbytes <= mpi.piece_bytes
     if collective == REDUCE_SCATTER:
-        return c.inputs[0].nbytes <= net.piece_bytes
+        return c.inputs[0].nbytes <= mpi.piece_bytes
     return True
 
 
@@ -113,25 +114,25 @@ cdef size_t unit(const Call *c) noexcept nogil:
     return c.op.itemsize if reduces(c) else 1
 
 
-cdef size_t step_bytes(const Net *net, const Call *c) noexcept nogil:
+cdef size_t step_bytes(const Mpi *mpi, const Call *c) noexcept nogil:
     """What one call of MPI takes of an array that is cut into several."""
-    return net.piece_bytes // unit(c) * unit(c)
+    return mpi.piece_bytes // unit(c) * unit(c)
 
 
-cdef int calls_for(const Net *net, const Call *c) noexcept nogil:
+cdef int calls_for(const Mpi *mpi, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if collective == BROADCAST or collective == ALL_REDUCE or collective == REDUCE:
-        return <int>((c.inputs[0].nbytes + step_bytes(net, c) - 1) // step_bytes(net, c))
+        return <int>((c.inputs[0].nbytes + step_bytes(mpi, c) - 1) // step_bytes(mpi, c))
     return 1
 
 
 cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t start,
                   Handle *request) noexcept nogil:
     """Begin one call of MPI; of an array that is cut, the one from this byte on."""
-    cdef Net *net = <Net *>t.link
+    cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
     cdef size_t each = c.inputs[0].nbytes if c.inputs != NULL else 0
-    cdef Handle kind = types[c.fingerprint.dtype] if reduces(c) else net.byte
+    cdef Handle kind = types[c.fingerprint.dtype] if reduces(c) else mpi.byte
     cdef Handle op = operations[c.fingerprint.dtype][c.fingerprint.op] if reduces(c) else 0
     cdef void *source = b.input
     cdef int count
@@ -140,17 +141,17 @@ cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t st
     if collective == ALL_GATHER:
         if b.gathered == NULL and b.input == c.outputs[t.rank].ptr:
             source = in_place
-        return lib.iallgather(source, <int>each, net.byte, b.output, <int>each, net.byte, t.comm,
+        return lib.iallgather(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte, t.comm,
                               request)
     if collective == ALL_TO_ALL:
-        return lib.ialltoall(source, <int>each, net.byte, b.output, <int>each, net.byte, t.comm,
+        return lib.ialltoall(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte, t.comm,
                              request)
     if collective == REDUCE_SCATTER:
         return lib.ireduce_scatter_block(source, b.output, <int>(each // unit(c)), kind, op,
                                          t.comm, request)
-    count = <int>(min(each - start, step_bytes(net, c)) // unit(c))
+    count = <int>(min(each - start, step_bytes(mpi, c)) // unit(c))
     if collective == BROADCAST:
-        return lib.ibcast(b.input + start, count, net.byte, c.root, t.comm, request)
+        return lib.ibcast(b.input + start, count, mpi.byte, c.root, t.comm, request)
     source = b.input + start
     if b.output == b.input:
         source = in_place
@@ -163,24 +164,26 @@ cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t st
 
 cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
-    cdef int i, count = calls_for(net, c), code = SUCCESS
+    cdef Mpi *mpi = mpi_of(net)
+    cdef int i, count = calls_for(mpi, c), code = SUCCESS
     cdef Move *move
     if count == 0:
         r.status = OK
         return OK
     pthread_mutex_lock(&net.lock)
-    move = new_move(net, r, t.context, -1, count)
+    mpi.far.needed = True
+    move = new_move(mpi, r, t.context, -1, count)
     if move == NULL:
         pthread_mutex_unlock(&net.lock)
         return NO_MEMORY
     move.borrows = True
     for i in range(count):
         if code == SUCCESS:
-            code = call_one(t, c, b, i * step_bytes(net, c), &move.handles[i])
+            code = call_one(t, c, b, i * step_bytes(mpi, c), &move.handles[i])
     if code != SUCCESS:
-        net.error = code
+        mpi.error = code
         move.request = NULL
-        end_move(net, move, OK)
+        end_move(mpi, move, OK)
     pthread_mutex_unlock(&net.lock)
     return OK if code == SUCCESS else PEER_LOST
 

@@ -1,17 +1,26 @@
-"""What MPI moves for a link, and where it goes; see mpi_moves.pxd. The lock is held throughout."""
+"""What MPI moves for a link, and where it goes; see mpi_moves.pxd. The lock is held throughout.
+
+Every message begins with a header of its own, under one MPI tag. A small payload is behind it;
+of others it names the tag that they follow under, and the receive that takes the header receives
+them in place. So MPI matches nothing but senders, a receive can be withdrawn until its message has
+come, and a message of another kind than expected is found.
+"""
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
+    CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, is_done, lib
+from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.matching cimport (
-    Item, add_arrived, any_arrived, any_of_context, any_posted, blank_item, compare, find_posted,
-    free_item, group_rank, remove,
+    Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, remove,
 )
-from cydist._native.waiting cimport sched_yield, store_int
+from cydist._native.outgoing cimport begin, complete, forget, is_near
+from cydist._native.peers cimport lose
+from cydist._native.stream cimport BEYOND, LEFT, Incoming, incoming
+from cydist._native.waiting cimport sched_yield
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
@@ -19,11 +28,24 @@ cdef enum:
     HELD_LIMIT = 67108864       # bytes of small messages that are copied to be sent
     GOODBYE = -1
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
+    PATIENCE_NS = 50000000      # how long a message that is withdrawn may take to complete
+    PAUSE_US = 20
+
+
+cdef void init_mpi(Mpi *mpi) noexcept nogil:
+    mpi.moves.next = mpi.moves.prev = &mpi.moves
+    mpi.far.progress = progress
+    mpi.far.send = begin_send
+    mpi.far.take = take
+    mpi.far.refuse = refuse_item
+    mpi.far.withdraw = withdraw
+    mpi.far.give_up = give_up
+    mpi.far.leave = leave
 
 
 # What MPI moves
 
-cdef Move *new_move(Net *net, Request *r, uint64_t context, int peer, int count) noexcept nogil:
+cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count) noexcept nogil:
     cdef Move *move = <Move *>calloc(1, sizeof(Move) + count * sizeof(Handle))
     if move == NULL:
         return NULL
@@ -31,73 +53,51 @@ cdef Move *new_move(Net *net, Request *r, uint64_t context, int peer, int count)
     move.context = context
     move.peer = peer
     move.count = count
-    move.next = &net.moves
-    move.prev = net.moves.prev
-    net.moves.prev.next = move
-    net.moves.prev = move
+    move.next = &mpi.moves
+    move.prev = mpi.moves.prev
+    mpi.moves.prev.next = move
+    mpi.moves.prev = move
     if r != NULL:
         r.link = move
-        r.place = net
+        r.place = mpi
     return move
 
 
-cdef void end_move(Net *net, Move *move, int status) noexcept nogil:
+cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil:
     cdef Request *r = move.request
     move.prev.next = move.next
     move.next.prev = move.prev
-    net.lingering -= move.lingers
-    net.held_bytes -= move.nbytes
+    mpi.lingering -= move.lingers
+    mpi.held_bytes -= move.nbytes
     free(move.data)
     free(move)
     if r != NULL:
-        r.link = NULL
-        store_int(&r.status, status)
+        complete(mpi.net, r, status)
 
 
-cdef void detach(Net *net, Move *move, int status) noexcept nogil:
+cdef void detach(Mpi *mpi, Move *move) noexcept nogil:
     """Nobody waits for it any more; MPI goes on."""
-    cdef Request *r = move.request
     move.request = NULL
     if move.borrows:
         move.lingers = True
-        net.lingering += 1
-    r.link = NULL
-    if status != PENDING:
-        store_int(&r.status, status)
+        mpi.lingering += 1
 
 
-cdef inline size_t pieces(const Net *net, size_t nbytes) noexcept nogil:
-    return (nbytes + net.piece_bytes - 1) // net.piece_bytes
+cdef inline size_t pieces(const Mpi *mpi, size_t nbytes) noexcept nogil:
+    return (nbytes + mpi.piece_bytes - 1) // mpi.piece_bytes
 
 
-cdef inline int piece(const Net *net, size_t nbytes, size_t i) noexcept nogil:
-    cdef size_t rest = nbytes - i * net.piece_bytes
-    return <int>(rest if rest < net.piece_bytes else net.piece_bytes)
+cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
+    cdef size_t rest = nbytes - i * mpi.piece_bytes
+    return <int>(rest if rest < mpi.piece_bytes else mpi.piece_bytes)
 
 
-cdef int push(Net *net, Move *move, const Header *header, const char *payload) noexcept nogil:
-    """Begin to send a header, and what follows it. Returns OK or PEER_LOST."""
-    cdef size_t i
-    cdef int code = lib.isend(
-        move.data, <int>move.nbytes, net.byte, move.peer, HEADER_TAG, net.comm, &move.handles[0])
-    if header.under > 0:
-        for i in range(pieces(net, header.nbytes)):
-            if code == SUCCESS:
-                code = lib.isend(
-                    payload + i * net.piece_bytes, piece(net, header.nbytes, i), net.byte,
-                    move.peer, header.under, net.comm, &move.handles[1 + i])
-    if code != SUCCESS:
-        net.error = code
-        return PEER_LOST
-    return OK
-
-
-cdef int pull(Net *net, Request *r, uint64_t context, int peer, int under, char *ptr,
+cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char *ptr,
               size_t nbytes) noexcept nogil:
     """Begin to receive what a header announced; without a request: into nothing."""
-    cdef size_t i, count = pieces(net, nbytes)
+    cdef size_t i, count = pieces(mpi, nbytes)
     cdef int code = SUCCESS
-    cdef Move *move = new_move(net, r, context, peer, <int>count)
+    cdef Move *move = new_move(mpi, r, context, peer, <int>count)
     if move == NULL:
         return NO_MEMORY
     move.borrows = r != NULL
@@ -105,116 +105,170 @@ cdef int pull(Net *net, Request *r, uint64_t context, int peer, int under, char 
         # The sender could not end otherwise.
         move.data = ptr = <char *>malloc(nbytes)
         if ptr == NULL:
-            end_move(net, move, NO_MEMORY)
+            end_move(mpi, move, NO_MEMORY)
             return NO_MEMORY
     for i in range(count):
         if code == SUCCESS:
-            code = lib.irecv(ptr + i * net.piece_bytes, piece(net, nbytes, i), net.byte, peer,
-                             under, net.comm, &move.handles[i])
+            code = lib.irecv(ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer,
+                             under, mpi.comm, &move.handles[i])
     if code != SUCCESS:
-        net.error = code
+        mpi.error = code
         move.request = NULL
-        end_move(net, move, OK)
+        end_move(mpi, move, OK)
         return PEER_LOST
     return OK
 
 
-cdef void progress(Net *net) noexcept nogil:
-    cdef Move *move = net.moves.next
+cdef bint progress(Net *net) noexcept nogil:
+    cdef Mpi *mpi = mpi_of(net)
+    cdef Move *move = mpi.moves.next
     cdef Move *following
     cdef Slot *slot
     cdef int error = SUCCESS
+    cdef bint moved = False
     # Before a goodbye is heard, that what came before it is over.
-    while move != &net.moves:
+    while move != &mpi.moves:
         following = move.next
         while move.done < move.count and is_done(&move.handles[move.done], &error):
             move.done += 1
         if move.done == move.count:
             if error != SUCCESS:
-                net.error = error
-            end_move(net, move, OK if error == SUCCESS else PEER_LOST)
+                mpi.error = error
+            end_move(mpi, move, OK if error == SUCCESS else PEER_LOST)
+            moved = True
         error = SUCCESS
         move = following
-    slot = &net.slots[net.slot]
+    slot = &mpi.slots[mpi.slot]
     while slot.request != 0 and is_done(&slot.request, &error):
         slot.request = 0
         if error == SUCCESS:
-            take(net, &slot.header, slot.data)
-        listen(net, slot)
-        net.slot = (net.slot + 1) % SLOTS
-        slot = &net.slots[net.slot]
+            arrived(mpi, &slot.header, slot.data)
+        listen(mpi, slot)
+        mpi.slot = (mpi.slot + 1) % SLOTS
+        slot = &mpi.slots[mpi.slot]
+        moved = True
+    return moved
 
 
-cdef void listen(Net *net, Slot *slot) noexcept nogil:
+cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
     slot.request = 0
-    if lib.irecv(&slot.header, sizeof(Header) + INLINE_BYTES, net.byte, net.any_source, HEADER_TAG,
-                 net.comm, &slot.request) != SUCCESS:
+    if lib.irecv(&slot.header, sizeof(Header) + INLINE_BYTES, mpi.byte, mpi.any_source, HEADER_TAG,
+                 mpi.comm, &slot.request) != SUCCESS:
         slot.request = 0
 
 
+# Sending
+
 cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
-    cdef bint inline = r.nbytes <= INLINE_BYTES
-    cdef size_t count = 0 if inline else pieces(net, r.nbytes)
-    cdef Move *move = new_move(net, r, t.context, t.peers[r.peer], 1 + <int>count)
-    cdef Header *header
-    cdef int status
-    if move == NULL:
-        return NO_MEMORY
-    move.nbytes = sizeof(Header) + (r.nbytes if inline else 0)
-    net.held_bytes += move.nbytes
-    move.data = <char *>malloc(move.nbytes)
-    if move.data == NULL:
-        move.request = NULL
-        end_move(net, move, OK)
-        return NO_MEMORY
-    header = <Header *>move.data
-    memset(header, 0, sizeof(Header))
+    cdef Mpi *mpi = mpi_of(net)
+    cdef Header header
+    memset(&header, 0, sizeof(Header))
     header.context = t.context
     header.tag = r.tag
     header.nbytes = r.nbytes
     header.peer = net.rank
     if r.expected != NULL:
         header.fingerprint = r.expected[0]
-    if inline:
-        copy(move.data + sizeof(Header), r.ptr, r.nbytes)
-    else:
-        move.borrows = True
-        net.under += 1
-        header.under = 1 + <int>(net.under % PAYLOAD_TAGS)
-    status = push(net, move, header, r.ptr)
-    if status != OK:
-        detach(net, move, PENDING)
-    elif inline and net.held_bytes <= HELD_LIMIT:
-        move.request = NULL
-        r.link = NULL
+    if r.nbytes <= INLINE_BYTES:
+        return send_whole(mpi, r, t.peers[r.peer], &header)
+    mpi.under += 1
+    header.under = 1 + <int>(mpi.under % PAYLOAD_TAGS)
+    return send_apart(mpi, r, t.peers[r.peer], &header)
+
+
+cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
+    """A small message is copied, so that it is over at once unless many are under way. Without
+    a request the header goes alone."""
+    cdef size_t nbytes = sizeof(Header) + (r.nbytes if r != NULL else 0)
+    cdef int code, error = SUCCESS
+    cdef Handle sending = 0
+    cdef Move *move
+    if mpi.outbox == NULL:
+        mpi.outbox = <char *>malloc(sizeof(Header) + INLINE_BYTES)
+        if mpi.outbox == NULL:
+            return NO_MEMORY
+    memcpy(mpi.outbox, header, sizeof(Header))
+    if r != NULL:
+        copy(mpi.outbox + sizeof(Header), r.ptr, r.nbytes)
         r.status = OK
-    return status
+    code = lib.isend(mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
+    if code != SUCCESS or is_done(&sending, &error):
+        mpi.error = error if code == SUCCESS else code
+        return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
+    move = new_move(mpi, NULL, header.context, peer, 1)
+    if move == NULL:
+        mpi.outbox = NULL       # MPI has it
+        return OK
+    move.handles[0] = sending
+    move.data, mpi.outbox = mpi.outbox, NULL
+    move.nbytes = nbytes
+    mpi.held_bytes += nbytes
+    if r != NULL and mpi.held_bytes > HELD_LIMIT:
+        r.status = PENDING
+        attach(mpi, move, r)
+    return OK
+
+
+cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
+    cdef size_t i, count = pieces(mpi, r.nbytes)
+    cdef int code
+    cdef Move *move = new_move(mpi, NULL, header.context, peer, 1 + <int>count)
+    if move == NULL:
+        return NO_MEMORY
+    move.nbytes = sizeof(Header)
+    mpi.held_bytes += move.nbytes
+    move.data = <char *>malloc(sizeof(Header))
+    if move.data == NULL:
+        end_move(mpi, move, OK)
+        return NO_MEMORY
+    memcpy(move.data, header, sizeof(Header))
+    code = lib.isend(move.data, sizeof(Header), mpi.byte, peer, HEADER_TAG, mpi.comm,
+                     &move.handles[0])
+    for i in range(count):
+        if code == SUCCESS:
+            move.borrows = True
+            code = lib.isend(r.ptr + i * mpi.piece_bytes, piece(mpi, r.nbytes, i), mpi.byte,
+                             peer, header.under, mpi.comm, &move.handles[1 + i])
+    if code != SUCCESS:
+        mpi.error = code
+        detach(mpi, move)
+        return PEER_LOST
+    attach(mpi, move, r)
+    return OK
+
+
+cdef void attach(Mpi *mpi, Move *move, Request *r) noexcept nogil:
+    move.request = r
+    r.link = move
+    r.place = mpi
+    begin(mpi.net, r)
 
 
 # Messages that have come
 
-ctypedef struct Awaited:        # behind the Item of a message whose payload is still to come
-    int under
-
-
-cdef void take(Net *net, const Header *header, const char *data) noexcept nogil:
+cdef void arrived(Mpi *mpi, const Header *header, const char *data) noexcept nogil:
+    cdef Net *net = mpi.net
     cdef Item *item
     cdef Request *r
     if header.under == GOODBYE:
-        lose(net, header.peer)
+        hear_goodbye(mpi, header.peer)
         return
     item = find_posted(&net.queues, header.context, header.peer, header.tag)
     if item != NULL:
         r = item.request
+        r.source = group_rank(item.view, header.peer)
         remove(item)
-        r.link = NULL
-        deliver(net, r, item.view, header, data)
         free_item(item)
-        return
-    if net.closed:
-        refuse(net, header)
-        return
-    item = blank_item(sizeof(Awaited))
+        deliver(mpi, r, header, data, compare(r, &header.fingerprint, header.nbytes))
+    elif net.closed:
+        refuse(mpi, header)
+    else:
+        keep(net, header, data)
+
+
+cdef void keep(Net *net, const Header *header, const char *data) noexcept nogil:
+    """Nobody has asked for it yet."""
+    cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
         return
     item.context = header.context
@@ -222,7 +276,8 @@ cdef void take(Net *net, const Header *header, const char *data) noexcept nogil:
     item.peer = header.peer
     item.nbytes = header.nbytes
     item.fingerprint = header.fingerprint
-    (<Awaited *>item.more).under = header.under
+    incoming(item).stage = BEYOND
+    incoming(item).id = header.under
     if header.under == 0 and header.nbytes > 0:
         item.data = <char *>malloc(header.nbytes)
         if item.data != NULL:
@@ -230,25 +285,34 @@ cdef void take(Net *net, const Header *header, const char *data) noexcept nogil:
     add_arrived(&net.queues, item)
 
 
-cdef void deliver(Net *net, Request *r, const Transport *view, const Header *header,
-                  const char *data) noexcept nogil:
-    """Fill a receive, or begin to. `r` stands in no queue."""
-    cdef int status = compare(r, &header.fingerprint, header.nbytes)
-    r.source = group_rank(view, header.peer)
-    if status != OK:
-        refuse(net, header)
+cdef void deliver(Mpi *mpi, Request *r, const Header *header, const char *data,
+                  int fit) noexcept nogil:
+    """Fill a receive that stands in no queue, or begin to."""
+    cdef int status = fit
+    if fit != OK:
+        refuse(mpi, header)
     elif header.under == 0:
         copy(r.ptr, data, header.nbytes)
     else:
-        status = pull(net, r, header.context, header.peer, header.under, r.ptr, header.nbytes)
+        status = pull(mpi, r, header.context, header.peer, header.under, r.ptr, header.nbytes)
         if status == OK:
             return
-    store_int(&r.status, status)
+    complete(mpi.net, r, status)
 
 
-cdef void refuse(Net *net, const Header *header) noexcept nogil:
+cdef void take(Net *net, Item *item, Request *r, int fit) noexcept nogil:
+    cdef Header header = header_of(item)
+    deliver(mpi_of(net), r, &header, item.data, fit)
+
+
+cdef void refuse(Mpi *mpi, const Header *header) noexcept nogil:
     if header.under > 0:
-        pull(net, NULL, header.context, header.peer, header.under, NULL, header.nbytes)
+        pull(mpi, NULL, header.context, header.peer, header.under, NULL, header.nbytes)
+
+
+cdef void refuse_item(Net *net, Item *item) noexcept nogil:
+    cdef Header header = header_of(item)
+    refuse(mpi_of(net), &header)
 
 
 cdef Header header_of(const Item *item) noexcept nogil:
@@ -257,129 +321,91 @@ cdef Header header_of(const Item *item) noexcept nogil:
     header.tag = item.tag
     header.nbytes = item.nbytes
     header.peer = item.peer
-    header.under = (<Awaited *>item.more).under
+    header.under = <int>incoming(item).id
     header.fingerprint = item.fingerprint
     return header
 
 
-# Ranks that leave
+# Giving up
 
-cdef bint nobody_left(const Net *net, const Transport *t, int peer) noexcept nogil:
-    cdef int i
-    if peer != ANY_SOURCE:
-        return net.left_at[peer] != 0
-    for i in range(t.size):
-        if t.peers[i] != net.rank and net.left_at[t.peers[i]] == 0:
-            return False
-    return t.size > 1
-
-
-cdef bint waits_for_nobody(const Item *item, const void *net) noexcept nogil:
-    return nobody_left(<const Net *>net, item.view, item.peer)
-
-
-cdef void lose(Net *net, int peer) noexcept nogil:
-    cdef Item *item
-    cdef Request *r
-    if net.left_at[peer] == 0:
-        net.left += 1
-        net.left_at[peer] = now_ns()
-    item = any_posted(&net.queues, waits_for_nobody, net)
-    while item != NULL:
-        r = item.request
-        remove(item)
-        r.link = NULL
-        r.source = group_rank(item.view, peer)
-        store_int(&r.status, PEER_LOST)
-        free_item(item)
-        item = any_posted(&net.queues, waits_for_nobody, net)
+cdef void withdraw(Net *net, Request *r) noexcept nogil:
+    """What MPI has begun gets a moment to complete."""
+    cdef Mpi *mpi = mpi_of(net)
+    cdef Move *move
+    cdef int64_t until = now_ns() + PATIENCE_NS
+    while r.status == PENDING and r.link != NULL and now_ns() < until:
+        progress(net)
+        pthread_mutex_unlock(&net.lock)
+        usleep(PAUSE_US)
+        pthread_mutex_lock(&net.lock)
+    move = <Move *>r.link
+    if r.status == PENDING and move != NULL:
+        forget(net, r)
+        detach(mpi, move)
 
 
 cdef void give_up(Net *net, Request *r) noexcept nogil:
     """A message whose other side left a while ago does not complete."""
-    cdef Move *move
-    if r.link == NULL or r.place == NULL:
-        return
-    move = <Move *>r.link
-    if move.peer >= 0 and net.left_at[move.peer] and now_ns() > net.left_at[move.peer] + GRACE_NS:
-        detach(net, move, PEER_LOST)
+    cdef Mpi *mpi = mpi_of(net)
+    cdef Move *move = <Move *>r.link
+    if (move != NULL and move.peer >= 0 and mpi.left_at[move.peer] != 0
+            and now_ns() > mpi.left_at[move.peer] + GRACE_NS):
+        detach(mpi, move)
+        complete(net, r, PEER_LOST)
 
 
-# Leaving
-
-cdef bint of_context(const Item *item, const void *context) noexcept nogil:
-    return item.context == (<const uint64_t *>context)[0]
-
-
-cdef bint any_item(const Item *item, const void *unused) noexcept nogil:
-    return True
-
-
-cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
-    cdef Item *item
-    cdef Move *move = net.moves.next
-    while move != &net.moves:
-        if move.request != NULL and move.context == context:
-            detach(net, move, CLOSED)
+cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
+    cdef Move *move = mpi.moves.next
+    cdef Request *r
+    while move != &mpi.moves:
+        r = move.request
+        if r != NULL and move.context == context:
+            detach(mpi, move)
+            complete(mpi.net, r, CLOSED)
         move = move.next
-    item = any_of_context(&net.queues, context, of_context, &context)
-    while item != NULL:
-        drop_item(net, item)
-        item = any_of_context(&net.queues, context, of_context, &context)
 
 
-cdef void drop_all(Net *net) noexcept nogil:
-    cdef Item *item = any_arrived(&net.queues, any_item, NULL)
-    while item != NULL:
-        drop_item(net, item)
-        item = any_arrived(&net.queues, any_item, NULL)
+# Ranks that leave
+
+cdef void hear_goodbye(Mpi *mpi, int peer) noexcept nogil:
+    if mpi.left_at[peer] == 0:
+        mpi.left += 1
+        mpi.left_at[peer] = now_ns()
+    # What a near one wrote to its ring comes before its end.
+    if not is_near(mpi.net, peer):
+        lose(mpi.net, peer, LEFT)
 
 
-cdef void drop_item(Net *net, Item *item) noexcept nogil:
+cdef void leave(Net *net) noexcept nogil:
+    """Say goodbye to every peer. What has begun goes on while MPI is asked to."""
+    cdef Mpi *mpi = mpi_of(net)
     cdef Header header
-    remove(item)
-    if item.request != NULL:
-        item.request.link = NULL
-        store_int(&item.request.status, CLOSED)
-    else:
-        header = header_of(item)
-        refuse(net, &header)
-    free_item(item)
-
-
-cdef void say_goodbye(Net *net, int peer) noexcept nogil:
-    cdef Header *header
-    cdef Move *move = new_move(net, NULL, 0, peer, 1)
-    if move == NULL:
-        return
-    move.nbytes = sizeof(Header)
-    net.held_bytes += move.nbytes
-    move.data = <char *>calloc(1, sizeof(Header))
-    if move.data == NULL:
-        end_move(net, move, OK)
-        return
-    header = <Header *>move.data
+    cdef int peer
+    memset(&header, 0, sizeof(Header))
     header.peer = net.rank
     header.under = GOODBYE
-    push(net, move, header, NULL)
+    for peer in range(net.size):
+        if peer != net.rank:
+            send_whole(mpi, NULL, peer, &header)
+    progress(net)
 
 
-cdef void end_slots(Net *net) noexcept nogil:
+cdef void end_slots(Mpi *mpi) noexcept nogil:
     """Everybody has said goodbye, so nothing comes any more."""
     cdef int64_t until = now_ns() + GRACE_NS
     cdef int i, error = SUCCESS
     for i in range(SLOTS):
-        if net.slots[i].request == 0:
+        if mpi.slots[i].request == 0:
             continue
-        lib.cancel(&net.slots[i].request)
-        while not is_done(&net.slots[i].request, &error) and now_ns() < until:
+        lib.cancel(&mpi.slots[i].request)
+        while not is_done(&mpi.slots[i].request, &error) and now_ns() < until:
             sched_yield()
-        net.slots[i].request = 0
+        mpi.slots[i].request = 0
 
 
-cdef bint all_linger(const Net *net) noexcept nogil:
-    cdef const Move *move = net.moves.next
-    while move != &net.moves:
+cdef bint all_linger(const Mpi *mpi) noexcept nogil:
+    cdef const Move *move = mpi.moves.next
+    while move != &mpi.moves:
         if not move.lingers:
             return False
         move = move.next

@@ -271,7 +271,7 @@ cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
     return c
 
 
-cdef inline bint is_near(const Net *net, int peer) noexcept nogil:
+cdef bint is_near(const Net *net, int peer) noexcept nogil:
     cdef int place = -1 if net.nearby == NULL else net.nearby.place[peer]
     return place >= 0 and load_u64(pair_word(net.nearby, place)) != NO_RINGS
 
@@ -344,7 +344,7 @@ cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil:
         c = connection(net, peer, 0)
         if c == NULL or not c.near:
             c = connection(net, peer, lane_of(net, tag))
-        if c != NULL:
+        if c != NULL and net.far == NULL:
             want_connection(c)
 
 
@@ -364,6 +364,9 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
     c = way_to(net, peer, r.tag)
     if c == NULL:
         return NO_MEMORY
+    if net.far != NULL and not c.near:
+        net.far.needed = True
+        return net.far.send(net, t, r)
     if c.state == ENDED:
         return PEER_LOST
     eager = r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit

@@ -19,7 +19,7 @@ from cydist._native.outgoing cimport (
 from cydist._native.memory cimport SILENT
 from cydist._native.rings cimport NO_RINGS, Nearby, pair_word, say_over, spread_news
 from cydist._native.stream cimport (
-    ANSWER, ARRIVING, Connection, DIED, ENDED, FILLING, GONE, GOODBYE, Header, Incoming,
+    ANSWER, ARRIVING, BEYOND, Connection, DIED, ENDED, FILLING, GONE, GOODBYE, Header, Incoming,
     LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
 from cydist._native.waiting cimport load_int, load_u32, load_u64, store_int
@@ -209,6 +209,8 @@ cdef void hear_of(Net *net, Nearby *n, int place) noexcept nogil:
         c = connection(net, rank, 0)
     if c != NULL and c.near and c.state == LIVE and c.inbound.control == NULL and word != 0:
         attach_rings(c, word)
+    if word == NO_RINGS and net.far != NULL:
+        net.far.needed = True
     if not left:
         return
     if c != NULL and c.near and c.state == LIVE:
@@ -233,6 +235,9 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
         complete(net, item.request, CLOSED)
     elif more.stage == OFFERED:
         control(more.connection, ANSWER, GONE, more.id, 0)
+    elif more.stage == BEYOND:
+        if net.far != NULL:
+            net.far.refuse(net, item)
     else:
         release(more.connection, more.charged)
     if more.stage == ARRIVING:
@@ -329,6 +334,8 @@ cdef void leave(Net *net) noexcept nogil:
     if net.nearby != NULL:
         store_int(&net.nearby.members[net.nearby.own].left, SILENT)
         spread_news(net.nearby)
+    if net.far != NULL:
+        net.far.leave(net)
 
 
 cdef void discard(Connection *c) noexcept nogil:

@@ -17,7 +17,7 @@ from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
     pthread_cond_broadcast, pthread_cond_t, pthread_cond_timedwait, pthread_create, pthread_join,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_sigmask, sigfillset,
-    sigset_t,
+    sigset_t, usleep,
 )
 from cydist._native.matching cimport contradicted
 from cydist._native.outgoing cimport writable
@@ -35,6 +35,10 @@ cdef enum:
     NAP_NS = 1000000            # how soon it looks again whether somebody waits
     LOOKS_PER_DEATH = 1000
     MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
+    LOOKS_PER_FAR = 4
+    SHORT_NAP_US = 20
+    LONG_NAP_US = 1000
+    DOZE_NS = 1000000000        # how long a wait takes short naps
     SPIN_NS = 200000            # the longest spin at sockets takes about so long
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
@@ -103,7 +107,12 @@ cdef bint nothing_to_do(Net *net) noexcept nogil:
 cdef bint progress(Net *net) noexcept nogil:
     cdef epoll_event events[EVENTS]
     cdef bint moved = look(net)
-    cdef int count = epoll_wait(net.epoll, events, EVENTS, 0)
+    cdef int count
+    if net.far != NULL and net.far.needed and net.far.progress(net):
+        moved = True
+    if net.far != NULL and net.nearby == NULL:
+        return moved                # no descriptor has anything to tell
+    count = epoll_wait(net.epoll, events, EVENTS, 0)
     handle(net, events, count)
     return moved or count > 0
 
@@ -127,6 +136,16 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     return look(net) or count > 0
 
 
+cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
+    """Sleep where nobody would wake us: a library moves things when it is asked to."""
+    net.polling = True
+    pthread_mutex_unlock(&net.lock)
+    usleep(SHORT_NAP_US if waited_ns < DOZE_NS else LONG_NAP_US)
+    pthread_mutex_lock(&net.lock)
+    net.polling = False
+    return progress(net)
+
+
 cdef bint poll(Net *net, int64_t timeout_ns) noexcept nogil:
     return sleep_and_handle(net, &net.polling, <int>((timeout_ns + 999999) // 1000000))
 
@@ -141,8 +160,11 @@ cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
 
 # Waiting
 
-cdef void watch_peers(Net *net, const Transport *t, const Request *r) noexcept nogil:
+cdef void watch_peers(Net *net, const Transport *t, Request *r) noexcept nogil:
     cdef int i
+    if net.far != NULL and r.place == net.far:
+        net.far.give_up(net, r)
+        return
     if r.peer != ANY_SOURCE:
         watch(net, t.peers[r.peer], r.tag)
         return
@@ -170,11 +192,17 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
 
 
 cdef bint move(Net *net, unsigned int turn) noexcept nogil:
+    cdef bint moved = False
+    if net.far != NULL:
+        if net.far.needed and (net.nearby == NULL or turn % LOOKS_PER_FAR == 0):
+            moved = net.far.progress(net)
+        if net.nearby == NULL:
+            return moved
     # Without sockets epoll tells of deaths, which can wait.
     if (net.nearby == NULL or turn % LOOKS_PER_DEATH == 0
             or (net.live != 0 and turn % LOOKS_PER_POLL == 0)):
-        return progress(net)
-    return look(net)
+        return progress(net) or moved
+    return look(net) or moved
 
 
 cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
@@ -212,14 +240,15 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
 cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef int status = OK
     cdef bint moved = True
-    cdef int64_t now
-    cdef int64_t until = slice_until(now_ns(), deadline_ns)
+    cdef int64_t now = now_ns()
+    cdef int64_t started = now
+    cdef int64_t until = slice_until(now, deadline_ns)
     while r.status == PENDING and status == OK:
         # A second waiter must not be kept from the lock.
         if moved and net.waiters == 1:
             moved = False
             spin(net, r, until)
-            if net.nearby != NULL:
+            if net.nearby != NULL or net.far != NULL:
                 yield_core(net, r, until)
             continue
         now = now_ns()
@@ -237,6 +266,8 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
             net.sleepers += 1
             sleep_until(&net.changed, &net.lock, until)
             net.sleepers -= 1
+        elif net.far != NULL and net.far.needed:
+            moved = nap(net, now - started)
         else:
             moved = poll(net, until - now)
             if moved and now_ns() - now < SPIN_NS:
@@ -270,6 +301,8 @@ cdef void ensure_background(Net *net) noexcept nogil:
     cdef sigset_t every, before
     if net.background_runs or net.stopping or net.closed:
         return
+    if net.far != NULL and net.nearby == NULL:
+        return                      # which threads may call the library its own rules say
     if net.background_joinable:
         pthread_join(net.background, NULL)      # it has let go of the lock for the last time
         net.background_joinable = False

@@ -78,6 +78,8 @@ cdef int test(Transport *t, Request *r) noexcept nogil:
         pthread_mutex_lock(&net.lock)
         net.tests += 1
         move(net, net.tests)
+        if net.far != NULL and r.status == PENDING and r.place == net.far:
+            net.far.give_up(net, r)
         pthread_mutex_unlock(&net.lock)
     return load_int(&r.status)
 
@@ -102,7 +104,9 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     if r.link != NULL:
-        if r.place != NULL:
+        if net.far != NULL and r.place == net.far:
+            net.far.withdraw(net, r)
+        elif r.place != NULL:
             withdraw_send(<Connection *>r.place, <Out *>r.link)
         else:
             withdraw_recv(net, <Item *>r.link)
@@ -155,36 +159,26 @@ cdef void close_net(Net *net) noexcept nogil:
 
 # Dealloc needs the memory, so the collector must not clear it before.
 @cython.no_gc_clear
-cdef class TcpLink(Link):
-    """One rank's end of the connections of a world; every group of the process shares it.
+cdef class MessageLink(Link):
+    """One rank's end of what carries the messages of a world; every group of the process shares it.
 
     rank, size      this process among the world's
-    lanes           connections per peer that calls take in turn; the same on every rank
-    held_limit      bytes of small messages that one peer may send ahead of their receives
-
-    It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
-    and `adopt` or `refuse` answers. See cydist/backends/connections.py.
     """
 
-    cdef Net *net
-    cdef SharedMemory memory                # in which the rings lie
-    cdef dict refused                       # peer -> why
-
-    def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
+    def __cinit__(self, int rank, int size, *rest, **more):
         cdef epoll_event event
         cdef pthread_condattr_t attributes
-        if not 0 <= rank < size or not 1 <= lanes <= 255:
-            raise ValueError(f"no link for rank {rank} of {size} with {lanes} lanes")
+        if not 0 <= rank < size:
+            raise ValueError(f"no link for rank {rank} of {size}")
         self.rank = rank
         self.size = size
-        self.refused = {}
         self.net = <Net *>calloc(1, sizeof(Net))
         if self.net == NULL:
             raise MemoryError("no memory for a link")
         self.net.rank = rank
         self.net.size = size
-        self.net.lanes = lanes
-        self.net.held_limit = held_limit
+        self.net.lanes = 1
+        self.net.held_limit = HELD_LIMIT
         self.net.pid = getpid()
         pthread_mutex_init(&self.net.lock, NULL)
         pthread_condattr_init(&attributes)
@@ -195,7 +189,7 @@ cdef class TcpLink(Link):
         self.net.epoll = epoll_create1(EPOLL_CLOEXEC)
         self.net.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         self.net.wanted_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        self.net.connections = <Connection **>calloc(size * lanes, sizeof(Connection *))
+        self.net.connections = <Connection **>calloc(size, sizeof(Connection *))
         self.net.lost = <uint8_t *>calloc(size, 1)
         self.net.staging = <char *>malloc(STAGING_BYTES)
         event.events = EPOLLIN
@@ -207,7 +201,6 @@ cdef class TcpLink(Link):
                 or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, self.net.wake, &event) != 0):
             raise MemoryError("no memory for a link")
         remember(self.net)
-        self.share_cores(size)
 
     def __dealloc__(self):
         cdef Net *net = self.net
@@ -255,90 +248,6 @@ cdef class TcpLink(Link):
                 pthread_mutex_lock(&self.net.lock)
                 drop_context(self.net, t.context)
                 pthread_mutex_unlock(&self.net.lock)
-
-    @property
-    def wanted_fd(self):
-        """Readable when `wanted` has something to say."""
-        return self.net.wanted_event
-
-    def wanted(self):
-        """The connections asked for since the last time: a list of (peer, lane)."""
-        cdef Connection *c
-        cdef uint64_t unused
-        with nogil:
-            pthread_mutex_lock(&self.net.lock)
-            eventfd_read(self.net.wanted_event, &unused)
-            c = self.net.wanted
-            self.net.wanted = NULL
-            pthread_mutex_unlock(&self.net.lock)
-        # Nobody else touches a chain that was taken off. Without the lock, because what
-        # Python allocates may start its collector, which may cancel requests.
-        asked = []
-        while c != NULL:
-            if c.state == WANTED:
-                asked.append((c.peer, c.lane))
-            c = c.next_wanted
-        return asked
-
-    def adopt(self, int peer, int lane, int fd):
-        """Take over a connected, authenticated, non-blocking socket.
-
-        Returns whether the link took it; otherwise the caller closes it: there is a
-        connection for this peer and lane already, the peer is lost, or the link is closed.
-        """
-        cdef int status
-        self.check(peer, lane)
-        with nogil:
-            pthread_mutex_lock(&self.net.lock)
-            status = adopt(self.net, peer, lane, fd)
-            pthread_mutex_unlock(&self.net.lock)
-        if status == NO_MEMORY:
-            raise MemoryError(f"no memory for the connection to rank {peer}")
-        return status == OK
-
-    def refuse(self, int peer, str reason not None):
-        """The peer cannot be reached: whoever waits for it, now or later, learns so."""
-        self.check(peer, 0)
-        self.refused.setdefault(peer, reason)
-        with nogil:
-            pthread_mutex_lock(&self.net.lock)
-            lose(self.net, peer, DIED)
-            pthread_mutex_unlock(&self.net.lock)
-
-    def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
-        if peer == self.rank:
-            return ""
-        self.check(peer, 0)
-        if peer in self.refused:
-            return self.refused[peer]
-        if self.net.lost[peer] == LEFT:
-            return "it closed its connections and left"
-        if self.net.lost[peer] == DIED:
-            return "its connection ended without a goodbye: it died, or was cut off"
-        if self.net.lost[peer] == BABBLED:
-            return ("it sent what no rank sends, so its connection was closed: its bytes were "
-                    "damaged on the way, or it runs another version of cydist")
-        return ""
-
-    cdef int check(self, int peer, int lane) except -1:
-        if not 0 <= peer < self.size or peer == self.rank or not 0 <= lane < self.net.lanes:
-            raise ValueError(f"rank {self.rank} of {self.size} has no lane {lane} to rank {peer}")
-        return 0
-
-    def lane_is_live(self, int peer, int lane):
-        """Is there a connection to this peer on this lane?"""
-        cdef Connection *c
-        self.check(peer, lane)
-        with nogil:
-            pthread_mutex_lock(&self.net.lock)
-            c = self.net.connections[peer * self.net.lanes + lane]
-            pthread_mutex_unlock(&self.net.lock)
-        return c != NULL and c.state == LIVE and not c.near
-
-    def share_cores(self, int ranks):
-        """So many ranks share this host's cores: it decides whether waits may spin."""
-        self.net.spins = self.net.most_spins = SPINS // 5 if cores() >= ranks else 0
 
     def share(self, SharedMemory memory not None, sharers not None):
         """From now on messages to ranks that share this memory go through rings in it.
@@ -407,3 +316,119 @@ cdef class TcpLink(Link):
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
             "moving": moving, "threads": threads,
         }
+
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        if not 0 <= peer < self.size or peer == self.rank:
+            return ""
+        if self.net.lost[peer] == LEFT:
+            return "it closed its connections and left"
+        if self.net.lost[peer] == DIED:
+            return "its connection ended without a goodbye: it died, or was cut off"
+        if self.net.lost[peer] == BABBLED:
+            return ("it sent what no rank sends, so its connection was closed: its bytes were "
+                    "damaged on the way, or it runs another version of cydist")
+        return ""
+
+
+@cython.no_gc_clear
+cdef class TcpLink(MessageLink):
+    """One that reaches ranks by sockets.
+
+    lanes           connections per peer that calls take in turn; the same on every rank
+    held_limit      bytes of small messages that one peer may send ahead of their receives
+
+    It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
+    and `adopt` or `refuse` answers. See cydist/backends/connections.py.
+    """
+
+    cdef dict refused                       # peer -> why
+
+    def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
+        cdef Connection **connections = NULL
+        if not 1 <= lanes <= 255:
+            raise ValueError(f"no link for rank {rank} of {size} with {lanes} lanes")
+        connections = <Connection **>calloc(size * lanes, sizeof(Connection *))
+        if connections == NULL:
+            raise MemoryError("no memory for a link")
+        free(self.net.connections)
+        self.net.connections = connections
+        self.net.lanes = lanes
+        self.net.held_limit = held_limit
+        self.refused = {}
+        self.share_cores(size)
+
+    @property
+    def wanted_fd(self):
+        """Readable when `wanted` has something to say."""
+        return self.net.wanted_event
+
+    def wanted(self):
+        """The connections asked for since the last time: a list of (peer, lane)."""
+        cdef Connection *c
+        cdef uint64_t unused
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            eventfd_read(self.net.wanted_event, &unused)
+            c = self.net.wanted
+            self.net.wanted = NULL
+            pthread_mutex_unlock(&self.net.lock)
+        # Nobody else touches a chain that was taken off. Without the lock, because what
+        # Python allocates may start its collector, which may cancel requests.
+        asked = []
+        while c != NULL:
+            if c.state == WANTED:
+                asked.append((c.peer, c.lane))
+            c = c.next_wanted
+        return asked
+
+    def adopt(self, int peer, int lane, int fd):
+        """Take over a connected, authenticated, non-blocking socket.
+
+        Returns whether the link took it; otherwise the caller closes it: there is a
+        connection for this peer and lane already, the peer is lost, or the link is closed.
+        """
+        cdef int status
+        self.check(peer, lane)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            status = adopt(self.net, peer, lane, fd)
+            pthread_mutex_unlock(&self.net.lock)
+        if status == NO_MEMORY:
+            raise MemoryError(f"no memory for the connection to rank {peer}")
+        return status == OK
+
+    def refuse(self, int peer, str reason not None):
+        """The peer cannot be reached: whoever waits for it, now or later, learns so."""
+        self.check(peer, 0)
+        self.refused.setdefault(peer, reason)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            lose(self.net, peer, DIED)
+            pthread_mutex_unlock(&self.net.lock)
+
+    def lost(self, int peer):
+        """Why this peer cannot be reached any more, for people; "" while it can."""
+        if peer == self.rank:
+            return ""
+        self.check(peer, 0)
+        return self.refused.get(peer) or MessageLink.lost(self, peer)
+
+    cdef int check(self, int peer, int lane) except -1:
+        if not 0 <= peer < self.size or peer == self.rank or not 0 <= lane < self.net.lanes:
+            raise ValueError(f"rank {self.rank} of {self.size} has no lane {lane} to rank {peer}")
+        return 0
+
+    def lane_is_live(self, int peer, int lane):
+        """Is there a connection to this peer on this lane?"""
+        cdef Connection *c
+        self.check(peer, lane)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            c = self.net.connections[peer * self.net.lanes + lane]
+            pthread_mutex_unlock(&self.net.lock)
+        return c != NULL and c.state == LIVE and not c.near
+
+    def share_cores(self, int ranks):
+        """So many ranks share this host's cores: it decides whether waits may spin."""
+        self.net.spins = self.net.most_spins = SPINS // 5 if cores() >= ranks else 0

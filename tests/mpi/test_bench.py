@@ -9,11 +9,12 @@ from cydist.bench.loops import Session
 from cydist.launchers import place
 
 
+@pytest.mark.parametrize("polled", [False, True], ids=["blocking", "polled"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("op", OPS if place().size > 1 else sorted(IN_BLOCKS))
-def test_every_op(op, dtype):
+def test_every_op(op, dtype, polled):
     """The calls of mpi4py that stand for an op do it, once and in a loop."""
-    session = Session(Mpi())
+    session = Session(Mpi(polled))
     count = 12 * place().size
     assert session.do({"do": "cell", "op": op, "count": count, "dtype": dtype})["wrong"] == 0
     answer = session.do({"do": "round", "iterations": 3, "sampled": True, "checked": True})
