@@ -67,7 +67,7 @@ from cydist.scans import exscan, scan
 from cydist.shared import empty_shared, is_shared
 from cydist.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from cydist.types import ReduceOp
-from cydist.work import Work
+from cydist.work import EventWork, Work
 from cydist.world import (
     GroupMember,
     abort,
@@ -122,6 +122,7 @@ __all__ = [
     "DistNetworkError",
     "DistStoreError",
     "DistTimeoutError",
+    "EventWork",
     "FileStore",
     "ForkedError",
     "GroupDestroyedError",

@@ -28,12 +28,15 @@ def agree(
     collective: str,
     array: Array | None = None,
     *,
+    typed: Array | None = None,
     op: Op | None = None,
     root: int | None = None,
     sizes: Sequence[int] = (),
 ) -> None:
     """Compare this rank's call with everybody's; nobody leaves before everybody has come.
 
+    array   whose size and dtype every rank knows, and
+    typed   one of which only the dtype is the same everywhere
     sizes   of the blocks, where every rank knows all of them
 
     Collectives that a derived one is made of are part of it, and not compared again. After k
@@ -46,6 +49,8 @@ def agree(
     text = f"{collective} #{call.seq}"
     if array is not None:
         text += f" of {sum(sizes) or array.size} {array.dtype_name}"
+    if typed is not None:
+        text += f" of {typed.dtype_name}"
     if op is not None:
         text += f", op {op_and_factor(op)[0].name}"
     if root is not None:

@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from cydist._native import Turn
-from cydist.errors import DistTimeoutError, check_process
-from cydist.work import Work
+from cydist.errors import check_process
+from cydist.work import EventWork
 
 T = TypeVar("T")
 
@@ -65,15 +65,13 @@ class Threads:
 THREADS = Threads()
 
 
-class TaskWork(Work):
+class TaskWork(EventWork):
     """A call that runs on a borrowed thread."""
 
     def __init__(self, name: str, body: Callable[[], None], result: object) -> None:
-        super().__init__(result)
-        self._name = name
+        super().__init__(name, None, result)
         self._pid = os.getpid()
         self._body: Callable[[], None] | None = body
-        self._done = threading.Event()
         self._lock = threading.Lock()
         self._followers: list[Callable[[], None]] = []
 
@@ -92,19 +90,13 @@ class TaskWork(Work):
             THREADS.run(follower)
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._poll() and not self._done.wait(timeout):
-            raise DistTimeoutError(
-                f"{self._name}: not complete after {timeout:g} s; it goes on, and can be "
-                "waited for again",
-                op=self._name,
-            )
-        if self._error is not None:
-            raise self._error
+        self._poll()  # a forked child would wait for ever
+        super()._wait(timeout)
 
     def _poll(self) -> bool:
         if self._done.is_set():
             return True
-        check_process(self._pid, self._name)
+        check_process(self._pid, self._what)
         return False
 
     def done_by(self, deadline: float) -> bool:

@@ -380,7 +380,7 @@ class ProcessGroup:
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         """Everybody's array to the root: outputs[r] is rank r's; None off the root."""
-        agree(self, call, "gather", root=root)
+        agree(self, call, "gather", typed=array, root=root)
         if outputs is None:
             self._swap(call, [(array, root)], [])
             return
@@ -390,7 +390,7 @@ class ProcessGroup:
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """inputs[r] of the root to rank r; None off the root."""
-        agree(self, call, "scatter", root=root)
+        agree(self, call, "scatter", typed=output, root=root)
         if inputs is None:
             self._swap(call, [], [(output, root)])
             return
@@ -402,7 +402,7 @@ class ProcessGroup:
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         """inputs[r] to rank r, outputs[r] from rank r. `even`: all blocks have one size."""
-        agree(self, call, "all_to_all", sizes=[outputs[0].size] * self._size if even else ())
+        agree(self, call, "all_to_all", typed=outputs[0])
         outputs[self._rank].take(inputs[self._rank])
         others = self._others()
         self._swap(

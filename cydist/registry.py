@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "cydist.backends"
 DEFAULT_DEVICES = ("cpu", "cuda")
 
+# Of what a backend implements, calls and is given: ProcessGroup, Work, Array, BackendOptions. A
+# change that a backend must follow makes a new one; what it may ignore does not.
+INTERFACE_VERSION = 1
+
 
 class BackendOptions(NamedTuple):
     """What a creator with `extended_api` gets as its first argument.
@@ -95,20 +99,38 @@ class Backend(str):
 
         func            makes a group: ``func(store, rank, world_size, timeout)``, timeout a
                         timedelta; or, with `extended_api`, ``func(options, pg_options)`` with
-                        BackendOptions
+                        BackendOptions. Its attribute `interface_version` is the version of
+                        cydist's interface that it was written for, 1 if it has none
         devices         kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both
 
-        Raises ValueError if the name is taken.
+        Raises ValueError if the name is taken, UnsupportedError if the backend was written for
+        another version of the interface.
         """
         key = str(cls(name))
         if key in _plugins:
             raise ValueError(f"a backend called {key!r} is registered already")
+        _check_version(key, func)
         kinds = (devices,) if isinstance(devices, str) else tuple(devices or DEFAULT_DEVICES)
         _plugins[key] = Plugin(func, extended_api, kinds)
         setattr(cls, key.upper(), key)
 
 
 register_backend = Backend.register_backend
+
+
+def _check_version(name: str, create: Callable[..., ProcessGroup]) -> None:
+    stated = getattr(create, "interface_version", 1)
+    if stated == INTERFACE_VERSION:
+        return
+    from cydist.crossings import version
+
+    where = f"{getattr(create, '__module__', '')}.{getattr(create, '__qualname__', create)}"
+    newer = isinstance(stated, int) and stated > INTERFACE_VERSION
+    raise UnsupportedError(
+        f"backend {name!r} ({where}) was written for version {stated!r} of cydist's interface for "
+        f"backends, and this is cydist {version()}, which has version {INTERFACE_VERSION}: "
+        f"install a later release of {'cydist' if newer else 'the backend'}"
+    )
 
 
 def names() -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
 from numbers import Real
 from typing import TYPE_CHECKING, Any
+
+from cydist.errors import DistTimeoutError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -33,7 +36,8 @@ class Work:
     """A call under way.
 
     A backend makes subclasses: what completes a call differs (a thread, a request, an event
-    on a stream), what the user sees does not. A subclass implements `_wait` and `_poll`.
+    on a stream), what the user sees does not. A subclass implements `_wait` and `_poll`, and
+    sets `_error` to what went wrong and, for a receive, `_source` to the sender's global rank.
     On a backend with streams `wait` orders the current stream after the call and returns at
     once; `synchronize` blocks until it has run.
     """
@@ -138,6 +142,46 @@ class CompletedWork(Work):
 
     def _poll(self) -> bool:
         return True
+
+
+class EventWork(Work):
+    """A call that ends when some thread says so: for backends that work by threads or callbacks.
+
+    what        it is, for the error of one that is late: "recv from rank 3"
+    timeout     seconds that it may take from now; None: any time
+    """
+
+    def __init__(self, what: str, timeout: float | None = None, result: object = None) -> None:
+        super().__init__(result)
+        self._what = what
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._done = threading.Event()
+
+    def end(self, error: BaseException | None = None, source: int | None = None) -> None:
+        """The call is over; once.
+
+        error       what it raises in whoever waits; None: it went well
+        source      of a receive that went well: the sender's global rank
+        """
+        self._error = error
+        self._source = source
+        self._done.set()
+
+    def _wait(self, timeout: float | None) -> None:
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        own = left is not None and (timeout is None or left < timeout)
+        if not self._done.wait(left if own else timeout):
+            raise DistTimeoutError(
+                f"{self._what}: timeout" if own else
+                f"{self._what}: not complete after {timeout:g} s; it goes on, and can be "
+                "waited for again",
+                op=self._what.partition(" ")[0],
+            )  # fmt: skip
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        return self._done.is_set()
 
 
 class FinishedWork(Work):

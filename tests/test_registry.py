@@ -59,6 +59,22 @@ def test_an_installed_backend_works_by_name(installed):
         registry.parse(f"cuda:{installed}")
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(2, "version 2 .*install a later release of cydist"), (0, "later release of the backend")],
+)
+def test_a_backend_of_another_interface_is_refused_before_traffic(version, words, monkeypatch):
+    """Whoever names it learns both versions and what to do; the store is not even asked."""
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+
+    class Other(dist.ProcessGroup):
+        interface_version = version
+
+    with pytest.raises(dist.UnsupportedError, match=rf"'other' \(.*Other\) .*{words}"):
+        dist.register_backend("other", Other)
+    assert not dist.is_backend_available("other")
+
+
 @pytest.mark.parametrize("spec", ["cpu:", ":tcp", "cpu:tcp:x", "cpu:tcp,", "", "cuda:tcp"])
 def test_malformed_backend_strings_are_refused(spec):
     """Every pair is device:backend, and the backend takes the device."""

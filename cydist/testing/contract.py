@@ -22,8 +22,10 @@ import pytest
 
 from cydist import launchers, registry
 from cydist.testing import ThreadJob, run_threads
+from cydist.testing.capabilities import Capabilities, find
 from cydist.testing.launched import Launched, LaunchedJob
 
+CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
 Job = ThreadJob | LaunchedJob
 
 
@@ -31,6 +33,7 @@ class Jobs:
     """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
 
     def __init__(self) -> None:
+        self.found: dict[str, Capabilities] = {}
         self._kept: dict[tuple[str, int], Job] = {}
         self._launched: Launched | None = None
         self._ranks = launchers.place().size or 1
@@ -59,6 +62,17 @@ class Jobs:
         finally:
             job.close()
 
+    def capabilities(self, backend: str) -> Capabilities:
+        """What the backend can do that it need not."""
+        if backend not in self.found:
+            self.found[backend] = find(lambda body: self.run_once(body, 2, backend))
+        return self.found[backend]
+
+    def need_any_source(self, backend: str) -> None:
+        """Skip the test where a receive needs a source."""
+        if not self.capabilities(backend).any_source:
+            pytest.skip(f"{backend} does not receive from any source")
+
     def _made(self, backend: str, size: int) -> Job:
         if not self.launched:
             return ThreadJob(size, backend)
@@ -77,10 +91,14 @@ class Jobs:
 
 
 @pytest.fixture(scope="session")
-def jobs() -> Iterator[Jobs]:
+def jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
     """Jobs by backend and size, made when first asked for."""
     kept = Jobs()
     yield kept
+    if named_by_user(pytestconfig):
+        pytestconfig.stash[CAPABILITIES] = {
+            name: kept.capabilities(name) for name in pytestconfig.getoption("cydist_backend")
+        }
     kept.close()
 
 
@@ -103,21 +121,42 @@ def job(jobs: Jobs, backend: str, size: int) -> Job:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what names no backend, or too many for the processes of a launcher."""
-    names = config.getoption("cydist_backend", default=None)
-    if not names:
-        raise pytest.UsageError(
-            f"--cydist-backend NAME says what to test; there are: {', '.join(registry.names())}"
-        )
-    for name in names:
-        if name.lower() not in registry.names():
-            raise pytest.UsageError(
-                f"--cydist-backend {name}: there are: {', '.join(registry.names())}"
-            )
-    if (launchers.place().size or 1) > 1 and len(names) > 1:
-        raise pytest.UsageError("--cydist-backend: one at a time under a launcher")
+    """Under a launcher one rank sums up for all."""
     if launchers.place().rank:
         config.option.reportchars = ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    """Refuse to begin where no backend is named, or what is none, or too many."""
+    names = config.getoption("cydist_backend", default=None)
+    known = registry.names()
+    wrong = [name for name in names or () if name.lower() not in known]
+    why = ""
+    if not names:
+        why = f"NAME says what to test; there are: {', '.join(known)}"
+    elif wrong:
+        why = f"{wrong[0]}: there are: {', '.join(known)}"
+    elif (launchers.place().size or 1) > 1 and len(names) > 1:
+        why = f"{' and '.join(names)}: one at a time where a launcher starts the ranks"
+    if why:
+        raise pytest.UsageError(f"--cydist-backend {why}")
+
+
+def named_by_user(config: pytest.Config) -> bool:
+    """Does the command line say which backends to test? They are reported on then."""
+    return any(arg.startswith("--cydist-backend") for arg in config.invocation_params.args)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what each backend can do that it need not."""
+    if launchers.place().rank:
+        return
+    for name, found in config.stash.get(CAPABILITIES, {}).items():
+        terminalreporter.section(f"cydist backend {name}")
+        for line in found.lines():
+            terminalreporter.write_line(line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,0 +1,119 @@
+"""What a backend can do beyond sending and receiving, found out by looking and by trying."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cydist as dist
+from cydist import world
+from cydist.errors import StoreTimeoutError
+from cydist.group import ProcessGroup
+
+COLLECTIVES = (
+    "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
+    "all_to_all", "scan", "barrier",
+)  # fmt: skip
+PATIENCE = 2.0  # seconds in which an asynchronous call must have returned
+
+
+class Capabilities(NamedTuple):
+    """What a backend offers that no backend must.
+
+    devices         kinds of memory that it takes
+    own             collectives that it does not derive from messages
+    any_source      receives from whoever sends first
+    asynchronous    an asynchronous collective returns before all ranks have come
+    subgroups       groups of some ranks share what their parent holds
+    shrinks         shrink_group
+    shares          empty_shared gives memory that its collectives need not copy
+    aborts          ends calls under way, not at their timeouts
+    tells           its ranks hear of each other's errors
+    """
+
+    devices: tuple[str, ...]
+    own: tuple[str, ...]
+    any_source: bool
+    asynchronous: bool
+    subgroups: bool
+    shrinks: bool
+    shares: bool
+    aborts: bool
+    tells: bool
+
+    def lines(self) -> list[str]:
+        """For people, one thing a line."""
+        derived = [name for name in COLLECTIVES if name not in self.own]
+        said = {
+            "memory": ", ".join(self.devices),
+            "collectives of its own": ", ".join(self.own) or "none",
+            "derived from messages": ", ".join(derived) or "none",
+            "receives from any source": yes(self.any_source),
+            "asynchronous collectives": yes(self.asynchronous),
+            "groups share connections": yes(self.subgroups),
+            "shrink_group": yes(self.shrinks),
+            "shared arrays": yes(self.shares),
+            "abort ends calls under way": yes(self.aborts),
+            "tells ranks of errors": yes(self.tells),
+        }
+        return [f"{what:28}{words}" for what, words in said.items()]
+
+
+def yes(can: bool) -> str:
+    """In a word."""
+    return "yes" if can else "no"
+
+
+def find(run: Callable[[Callable[[int], Any]], list[Any]]) -> Capabilities:
+    """The capabilities of the backend of a job of two ranks, whose method `run` is given."""
+    return Capabilities(*run(_body)[0])
+
+
+def _body(rank: int) -> tuple[Any, ...]:
+    """A plain tuple, which may go from process to process."""
+    found = dist.group.WORLD
+    assert found is not None
+    group = found.for_device("cpu")
+
+    def overrides(name: str) -> bool:
+        mine = inspect.unwrap(getattr(group, name))
+        return getattr(mine, "__func__", mine) is not getattr(ProcessGroup, name)
+
+    return (
+        group.devices,
+        tuple(name for name in COLLECTIVES if overrides(name)),
+        _any_source(rank),
+        _asynchronous(rank),
+        *map(overrides, ("subgroup", "shrink", "share", "abort", "fail")),
+    )
+
+
+def _any_source(rank: int) -> bool:
+    if rank == 1:
+        dist.send(np.ones(1), 0)
+    elif rank == 0:
+        try:
+            dist.recv(np.zeros(1))
+        except dist.UnsupportedError:
+            dist.recv(np.zeros(1), 1)
+            return False
+    return True
+
+
+def _asynchronous(rank: int) -> bool:
+    """Rank 1 comes when rank 0's call has returned, or when it is sure not to."""
+    store = world.current().store
+    if rank == 1:
+        try:
+            store.wait(["capabilities/returned"], PATIENCE)
+        except StoreTimeoutError:
+            pass
+    work: Any = dist.all_reduce(np.ones(1), async_op=True)
+    returned = not work.is_completed()
+    if rank == 0:
+        store.set("capabilities/returned", "")
+    work.wait()
+    return returned
