@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -195,8 +196,8 @@ def test_threads_share_a_ring(pair: list[Group]) -> None:
 # Sleeping and waking
 
 
-def test_a_sleeper_is_woken(world: Ranks, pair: list[Group]) -> None:
-    """Whenever a message comes, before, while or after its receiver falls asleep, it is heard."""
+def wake_each_other(world: Ranks, pair: list[Group]) -> None:
+    """Send messages in turn, before, while and after their receiver falls asleep."""
     for connections in world.connections:
         connections.link.share_cores(1 << 20)  # never spin
 
@@ -213,6 +214,21 @@ def test_a_sleeper_is_woken(world: Ranks, pair: list[Group]) -> None:
                 assert value[0] == turn
 
     run(lambda: side(0), lambda: side(1))
+
+
+def test_a_sleeper_is_woken(world: Ranks, pair: list[Group]) -> None:
+    """Whenever a message comes, it is heard."""
+    wake_each_other(world, pair)
+
+
+def test_who_wakes_another_opens_nothing(world: Ranks, pair: list[Group]) -> None:
+    """The bells of two ranks are open once they have talked: a full table harms nobody later."""
+    for sender in (0, 1):
+        done(pair[sender].isend(pattern(8), 1 - sender, 3))
+        receive(pair[1 - sender], sender, 3, 8)
+    before = len(os.listdir("/proc/self/fd"))
+    wake_each_other(world, pair)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_sleeper_that_waits_for_room_is_woken(world: Ranks, pair: list[Group]) -> None:

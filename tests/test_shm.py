@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from beside import Beside
 
 import cydist as dist
 from cydist import _native
@@ -323,6 +324,49 @@ def test_who_has_not_come_yet_is_not_dead() -> None:
         assert waits_alone(link) == "timeout"
         assert link.lost(1) == ""
         link.close()
+
+
+NEIGHBOUR = """
+x, group = np.ones(4), dist.new_group([0, 1])
+dist.all_reduce(x)
+dist.send(x, 0)
+dist.recv(x, 0)
+dist.barrier()
+sys.stdin.readline()
+dist.destroy_process_group()
+"""
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """What this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+def test_who_looks_for_the_dead_opens_nothing(tmp_path: Path) -> None:
+    """A neighbour's process is known from the beginning, before its number can be another's."""
+
+    def body() -> set[tuple[str, str]]:
+        x, group = np.ones(4), dist.new_group([0, 1])
+        dist.all_reduce(x)
+        dist.recv(x, 1)
+        dist.send(x, 1)
+        dist.barrier()
+        before = descriptors()
+        with pytest.raises(dist.DistTimeoutError):
+            dist.irecv(x, 1).wait(0.2)
+        with pytest.raises(dist.DistTimeoutError):
+            dist.all_reduce(x, group=group, timeout=0.2)
+        assert other.process.stdin is not None
+        opened = descriptors() - before
+        print(file=other.process.stdin, flush=True)
+        return opened
+
+    with Beside(tmp_path, NEIGHBOUR) as other:
+        assert other.rank_0(body) == set()
 
 
 def test_without_descriptors_nobody_is_dead(world: Ranks) -> None:

@@ -32,6 +32,7 @@ try:
     from cydist._native.memory import SharedMemory
     from cydist._native.mpi import MpiLink
     from cydist._native.mpi_collectives import use_in_place, use_reduction
+    from cydist._native.neighbours import Neighbours
     from cydist._native.overlaps import overlapping
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
@@ -57,6 +58,7 @@ __all__ = [
     "Link",
     "Message",
     "MpiLink",
+    "Neighbours",
     "SharedMemory",
     "ShmLink",
     "TcpLink",

@@ -20,6 +20,7 @@ __all__ = [
     "Link",
     "Message",
     "MpiLink",
+    "Neighbours",
     "SharedMemory",
     "ShmLink",
     "TcpLink",
@@ -162,6 +163,13 @@ class Held:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @disjoint_base
+class Neighbours:
+    memory: SharedMemory
+    def __new__(
+        cls, memory: SharedMemory, rank: int, size: int, sharers: Mapping[int, int]
+    ) -> Self: ...
+
+@disjoint_base
 class ShmLink(Link):
     messages: Link
     memory: SharedMemory
@@ -174,7 +182,7 @@ class ShmLink(Link):
 @disjoint_base
 class MessageLink(Link):
     def __new__(cls, rank: int, size: int, *rest: object, **more: object) -> Self: ...
-    def share(self, memory: SharedMemory, sharers: Mapping[int, int]) -> None: ...
+    def share(self, neighbours: Neighbours) -> None: ...
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def lost(self, peer: int) -> str: ...

@@ -28,8 +28,8 @@ cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
 cdef bint is_near(const Net *net, int peer) noexcept nogil
 # Take over the rings that a pair's word tells of, or turn to sockets.
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil
-# Let epoll tell when the process of a near peer ends; sets c.over when it has.
-cdef void watch_process(Connection *c) noexcept nogil
+# Let epoll tell no more when the process of a near peer ends.
+cdef void forget_process(Connection *c) noexcept nogil
 # Ask for the connection that messages of this tag to or from `peer` take.
 cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil
 

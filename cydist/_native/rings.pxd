@@ -3,14 +3,10 @@
 Two ranks have a ring each way. The writer alone moves its tail, the reader alone its head; both
 only go up, and what lies between them is to be read. Neither believes the other: a tail or head
 that cannot be is an end of the connection, never a place in memory.
-
-A rank that sleeps says so in its Member, and whoever writes to one of its rings, or makes room
-in one that it waits for, then writes a byte to its bell: a pipe in its epoll, opened through
-/proc like the memory itself. While nobody sleeps nothing costs a system call.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from cydist._native.memory cimport Head, Member
+from cydist._native.neighbours cimport Nearby
 
 
 cdef enum:
@@ -32,32 +28,6 @@ ctypedef struct Ring:           # one end; all zero: there is none
     uint64_t at                 # bytes that this end has written, or read
     uint64_t seen               # where the other end was at the last look
 
-
-ctypedef struct Nearby:         # the ranks that share memory with this one
-    Head *head
-    Member *members
-    uint64_t *pairs
-    char *base
-    uint64_t limit              # of the memory that rings and windows may take
-    uint64_t ring_bytes
-    int fd                      # of the memory
-    int places                  # length of `ranks`
-    int ranks_of_memory
-    int own                     # this rank's place
-    int *ranks                  # by place
-    int *pids
-    int *bells                  # descriptors of theirs; -1: not open yet
-    int *place                  # by rank; -1: shares no memory
-    int bell[2]                 # this rank's, both ends
-    int asleep                  # threads of this rank that sleep
-    uint32_t heard              # of the news, so far
-
-
-# Join: the ranks that sharers lists, by place, on a link of so many.
-cdef Nearby *new_nearby(int size, int places) noexcept nogil     # NULL: no memory
-cdef void free_nearby(Nearby *n) noexcept nogil                  # does not close
-cdef int hang_bell(Nearby *n) noexcept nogil                     # OK, or NO_MEMORY and errno
-cdef void close_bells(Nearby *n) noexcept nogil
 
 # The word of a pair of places.
 cdef uint64_t *pair_word(const Nearby *n, int place) noexcept nogil
@@ -81,12 +51,3 @@ cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil
 # There is no room for more: let the reader tell. False: there is room after all.
 cdef bint want_room(Nearby *n, Ring *ring) noexcept nogil
 cdef void say_over(Nearby *n, int place, Ring *ring, int how) noexcept nogil
-
-# Tell all that something in the table has changed.
-cdef void spread_news(Nearby *n) noexcept nogil
-cdef void tell_news(Nearby *n, int place) noexcept nogil
-
-# Around a sleep in which the bell must be heard; look once more after the first.
-cdef void fall_asleep(Nearby *n) noexcept nogil
-cdef void wake_up(Nearby *n) noexcept nogil
-cdef void silence_bell(Nearby *n) noexcept nogil

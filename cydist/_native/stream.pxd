@@ -18,7 +18,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from cydist._native.abi cimport Fingerprint, Request, Transport
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
-from cydist._native.rings cimport Nearby, Ring
+from cydist._native.neighbours cimport Nearby
+from cydist._native.rings cimport Ring
 
 
 cdef enum:
@@ -102,7 +103,7 @@ ctypedef struct Connection:     # one lane to one peer
     int peer
     int lane
     int state
-    int fd                      # the socket; through rings: the peer's process, or -1
+    int fd                      # the socket; -1: through rings
     bint near                   # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound

@@ -13,8 +13,9 @@ from cydist._native.matching cimport (
     Item, add_arrived, add_posted, add_posted_first, any_arrived, blank_item, compare,
     find_arrived, find_posted, free_item, group_rank, new_item, remove,
 )
+from cydist._native.neighbours cimport Nearby
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
-from cydist._native.rings cimport Nearby, unread, was_read
+from cydist._native.rings cimport unread, was_read
 from cydist._native.stream cimport (
     ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
     EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,

@@ -9,11 +9,11 @@ from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport Transport
 from cydist._native.linux cimport getpid, pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.memory cimport SharedMemory
 from cydist._native.mpi_collectives cimport collective
 from cydist._native.mpi_moves cimport (
     Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of, progress,
 )
+from cydist._native.neighbours cimport Neighbours
 from cydist._native.stream cimport Net
 from cydist._native.tcp cimport MessageLink
 from cydist._native.waiting cimport SPINS, cores
@@ -93,10 +93,10 @@ cdef class MpiLink(MessageLink):
                 drop_moves(self.mpi, t.context)
                 pthread_mutex_unlock(&self.net.lock)
 
-    def share(self, SharedMemory memory not None, sharers not None):
+    def share(self, Neighbours neighbours not None):
         """As MessageLink's; MPI carries what goes to the others, and does not run without any."""
-        MessageLink.share(self, memory, sharers)
-        self.mpi.far.needed = len(sharers) < self.size
+        MessageLink.share(self, neighbours)
+        self.mpi.far.needed = neighbours.table.places < self.size
 
     def advance(self) -> bool:
         """After `close`: move on what has begun. Has every other rank left, and is nothing under

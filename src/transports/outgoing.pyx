@@ -1,5 +1,5 @@
 """Writing: frames that wait for room, sends that wait for an answer."""
-from libc.errno cimport EAGAIN, EINTR, ESRCH, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -11,21 +11,18 @@ from cydist._native.abi cimport (
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
-    SHUT_RDWR, close, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pidfd_open,
-    pthread_cond_broadcast, sendmsg, shutdown,
+    SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
+    sendmsg, shutdown,
 )
+from cydist._native.neighbours cimport OVER, Nearby, open_bell
 from cydist._native.rings cimport (
-    NO_RINGS, Nearby, find_rings, make_rings, pair_word, want_room, write_ring,
+    NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, LIVE, MAGIC, OFFER,
     REFUSED, SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
 from cydist._native.waiting cimport load_u64, store_int
-
-
-cdef extern from "<signal.h>" nogil:
-    int kill(int, int)
 
 
 # Circular lists, whose head is their oldest member.
@@ -278,40 +275,42 @@ cdef bint is_near(const Net *net, int peer) noexcept nogil:
 
 cdef void come_near(Connection *c) noexcept nogil:
     """The rings are made when something is written; the end of the process can be seen before."""
+    cdef int process = process_of(c)
+    cdef epoll_event event
     c.near = True
     c.state = LIVE
     c.next_near = c.net.near
     c.net.near = c
-    watch_process(c)
-
-
-cdef void watch_process(Connection *c) noexcept nogil:
-    cdef Nearby *n = c.net.nearby
-    cdef int pid = n.pids[n.place[c.peer]]
-    cdef epoll_event event
-    if c.fd >= 0:
-        return
-    c.fd = pidfd_open(pid)
     event.events = EPOLLIN
     event.data.ptr = c
-    if c.fd >= 0:
-        epoll_ctl(c.net.epoll, EPOLL_CTL_ADD, c.fd, &event)
-    elif errno == ESRCH or (kill(pid, 0) != 0 and errno == ESRCH):
+    if process >= 0:
+        epoll_ctl(c.net.epoll, EPOLL_CTL_ADD, process, &event)
+    elif process == OVER:
         c.over = DIED
+
+
+cdef void forget_process(Connection *c) noexcept nogil:
+    cdef int process = process_of(c)
+    cdef epoll_event unused
+    if process >= 0:
+        epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, process, &unused)
+
+
+cdef inline int process_of(const Connection *c) noexcept nogil:
+    return c.net.nearby.watched[c.net.nearby.place[c.peer]]
 
 
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
     """Take over what make_rings found; without memory the messages go over sockets."""
-    cdef Net *net = c.net
-    cdef epoll_event unused
+    cdef Nearby *n = c.net.nearby
+    cdef int place = n.place[c.peer]
     if word == NO_RINGS:
         c.near = False
         c.state = UNUSED
-        if c.fd >= 0:
-            epoll_ctl(net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
-            close(c.fd)
-            c.fd = -1
-    elif not find_rings(net.nearby, net.nearby.place[c.peer], word, &c.inbound, &c.outbound):
+        forget_process(c)
+    elif find_rings(n, place, word, &c.inbound, &c.outbound):
+        open_bell(n, place)
+    else:
         c.broken = True
         c.over = BABBLED
 

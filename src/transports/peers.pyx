@@ -13,11 +13,12 @@ from cydist._native.matching cimport (
     Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove,
 )
 from cydist._native.outgoing cimport (
-    attach_rings, begin, complete, connection, control, finish, new_header, release, remove_out,
-    want, watch_process, withdraw_send, writable, write_some,
+    attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
+    release, remove_out, want, withdraw_send, writable, write_some,
 )
 from cydist._native.memory cimport SILENT
-from cydist._native.rings cimport NO_RINGS, Nearby, pair_word, say_over, spread_news
+from cydist._native.neighbours cimport Nearby, has_ended, spread_news
+from cydist._native.rings cimport NO_RINGS, pair_word, say_over
 from cydist._native.stream cimport (
     ANSWER, ARRIVING, BEYOND, Connection, DIED, ENDED, FILLING, GONE, GOODBYE, Header, Incoming,
     LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
@@ -63,6 +64,7 @@ cdef void close_socket(Connection *c) noexcept nogil:
             close(c.fd)
             c.fd = -1
         if c.near:
+            forget_process(c)
             say_over(c.net.nearby, c.net.nearby.place[c.peer], &c.outbound, DIED)
         else:
             c.net.live -= 1
@@ -180,9 +182,8 @@ cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil:
     want(net, peer, tag)
     c = net.connections[peer * net.lanes]
     if c != NULL and c.near and c.state == LIVE:
-        watch_process(c)
-        if c.over != 0:
-            end_near(c, c.over)
+        if c.over != 0 or has_ended(net.nearby, net.nearby.place[peer]):
+            end_near(c, DIED)
 
 
 cdef void hear_news(Net *net) noexcept nogil:

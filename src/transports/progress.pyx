@@ -20,9 +20,10 @@ from cydist._native.linux cimport (
     sigset_t, usleep,
 )
 from cydist._native.matching cimport contradicted
+from cydist._native.neighbours cimport fall_asleep, silence_bell, wake_up
 from cydist._native.outgoing cimport writable
 from cydist._native.peers cimport end, end_near, hear_news, unread_by, watch
-from cydist._native.rings cimport fall_asleep, has_room, silence_bell, wake_up, want_room
+from cydist._native.rings cimport has_room, want_room
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
 from cydist._native.waiting cimport (
     YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,

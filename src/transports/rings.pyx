@@ -1,147 +1,15 @@
-"""Rings in shared memory, and the bells that wake their readers; see rings.pxd."""
+"""Rings in shared memory; see rings.pxd."""
 from libc.stdint cimport uint64_t
-from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from cydist._native.abi cimport NO_MEMORY, OK
-from cydist._native.linux cimport close, fstat, stat_t
 from cydist._native.memory cimport PORTION, lock, reserve, unlock
+from cydist._native.neighbours cimport Nearby, ring_bell, tell_news
 from cydist._native.waiting cimport (
-    add_u32, fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64,
+    fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64,
 )
 
-cdef extern from "<fcntl.h>" nogil:
-    int open(const char *, int)
-    int O_CLOEXEC
-    int O_NONBLOCK
-    int O_RDWR
-
-cdef extern from "<sys/stat.h>" nogil:
-    bint S_ISFIFO(unsigned int)
-
-cdef extern from "<unistd.h>" nogil:
-    int pipe2(int *, int)
-    ssize_t read(int, void *, size_t)
-    ssize_t write(int, const void *, size_t)
-
 cdef enum:
-    NOTHING = 256               # read from a bell at once; its bytes say nothing
     SEEN_FULL = 4               # a reader that saw a quarter of its ring in use looks for waiters
-
-
-cdef Nearby *new_nearby(int size, int places) noexcept nogil:
-    cdef Nearby *n = <Nearby *>calloc(1, sizeof(Nearby) + (size + 3 * places) * sizeof(int))
-    cdef int i
-    if n == NULL:
-        return NULL
-    n.places = places
-    n.place = <int *>(n + 1)
-    n.ranks = n.place + size
-    n.pids = n.ranks + places
-    n.bells = n.pids + places
-    n.bell[0] = n.bell[1] = -1
-    for i in range(size):
-        n.place[i] = -1
-    for i in range(places):
-        n.bells[i] = -1
-    return n
-
-
-cdef void free_nearby(Nearby *n) noexcept nogil:
-    free(n)
-
-
-# Bells
-
-cdef int hang_bell(Nearby *n) noexcept nogil:
-    cdef Member *member = &n.members[n.own]
-    cdef stat_t status
-    if pipe2(n.bell, O_CLOEXEC | O_NONBLOCK) != 0:
-        n.bell[0] = n.bell[1] = -1
-        return NO_MEMORY
-    if fstat(n.bell[0], &status) != 0:
-        return NO_MEMORY
-    member.bell_inode = status.st_ino
-    store_int(&member.bell, n.bell[0] + 1)
-    return OK
-
-
-cdef void close_bells(Nearby *n) noexcept nogil:
-    cdef int i
-    for i in range(2):
-        if n.bell[i] >= 0:
-            close(n.bell[i])
-        n.bell[i] = -1
-    for i in range(n.places):
-        if n.bells[i] >= 0:
-            close(n.bells[i])
-        n.bells[i] = -1
-
-
-cdef void open_bell(Nearby *n, int place) noexcept nogil:
-    """Where that fails the rank is not woken, but looks by itself when its slice of sleep ends."""
-    cdef Member *member = &n.members[place]
-    cdef char path[64]
-    cdef stat_t status
-    cdef int fd, number = load_int(&member.bell) - 1
-    if number < 0:
-        return
-    snprintf(path, sizeof(path), b"/proc/%d/fd/%d", n.pids[place], number)
-    # For reading as well: writing to a pipe that nobody reads would be a signal.
-    fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
-    if fd < 0:
-        return
-    # The process may have ended, and another have its number.
-    if fstat(fd, &status) != 0 or not S_ISFIFO(status.st_mode) \
-            or status.st_ino != member.bell_inode:
-        close(fd)
-        return
-    n.bells[place] = fd
-
-
-cdef void ring_bell(Nearby *n, int place) noexcept nogil:
-    """Wake this rank, if it sleeps. What it is to see was stored before."""
-    cdef Member *member = &n.members[place]
-    fence()
-    if load_u32(&member.asleep) == 0:
-        return
-    store_u32(&member.asleep, 0)
-    if n.bells[place] < 0:
-        open_bell(n, place)
-    if n.bells[place] >= 0 and write(n.bells[place], b"", 1) < 0:
-        return                      # it is full: the rank will hear it
-
-
-cdef void fall_asleep(Nearby *n) noexcept nogil:
-    n.asleep += 1
-    store_u32(&n.members[n.own].asleep, 1)
-    fence()
-
-
-cdef void wake_up(Nearby *n) noexcept nogil:
-    n.asleep -= 1
-    # Whoever rang may have meant another thread of ours that sleeps.
-    store_u32(&n.members[n.own].asleep, n.asleep != 0)
-    fence()
-
-
-cdef void silence_bell(Nearby *n) noexcept nogil:
-    cdef char nothing[NOTHING]
-    while read(n.bell[0], nothing, NOTHING) == NOTHING:
-        pass
-
-
-cdef void tell_news(Nearby *n, int place) noexcept nogil:
-    add_u32(&n.members[place].news, 1)
-    ring_bell(n, place)
-
-
-cdef void spread_news(Nearby *n) noexcept nogil:
-    cdef int place
-    for place in range(n.places):
-        if place != n.own:
-            tell_news(n, place)
 
 
 # Pairs

@@ -25,13 +25,12 @@ from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
     left_over as left_over_in,
 )
-from cydist._native.memory cimport SharedMemory
+from cydist._native.neighbours cimport Nearby, Neighbours, hang_bell
 from cydist._native.outgoing cimport post_send, withdraw_send
 from cydist._native.peers cimport adopt, drop_context, free_connections, leave, lose
 from cydist._native.progress cimport (
     ensure_background, move, progress, stop_background, wait,
 )
-from cydist._native.rings cimport Nearby, close_bells, free_nearby, hang_bell, new_nearby
 from cydist._native.stream cimport (
     BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
 )
@@ -225,7 +224,6 @@ cdef class MessageLink(Link):
             free_connections(net)
         if net.queues.posted != NULL:
             free_queues(&net.queues)
-        free_nearby(net.nearby)
         free(net.lost)
         free(net.staging)
         free(net)
@@ -249,35 +247,21 @@ cdef class MessageLink(Link):
                 drop_context(self.net, t.context)
                 pthread_mutex_unlock(&self.net.lock)
 
-    def share(self, SharedMemory memory not None, sharers not None):
-        """From now on messages to ranks that share this memory go through rings in it.
-
-        sharers     the process of each of them, by rank, in the order of their places; this rank
-                    is among them
+    def share(self, Neighbours neighbours not None):
+        """From now on messages to these go through rings in the memory that they share.
 
         Before anything is sent. Raises OSError when there are no descriptors for the bell.
         """
-        cdef Nearby *n = new_nearby(self.size, len(sharers))
+        cdef Nearby *n = neighbours.table
         cdef epoll_event event
-        cdef int place, rank, pid
-        if n == NULL:
-            raise MemoryError("no memory for rings")
-        for place, (rank, pid) in enumerate(sharers.items()):
-            n.ranks[place], n.pids[place], n.place[rank] = rank, pid, place
-        n.own = n.place[self.rank]
-        n.head, n.members, n.pairs = memory.head, memory.members, memory.pairs
-        n.base, n.limit, n.fd = memory.base, memory.limit, memory.fd
-        n.ring_bytes, n.ranks_of_memory = memory.ring_bytes, memory.ranks
         event.events = EPOLLIN
         event.data.ptr = self.net
         if (hang_bell(n) != OK
                 or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, n.bell[0], &event) != 0):
-            close_bells(n)
-            free_nearby(n)
             raise OSError(errno, f"no descriptors for a bell: {os.strerror(errno)}")
-        self.memory = memory
+        self.neighbours = neighbours
         self.net.nearby = n
-        self.net.spins = self.net.most_spins = SPINS if cores() >= len(sharers) else 0
+        self.net.spins = self.net.most_spins = SPINS if cores() >= n.places else 0
 
     def close(self):
         """Leave: say goodbye to every peer and end what is pending here with CLOSED.

@@ -199,12 +199,9 @@ def main():
 
     def body(rank):
         found = {}
-        # Who waits for a rank takes a connection to it, or a descriptor of its process.
+        # Both have come. Who waits for a rank without shared memory takes a connection to it.
+        dist.barrier()
         waits_in_vain(rank, 0.2)
-        for late in range(2):
-            if rank == late:
-                time.sleep(0.2)
-            dist.barrier()
         for kind, warm_up, times in plan:
             found[kind] = []
             for turns in (warm_up, times):

@@ -1,0 +1,227 @@
+"""Who shares memory with this rank: their processes, and the bells that wake them."""
+import os
+
+cimport cython
+from libc.errno cimport EMFILE, ENFILE, ENOMEM, ESRCH, errno
+from libc.stdint cimport uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+
+from cydist._native.abi cimport NO_MEMORY, OK
+from cydist._native.linux cimport (
+    POLLIN, close, fstat, getpid, pidfd_open, poll, pollfd, stat_t,
+)
+from cydist._native.waiting cimport (
+    add_u32, exchange_int, fence, load_int, load_u32, sched_yield, store_int, store_u32,
+)
+
+cdef extern from "<signal.h>" nogil:
+    int kill(int, int)
+
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char *, int)
+    int O_CLOEXEC
+    int O_NONBLOCK
+    int O_RDWR
+
+cdef extern from "<sys/stat.h>" nogil:
+    bint S_ISFIFO(unsigned int)
+
+cdef extern from "<unistd.h>" nogil:
+    int pipe2(int *, int)
+    ssize_t read(int, void *, size_t)
+    ssize_t write(int, const void *, size_t)
+
+cdef enum:
+    NOTHING = 256               # read from a bell at once; its bytes say nothing
+
+
+# A link that ends needs the memory, so the collector must not clear it before.
+@cython.no_gc_clear
+cdef class Neighbours:
+    """The ranks of a link that share memory, and how each of them is reached.
+
+    rank, size      of the link
+    sharers         the process of each of them, by rank, in the order of their places in the
+                    memory; this rank is among them
+
+    Raises OSError when there are no descriptors for their processes.
+    """
+
+    def __cinit__(self, SharedMemory memory not None, int rank, int size, sharers not None):
+        cdef Nearby *n
+        cdef int i, place, peer, pid
+        if rank not in sharers or len(sharers) > memory.ranks:
+            raise ValueError(f"rank {rank} shares no memory with {sharers}")
+        n = new_nearby(size, len(sharers))
+        if n == NULL:
+            raise MemoryError(f"no memory for {size} ranks")
+        self.table = n
+        self.memory = memory
+        n.head, n.members, n.pairs = memory.head, memory.members, memory.pairs
+        n.base, n.limit, n.nbytes, n.fd = memory.base, memory.limit, memory.nbytes, memory.fd
+        n.ring_bytes, n.ranks_of_memory, n.pid = memory.ring_bytes, memory.ranks, memory.pid
+        for place, (peer, pid) in enumerate(sharers.items()):
+            n.ranks[place], n.pids[place], n.place[peer] = peer, pid, place
+        n.own = n.place[rank]
+        for i in range(n.places):
+            if not watch_process(n, i):
+                raise OSError(errno, f"no descriptors for {n.places} processes that share memory: "
+                              f"{os.strerror(errno)}")
+        n.members[n.own].base = <uint64_t>memory.base
+
+    def __dealloc__(self):
+        if self.table != NULL:
+            close_nearby(self.table)
+        free(self.table)
+
+
+cdef Nearby *new_nearby(int size, int places) noexcept nogil:
+    cdef Nearby *n = <Nearby *>calloc(1, sizeof(Nearby) + (size + 4 * places) * sizeof(int))
+    cdef int i
+    if n == NULL:
+        return NULL
+    n.places = places
+    n.place = <int *>(n + 1)
+    n.ranks = n.place + size
+    n.pids = n.ranks + places
+    n.watched = n.pids + places
+    n.bells = n.watched + places
+    n.bell[0] = n.bell[1] = -1
+    for i in range(size):
+        n.place[i] = -1
+    for i in range(places):
+        n.watched[i] = UNWATCHED
+        n.bells[i] = -1
+    return n
+
+
+# Processes
+
+cdef bint watch_process(Nearby *n, int place) noexcept nogil:
+    """False: there are too few descriptors."""
+    if n.pids[place] == n.pid:
+        return True                 # a thread of ours
+    n.watched[place] = pidfd_open(n.pids[place])
+    if n.watched[place] >= 0:
+        return True
+    n.watched[place] = OVER if errno == ESRCH else UNWATCHED
+    return errno != EMFILE and errno != ENFILE and errno != ENOMEM
+
+
+cdef void lock_watched(Nearby *n) noexcept nogil:
+    while exchange_int(&n.busy, 1) != 0:
+        sched_yield()
+
+
+cdef bint has_ended(Nearby *n, int place) noexcept nogil:
+    cdef pollfd process
+    cdef bint ended
+    lock_watched(n)
+    process.fd = n.watched[place]
+    process.events = POLLIN
+    if process.fd >= 0:
+        ended = poll(&process, 1, 0) == 1
+    else:
+        ended = process.fd == OVER or (
+            process.fd == UNWATCHED and kill(n.pids[place], 0) != 0 and errno == ESRCH)
+    store_int(&n.busy, 0)
+    return ended
+
+
+cdef void close_nearby(Nearby *n) noexcept nogil:
+    cdef int i
+    # In a forked child whoever was busy with them is not there to end.
+    if n.pid == getpid():
+        lock_watched(n)
+    for i in range(2):
+        close_one(&n.bell[i])
+    for i in range(n.places):
+        close_one(&n.bells[i])
+        close_one(&n.watched[i])
+        n.watched[i] = CLOSED
+    store_int(&n.busy, 0)
+
+
+cdef void close_one(int *fd) noexcept nogil:
+    if fd[0] >= 0:
+        close(fd[0])
+        fd[0] = -1
+
+
+# Bells
+
+cdef int hang_bell(Nearby *n) noexcept nogil:
+    cdef Member *member = &n.members[n.own]
+    cdef stat_t status
+    if pipe2(n.bell, O_CLOEXEC | O_NONBLOCK) != 0:
+        n.bell[0] = n.bell[1] = -1
+        return NO_MEMORY
+    if fstat(n.bell[0], &status) != 0:
+        return NO_MEMORY
+    member.bell_inode = status.st_ino
+    store_int(&member.bell, n.bell[0] + 1)
+    return OK
+
+
+cdef void open_bell(Nearby *n, int place) noexcept nogil:
+    """Where that fails the rank is not woken, but looks by itself when its slice of sleep ends."""
+    cdef Member *member = &n.members[place]
+    cdef char path[64]
+    cdef stat_t status
+    cdef int fd, number = load_int(&member.bell) - 1
+    if number < 0 or n.bells[place] >= 0:
+        return
+    snprintf(path, sizeof(path), b"/proc/%d/fd/%d", n.pids[place], number)
+    # For reading as well: writing to a pipe that nobody reads would be a signal.
+    fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
+    if fd < 0:
+        return
+    # The process may have ended, and another have its number.
+    if fstat(fd, &status) != 0 or not S_ISFIFO(status.st_mode) \
+            or status.st_ino != member.bell_inode:
+        close(fd)
+        return
+    n.bells[place] = fd
+
+
+cdef void ring_bell(Nearby *n, int place) noexcept nogil:
+    cdef Member *member = &n.members[place]
+    fence()
+    if load_u32(&member.asleep) == 0:
+        return
+    store_u32(&member.asleep, 0)
+    open_bell(n, place)
+    if n.bells[place] >= 0 and write(n.bells[place], b"", 1) < 0:
+        return                      # it is full: the rank will hear it
+
+
+cdef void fall_asleep(Nearby *n) noexcept nogil:
+    n.asleep += 1
+    store_u32(&n.members[n.own].asleep, 1)
+    fence()
+
+
+cdef void wake_up(Nearby *n) noexcept nogil:
+    n.asleep -= 1
+    # Whoever rang may have meant another thread of ours that sleeps.
+    store_u32(&n.members[n.own].asleep, n.asleep != 0)
+    fence()
+
+
+cdef void silence_bell(Nearby *n) noexcept nogil:
+    cdef char nothing[NOTHING]
+    while read(n.bell[0], nothing, NOTHING) == NOTHING:
+        pass
+
+
+cdef void tell_news(Nearby *n, int place) noexcept nogil:
+    add_u32(&n.members[place].news, 1)
+    ring_bell(n, place)
+
+
+cdef void spread_news(Nearby *n) noexcept nogil:
+    cdef int place
+    for place in range(n.places):
+        if place != n.own:
+            tell_news(n, place)
