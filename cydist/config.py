@@ -94,5 +94,11 @@ SHUTDOWN_TIMEOUT = Variable(
 CUDA_VISIBLE_DEVICES = Variable(
     ("CUDA_VISIBLE_DEVICES",), "all", "devices that count for cydistrun --nproc-per-node gpu"
 )
+NCCL_BINDING = Variable(
+    ("CYDIST_NCCL_BINDING",), "cupy", "how backend nccl calls NCCL: cupy, or nccl4py"
+)
+NCCL_HOSTID = Variable(
+    ("NCCL_HOSTID",), "", "what NCCL takes for this host: ranks of one may not share a GPU"
+)
 NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")

@@ -5,8 +5,7 @@ overrides whatever it does better. All arrays that reach a backend are `Array` o
 contiguous memory of one known dtype (strided arrays were packed before), checked, with
 the buffer protocol: `memoryview(array)` is its bytes.
 
-Ranks in this module are group ranks. Collectives here block; `execute` decides on whose
-thread they run.
+Ranks here are group ranks. Collectives block; `execute` decides on whose thread they run.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -158,6 +158,14 @@ class ProcessGroup:
             )
         return self
 
+    def on_host(self) -> ProcessGroup:
+        """The group of these ranks that carries what is in CPU memory: objects."""
+        return self.for_device("cpu")
+
+    def together(self) -> AbstractContextManager[None]:
+        """Calls made inside may begin together at its end."""
+        return nullcontext()
+
     def execute(
         self,
         name: str,
@@ -168,12 +176,10 @@ class ProcessGroup:
         result: object = None,
         array: Array | None = None,
     ) -> Work | None:
-        """Run one collective in its turn: now, on this thread, or in the background.
+        """Run one collective in its turn: now, on this thread, or in the background. Returns a
+        Work when async_op is set, else None when the call is complete.
 
         array   one of the call's arrays, which are all on one device; None: it has none
-
-        A backend with streams overrides this: it enqueues instead of running.
-        Returns a Work when async_op is set, else None when the call is complete.
         """
         self.check_usable(name)
         deadline = self.deadline(timeout)
@@ -252,9 +258,8 @@ class ProcessGroup:
             name, peer = self.waiting
             way = "to" if name == "send" else "from"
             return f"in {name} {way} " + ("anyone" if peer < 0 else f"rank {self.ranks[peer]}")
-        if call is None:
-            return "in no call of the group, and has made none"
-        return f"in no call of the group; its last was {call.name} #{call.seq}"
+        last = "and has made none" if call is None else f"its last was {call.name} #{call.seq}"
+        return f"in no call of the group{',' if call is None else ';'} {last}"
 
     def last_call(self) -> Call | None:
         """The collective that this rank is in, or was in last."""

@@ -37,7 +37,7 @@ def monitored_barrier(
         else:
             _report(backend, call)
 
-    run(chosen, "monitored_barrier", None, body, None, False, timeout)
+    run(chosen.on_host(), "monitored_barrier", None, body, None, False, timeout)
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:

@@ -36,6 +36,12 @@ def _pickle_allowed() -> bool:
     return current().allow_pickle and not config.INSECURE.on()
 
 
+def _on_host(group: AnyGroup, name: str) -> ProcessGroup | None:
+    """The group of CPU memory that carries the objects of this one; None as `usable_group`."""
+    chosen = usable_group(group, name)
+    return None if chosen is None else chosen.on_host()
+
+
 class _Encoded:
     """Objects of this rank as one array of bytes, or why that is not possible."""
 
@@ -132,8 +138,9 @@ def all_gather_object(
     object_list     a list of p entries; entry r becomes rank r's object
     """
     name = "all_gather_object"
-    if (chosen := usable_group(group, name)) is None:
+    if (chosen := _on_host(group, name)) is None:
         return
+    group = chosen
     p = chosen.size()
     _check_length(name, "object_list", object_list, p)
     mine = _Encoded([obj])
@@ -164,8 +171,9 @@ def broadcast_object_list(
     object_list     of the same length on every rank; overwritten except on `src`
     """
     name = "broadcast_object_list"
-    if (chosen := usable_group(group, name)) is None:
+    if (chosen := _on_host(group, name)) is None:
         return
+    group = chosen
     _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     here = chosen.rank() == root
@@ -202,8 +210,9 @@ def gather_object(
     object_gather_list      on `dst` a list of p entries; None elsewhere
     """
     name = "gather_object"
-    if (chosen := usable_group(group, name)) is None:
+    if (chosen := _on_host(group, name)) is None:
         return
+    group = chosen
     root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
     here = chosen.rank() == root
     p = chosen.size()
@@ -241,8 +250,9 @@ def scatter_object_list(
     scatter_object_input_list       on `src` p objects; ignored elsewhere
     """
     name = "scatter_object_list"
-    if (chosen := usable_group(group, name)) is None:
+    if (chosen := _on_host(group, name)) is None:
         return
+    group = chosen
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(
@@ -277,7 +287,7 @@ def send_object_list(
 ) -> None:
     """Send a list of objects to rank `dst` (global; or `group_dst`)."""
     name = "send_object_list"
-    if usable_group(group, name) is None:
+    if (group := _on_host(group, name)) is None:
         return
     _check_list(name, object_list)
     mine = _Encoded(object_list)
@@ -305,8 +315,9 @@ def recv_object_list(
     object_list     of the sender's length; overwritten
     """
     name = "recv_object_list"
-    if (chosen := usable_group(group, name)) is None:
+    if (chosen := _on_host(group, name)) is None:
         return -1
+    group = chosen
     _check_list(name, object_list)
     head = np.empty(1, np.int64)
     source = recv(head, src, group, group_src=group_src, timeout=timeout)

@@ -8,6 +8,7 @@ receiver must name the same number of elements and the same dtype. Ranks are glo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -220,8 +221,12 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv: all entries must be of one group")
     works: dict[int, Work | None] = {}
-    for wanted in (irecv, isend):
-        for i, each in enumerate(p2p_op_list):
-            if each.op is wanted:
-                works[i] = each.op(each.tensor, each.peer, each.group, each.tag, each.group_peer)
+    group = usable_group(p2p_op_list[0].group, "batch_isend_irecv")
+    with nullcontext() if group is None else group.together():
+        for wanted in (irecv, isend):
+            for i, each in enumerate(p2p_op_list):
+                if each.op is wanted:
+                    works[i] = each.op(
+                        each.tensor, each.peer, each.group, each.tag, each.group_peer
+                    )
     return [work for i in range(len(p2p_op_list)) if (work := works[i]) is not None]

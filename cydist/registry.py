@@ -63,9 +63,13 @@ _plugins: dict[str, Plugin] = {
     "gloo": Plugin("cydist.backends.host:create", True, ("cpu",)),
     "inproc": Plugin("cydist.backends.host:create_inproc", True, ("cpu",)),
     "mpi": Plugin("cydist.backends.mpi:create", True, ("cpu",)),
+    "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
 }
 
-_NEEDS = {"mpi": ("mpi4py",)}  # packages that a backend of ours imports when it is used
+_NEEDS = {
+    "mpi": ("mpi4py",),
+    "nccl": ("cupy",),
+}  # packages that a backend of ours imports when it is used
 
 
 class Backend(str):
@@ -192,7 +196,8 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Is the backend "nccl" there?"""
+    """Is the backend "nccl" there? It needs cupy, which is looked for but not imported; whether
+    there is a GPU is seen when a group is made."""
     return is_backend_available("nccl")
 
 

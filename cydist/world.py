@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +116,23 @@ class RoutedGroup(ProcessGroup):
             first.rank(), first.size(), timeout=first.timeout, name=name, ranks=first.ranks,
             backend=",".join(f"{device}:{group.backend}" for device, group in by_device.items()),
         )  # fmt: skip
+        self._first = first
         self.by_device = by_device
         self.devices = tuple(by_device)
 
     def for_device(self, device: str) -> ProcessGroup:
         super().for_device(device)
         return self.by_device[device]
+
+    def on_host(self) -> ProcessGroup:
+        return self.by_device["cpu"] if "cpu" in self.by_device else self._first.on_host()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for group in dict.fromkeys(self.by_device.values()):
+                stack.enter_context(group.together())
+            yield
 
     def fail(self, error: BaseException, call: str = "") -> None:
         super().fail(error, call)

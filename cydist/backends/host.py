@@ -426,6 +426,11 @@ def same_sizes(blocks: Sequence[Array]) -> bool:
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "tcp": meet in the store, connect when first needed."""
+    return of_link(endpoint(options), options)
+
+
+def endpoint(options: BackendOptions) -> Endpoint:
+    """This process's end of a link between the ranks of a new group."""
     from cydist.backends.addresses import where_to_listen
     from cydist.backends.connections import Connections
     from cydist.backends.sharing import share_memory
@@ -450,7 +455,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         link.close()
         connections.close()
 
-    return of_link(Endpoint(link, close, connections), options)
+    return Endpoint(link, close, connections)
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

@@ -1,0 +1,62 @@
+"""What ended a group on one rank, told to all others in that rank's own words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING
+
+from cydist import _native, errors
+
+if TYPE_CHECKING:
+    from cydist.group import ProcessGroup
+    from cydist.work import Work
+
+ALARM_TAG = (1 << 40) + 1  # beyond what users may give a message
+ALARM_BYTES = 8192
+TELLING_SECONDS = 0.5
+
+
+class Alarm:
+    """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
+
+    def __init__(self, host: ProcessGroup) -> None:
+        self._host = host
+        self._heard = _native.empty(ALARM_BYTES)
+        self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
+
+    def tell(self, error: BaseException) -> None:
+        """Tell everybody; best effort."""
+        words = {
+            "kind": type(error).__name__,
+            "text": str(error)[:1200],
+            "op": getattr(error, "op", None),
+            "seq": getattr(error, "seq", None),
+            "ranks": list(getattr(error, "ranks", ()))[:16],
+        }
+        array = _native.empty(ALARM_BYTES)
+        memoryview(array)[:] = json.dumps(words).encode()[:ALARM_BYTES].ljust(ALARM_BYTES)
+        others = [rank for rank in range(self._host.size()) if rank != self._host.rank()]
+        end = time.monotonic() + TELLING_SECONDS
+        with contextlib.suppress(errors.DistError):
+            for work in [self._host.isend(array, rank, ALARM_TAG) for rank in others]:
+                with contextlib.suppress(errors.DistError):
+                    work.wait(max(0.0, end - time.monotonic()))
+
+    def heard(self) -> errors.DistError | None:
+        """The error that another rank told of, as one of this rank's; None while all is quiet."""
+        if self._coming is None or not self._coming.is_completed():
+            return None
+        coming, self._coming = self._coming, None
+        if coming.exception() is not None:
+            return None
+        said = json.loads(bytes(memoryview(self._heard)))
+        kind = getattr(errors, said["kind"], None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.DistError)):
+            kind = errors.DistBackendError
+        return kind(
+            f"rank {coming.source_rank()} says: {said['text']}",
+            op=said["op"], seq=said["seq"], group=self._host.group_name,
+            ranks=tuple(said["ranks"]) or (coming.source_rank(),),
+        )  # fmt: skip

@@ -1,0 +1,243 @@
+"""What the backend asks of NCCL, and cupy's binding of it.
+
+Nothing of ours is linked with NCCL. `cupy.cuda.nccl` does the calls; what it lacks is looked up in
+the library that it has loaded (supplement.py). `nccl4py` may take cupy's place (official.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cydist import config
+from cydist.backends.nccl.supplement import Supplement
+from cydist.errors import UnsupportedError
+
+UNIQUE_ID_BYTES = 128
+IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
+MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
+INSTALL = (
+    "install both by `pip install cupy-cuda13x nvidia-nccl-cu13` (or -cuda12x and -cu12: as the "
+    "driver has it)"
+)
+
+
+class NcclError(Exception):
+    """NCCL's answer to a call, when it was not "success".
+
+    status      ncclResult_t; None: the binding did not know it
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Communicator(Protocol):
+    """A communicator: the calls that run on a stream, and its life.
+
+    Addresses, streams, types and operations are integers, as nccl.h has them. Counts are of
+    elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise whatever
+    the binding raises; `meaning` says what that is.
+    """
+
+    all_reduce: Callable[[int, int, int, int, int, int], None]  # send recv count type op stream
+    reduce: Callable[[int, int, int, int, int, int, int], None]  # ... type op root stream
+    broadcast: Callable[[int, int, int, int, int, int], None]  # send recv count type root stream
+    reduce_scatter: Callable[[int, int, int, int, int, int], None]  # as all_reduce
+    all_gather: Callable[[int, int, int, int, int], None]  # send recv count type stream
+    send: Callable[[int, int, int, int, int], None]  # address count type peer stream
+    recv: Callable[[int, int, int, int, int], None]
+
+    def async_error(self) -> str:
+        """What went wrong since the last call; "" for nothing."""
+
+    def premul(self, type_code: int, scalar: bytes) -> int:
+        """The operation that sums contributions times `scalar`, an element of that type."""
+
+    def abort(self) -> None:
+        """End what is under way, and the communicator. Idempotent; may take a while."""
+
+    def destroy(self) -> None:
+        """End the communicator, when nothing is under way. Idempotent; may take a while."""
+
+
+class Binding(Protocol):
+    """The library as a whole."""
+
+    name: str
+    group_start: Callable[[], None]  # of this thread; every one has its group_end
+    group_end: Callable[[], None]
+
+    def version(self) -> int:
+        """20000 + 100 * minor + patch, of the library that is loaded."""
+
+    def unique_id(self) -> bytes:
+        """What one rank makes and all ranks of a communicator join by: a secret."""
+
+    def init(self, size: int, unique_id: bytes, rank: int) -> Communicator:
+        """Join, on the current device. Blocks until all have come, and cannot be ended.
+
+        When it raises, NCCL may take this thread for one inside a group: let it go.
+        """
+
+    def meaning(self, error: BaseException) -> NcclError | None:
+        """What the binding raised, if NCCL refused a call; None for any other error."""
+
+
+class CupyNccl:
+    """By cupy.cuda.nccl."""
+
+    name = "cupy.cuda.nccl"
+
+    def __init__(self) -> None:
+        nccl = self._nccl = load_cupy()
+        self.group_start: Callable[[], None] = nccl.groupStart
+        self.group_end: Callable[[], None] = nccl.groupEnd
+        self._supplement = Supplement()
+
+    def version(self) -> int:
+        return int(self._nccl.get_version())
+
+    def unique_id(self) -> bytes:
+        return bytes(self._nccl.get_unique_id())
+
+    def init(self, size: int, unique_id: bytes, rank: int) -> CupyCommunicator:
+        return CupyCommunicator(
+            self._nccl.NcclCommunicator(size, unique_id, rank), self._supplement, self.meaning
+        )
+
+    def meaning(self, error: BaseException) -> NcclError | None:
+        if isinstance(error, NcclError):
+            return error
+        if isinstance(error, self._nccl.NcclError):
+            more = self._supplement.last_error()
+            return NcclError(f"{error}{f' ({more})' if more else ''}", error.status)
+        # The binding has no text for what newer libraries say.
+        if isinstance(error, KeyError) and error.args and error.args[0] in (IN_PROGRESS, TIMEOUT):
+            status = error.args[0]
+            said = (
+                "the call is still in progress: unset NCCL_COMM_BLOCKING"
+                if status == IN_PROGRESS
+                else "NCCL's own timeout"
+            )
+            return NcclError(f"{said} (result {status})", status)
+        return None
+
+
+class CupyCommunicator:
+    """One of cupy's communicators. It is ended here, never by the garbage collector: that could
+    block wherever Python happens to be."""
+
+    def __init__(
+        self,
+        comm: Any,
+        supplement: Supplement,
+        meaning: Callable[[BaseException], NcclError | None],
+    ) -> None:
+        self.all_reduce = comm.allReduce
+        self.reduce = comm.reduce
+        self.broadcast = comm.broadcast
+        self.reduce_scatter = comm.reduceScatter
+        self.all_gather = comm.allGather
+        self.send = comm.send
+        self.recv = comm.recv
+        self._comm: Any = comm
+        self._pointer = int(comm.comm)
+        self._supplement = supplement
+        self._meaning = meaning
+        self._lock = threading.Lock()
+        self._ended = False
+        alive.add(self)
+
+    def async_error(self) -> str:
+        if self._ended:
+            return ""
+        code = self._supplement.async_error(self._pointer)
+        if code is not None:
+            return "" if code in (0, IN_PROGRESS) else self._supplement.text(code)
+        try:
+            self._comm.check_async_error()
+        except Exception as error:
+            found = self._meaning(error)
+            if found is None:
+                raise
+            return str(found)
+        return ""
+
+    def premul(self, type_code: int, scalar: bytes) -> int:
+        return self._supplement.premul(self._pointer, type_code, scalar)
+
+    def abort(self) -> None:
+        if self._take():
+            self._comm.abort()
+
+    def destroy(self) -> None:
+        if self._take():
+            self._supplement.finalize(self._pointer)
+            self._comm.destroy()
+
+    def _take(self) -> bool:
+        """Is it this thread that ends it? Two would free it twice."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+        alive.discard(self)
+        return first
+
+
+alive: set[Communicator] = set()  # until they are ended
+
+
+def abort_all() -> None:
+    """End every communicator that is left: the process is about to end."""
+    for each in tuple(alive):
+        each.abort()
+
+
+def load_cupy() -> Any:
+    """The module cupy.cuda.nccl, with a library. Raises UnsupportedError that says what to do."""
+    try:
+        nccl: Any = importlib.import_module("cupy.cuda.nccl")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"backend 'nccl' needs cupy, which is not installed ({error}): {INSTALL}; or use "
+            "backend 'tcp' or 'mpi', which take GPU arrays too"
+        ) from None
+    if not nccl.available:
+        raise UnsupportedError(
+            "backend 'nccl' needs NCCL, and cupy finds no libnccl.so.2: "
+            f"{INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
+        )
+    return nccl
+
+
+def load() -> Binding:
+    """The binding that is installed: cupy's, unless CYDIST_NCCL_BINDING says nccl4py.
+
+    Raises UnsupportedError when there is none, or NCCL is too old; ValueError for another word.
+    """
+    wanted = config.NCCL_BINDING.get().strip().lower()
+    binding: Binding
+    if wanted == "nccl4py":
+        from cydist.backends.nccl.official import Nccl4py
+
+        binding = Nccl4py()
+    elif wanted in ("", "cupy"):
+        binding = CupyNccl()
+    else:
+        raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
+    if binding.version() < MINIMUM:
+        raise UnsupportedError(
+            f"backend 'nccl' needs NCCL 2.11 or later, and {spelled(binding.version())} is loaded: "
+            f"{INSTALL}"
+        )
+    return binding
+
+
+def spelled(version: int) -> str:
+    """NCCL's number of a version for people: 22809 is "2.28.9"."""
+    major, rest = divmod(version, 10000)
+    return f"{major}.{rest // 100}.{rest % 100}"

@@ -1,0 +1,205 @@
+"""How a group fails: what went wrong becomes one error, the communicator ends, the others hear."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from cydist.errors import (
+    DistBackendError,
+    DistError,
+    DistTimeoutError,
+    GroupFailedError,
+    MismatchError,
+    PeerFailedError,
+)
+from cydist.group import Call, ProcessGroup
+
+if TYPE_CHECKING:
+    from cydist.backends.nccl.alarms import Alarm
+    from cydist.backends.nccl.binding import Binding, Communicator
+    from cydist.backends.nccl.control import ControlGroup
+    from cydist.backends.nccl.fingerprints import Differ
+    from cydist.backends.nccl.watch import Flight, StreamCall, Watch
+
+ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
+
+
+class Failures(ProcessGroup):
+    """The part of NcclGroup that fails."""
+
+    binding: Binding
+    host: ControlGroup
+    _watch: Watch
+    _alarm: Alarm | None
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator."""
+        raise NotImplementedError
+
+    # What the watchdog finds.
+
+    def alarm(self) -> DistError | None:
+        """What another rank tells; None for nothing."""
+        return None if self._alarm is None else self._alarm.heard()
+
+    def async_error(self) -> str:
+        """What NCCL has met since the last call; "" for nothing."""
+        return self.comm.async_error()
+
+    def late(self, call: StreamCall) -> None:
+        """The call's deadline is over."""
+        comparison = self._watch.comparison
+        text = f"{self.where(call)}: timeout: the GPU has not come past it"
+        ranks: tuple[int, ...] = ()
+        if comparison is not None and call.seq > comparison.before_reached:
+            before = self.ranks[(self._rank - 1) % self._size]
+            ranks = (before,)
+            text += f"; rank {before} has reached call #{comparison.before_reached} only"
+        self.fail(
+            DistTimeoutError(text, op=call.name, seq=call.seq, group=self.group_name, ranks=ranks),
+            self.named(call),
+        )
+
+    def broken(self, call: StreamCall, why: BaseException | str) -> None:
+        """NCCL or the device says that something went wrong."""
+        kind: type[DistError] = DistBackendError
+        if isinstance(why, str) and "remote" in why:
+            kind = PeerFailedError
+        error = kind(
+            f"{self.where(call)}: {'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
+            op=call.name, seq=call.seq, group=self.group_name,
+        )  # fmt: skip
+        if isinstance(why, BaseException):
+            error.__cause__ = why
+        self.fail(error, self.named(call))
+
+    def differ(self, found: Differ) -> None:
+        """This rank and the one before are in different calls."""
+        before = self.ranks[(self._rank - 1) % self._size]
+        name = found.ours.partition(" ")[0]
+        self.fail(
+            MismatchError(
+                f"{name} #{found.seq} on group {self.group_name!r}: the ranks are in different "
+                f"calls. Here: {found.ours}. Rank {before}: {found.theirs}",
+                op=name, seq=found.seq, group=self.group_name, ranks=(before,),
+            ),
+            f"{name} #{found.seq}",
+        )  # fmt: skip
+
+    def lost(self, call: StreamCall, error: BaseException) -> None:
+        """The rank before is lost, or says that the group has failed."""
+        kind = type(error) if isinstance(error, DistError) else PeerFailedError
+        self.fail(
+            kind(
+                f"{self.where(call)}: {error}",
+                op=call.name, seq=call.seq, group=self.group_name,
+                ranks=getattr(error, "ranks", ()),
+            ),
+            self.named(call),
+        )  # fmt: skip
+
+    def refused(self, call: StreamCall, error: BaseException) -> None:
+        """Something was raised while the call was enqueued: fail, and raise what it means."""
+        if self._failed is not None:  # it was ended from outside
+            raise self.failure_of(call) from error
+        meaning = self.binding.meaning(error)
+        if meaning is None:
+            self.fail(error, self.named(call))
+            return
+        failed = DistBackendError(
+            f"{self.where(call)}: NCCL refuses it: {meaning}",
+            op=call.name, seq=call.seq, group=self.group_name,
+        )  # fmt: skip
+        self.fail(failed, self.named(call))
+        raise failed from error
+
+    # Failing.
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """Also ends the communicator, which ends what runs on the GPU, and tells the others."""
+        if self._failed is not None:
+            return
+        super().fail(error, call)
+        self._watch.stop()
+        self.end_comm(abort=True)
+        if self._alarm is not None:
+            self._alarm.tell(error)
+        self.host.fail(error, call)
+
+    def heard(self, error: DistError) -> None:
+        """Another rank has failed, and tells everybody itself."""
+        if self._failed is None:
+            ProcessGroup.fail(self, error)
+            self._watch.stop()
+            self.end_comm(abort=True)
+
+    def abort(self) -> None:
+        """End every call under way, here and on the others, now."""
+        super().abort()
+        self.host.abort()
+
+    def give_up(self) -> None:
+        """End the calls under way here, and take no more; the others are not told."""
+        if self._failed is None:
+            ProcessGroup.fail(
+                self,
+                GroupFailedError(f"group {self.group_name!r} is replaced", group=self.group_name),
+            )
+        self._watch.stop()
+        self.end_comm(abort=True)
+
+    def end_comm(self, *, abort: bool) -> None:
+        """End the communicator, in a thread of its own: NCCL may take its time, or for ever."""
+        end = self.comm.abort if abort else self.comm.destroy
+        thread = threading.Thread(target=end, name="cydist-nccl-end", daemon=True)
+        thread.start()
+        if threading.current_thread().name != "cydist-nccl-watch":
+            thread.join(ABORT_SECONDS)
+
+    def check_usable(self, name: str) -> None:
+        """Also learns here what the host group has been told."""
+        if self._failed is None and self.host.failure is not None:
+            self.fail(self.host.failure, name)
+        super().check_usable(name)
+
+    def failure(self, flight: Flight) -> BaseException | None:
+        """What a call that is not over ended with; None while it may still end well."""
+        if flight.over or self._failed is None:
+            return None
+        return self.failure_of(flight.call)
+
+    def failure_of(self, call: StreamCall) -> BaseException:
+        """The group's failure, for one of the calls that it ended."""
+        cause = self._failed
+        assert cause is not None
+        if isinstance(cause, DistError) and (cause.op, cause.seq) == (call.name, call.seq):
+            return cause
+        error = GroupFailedError(
+            f"{self.where(call)}: the group failed while it was under way "
+            f"({type(cause).__name__}: {cause})",
+            op=call.name, seq=call.seq, group=self.group_name, ranks=getattr(cause, "ranks", ()),
+        )  # fmt: skip
+        error.__cause__ = cause
+        return error
+
+    # For people.
+
+    def named(self, call: Call) -> str:
+        """ "all_reduce #12"; messages have no number."""
+        return f"{call.name} #{call.seq}" if call.seq else call.name
+
+    def where(self, call: StreamCall) -> str:
+        """Which call, whose, since when."""
+        here = self.ranks[self._rank]
+        waited = max(0.0, time.monotonic() - call.began)
+        return (
+            f"{self.named(call)} on group {self.group_name!r} (rank {here}, {waited:.3g} s after "
+            "it began)"
+        )
+
+    def last_call(self) -> Call | None:
+        """The first call that the GPU has not come past, or the last one."""
+        return self._watch.oldest or self._call

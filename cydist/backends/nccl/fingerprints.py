@@ -1,0 +1,164 @@
+"""Do the ranks make the same calls? Found out beside them, and not before.
+
+NCCL compares nothing: ranks that disagree hang, or get wrong numbers. So each rank notes what it
+calls, the watchdog sends the notes to the next rank, and compares those of the one before with its
+own. If any two ranks differ, two neighbours do.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from cydist import _native
+from cydist.errors import DistError
+
+if TYPE_CHECKING:
+    from cydist.group import ProcessGroup
+    from cydist.work import Work
+
+LENGTH = struct.Struct("<q")
+LEAVING = -1  # in place of a length: that rank destroys its group, as it should
+TAG = 1 << 40  # beyond what users may give a message
+
+
+class Neighbours(Protocol):
+    """The way to the next rank, and from the one before. Nothing here blocks."""
+
+    def send(self, data: bytes) -> bool:
+        """Send notes; False: the last ones are still on their way."""
+
+    def receive(self) -> bytes | None:
+        """Notes of the rank before, or None. Raises DistError when it is lost, b"" was its last
+        word when it left."""
+
+    def leave(self, seconds: float) -> None:
+        """Say to the next rank that this one goes; may block for so long."""
+
+
+class HostNeighbours:
+    """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
+
+    def __init__(self, host: ProcessGroup) -> None:
+        self._host = host
+        self._next = (host.rank() + 1) % host.size()
+        self._before = (host.rank() - 1) % host.size()
+        self._sent: list[Work] = []
+        self._length = _native.empty(LENGTH.size)
+        self._data: _native.Array | None = None
+        self._coming: Work | None = None
+
+    def send(self, data: bytes) -> bool:
+        if not all(work.is_completed() for work in self._sent):
+            return False
+        self._sent = [self._isend(LENGTH.pack(len(data))), self._isend(data)]
+        return True
+
+    def leave(self, seconds: float) -> None:
+        """Say to the next rank that this one goes."""
+        self._sent.append(self._isend(LENGTH.pack(LEAVING)))
+        for work in self._sent:
+            work.wait(seconds)
+
+    def _isend(self, data: bytes) -> Work:
+        array = _native.empty(len(data))
+        memoryview(array)[:] = data
+        return self._host.isend(array, self._next, TAG)
+
+    def receive(self) -> bytes | None:
+        if self._coming is None:
+            self._coming = self._host.irecv(self._length, self._before, TAG)
+        if not self._coming.is_completed():
+            return None
+        error = self._coming.exception()
+        if error is not None:
+            raise error
+        self._coming = None
+        if self._data is not None:
+            found, self._data = bytes(memoryview(self._data)), None
+            return found
+        (nbytes,) = LENGTH.unpack(memoryview(self._length))
+        if nbytes == LEAVING:
+            return b""
+        self._data = _native.empty(nbytes)
+        self._coming = self._host.irecv(self._data, self._before, TAG)
+        return self.receive()
+
+
+class Differ(Exception):
+    """The rank before made another call: its number in the group, ours and theirs."""
+
+    def __init__(self, seq: int, ours: str, theirs: str) -> None:
+        super().__init__(seq, ours, theirs)
+        self.seq = seq
+        self.ours = ours
+        self.theirs = theirs
+
+
+class Comparison:
+    """This rank's notes against those of the rank before."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+        self._unsent: deque[str] = deque()
+        self._ours: dict[int, str] = {}
+        self._theirs: dict[int, str] = {}
+        self.before_left = False
+        self.lost: DistError | None = None
+        self.before_reached = 0  # the last call of the rank before that we know of
+
+    def note(self, seq: int, text: str) -> None:
+        """This rank makes a call now. From any thread; costs next to nothing."""
+        self._ours[seq] = text
+        self._unsent.append(f"{seq} {text}")
+
+    def leave(self, seconds: float) -> None:
+        """The last word to the next rank, after all notes; best effort."""
+        if self.lost is not None:
+            return
+        end = time.monotonic() + seconds
+        try:
+            while self._unsent and time.monotonic() < end:
+                self._send()
+            self._neighbours.leave(max(0.0, end - time.monotonic()))
+        except DistError as error:
+            self.lost = error
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to send, or to wait for?"""
+        return bool(self._unsent or self._ours) and not (self.before_left or self.lost)
+
+    def step(self) -> None:
+        """Send and receive what can be now. Raises Differ."""
+        try:
+            self._send()
+            self._receive()
+        except DistError as error:
+            self.lost = error
+        for seq in [seq for seq in self._theirs if seq in self._ours]:
+            ours, theirs = self._ours.pop(seq), self._theirs.pop(seq)
+            if ours != theirs:
+                raise Differ(seq, ours, theirs)
+
+    def _send(self) -> None:
+        count = len(self._unsent)
+        if count and self.lost is None:
+            notes = "\n".join([self._unsent[i] for i in range(count)])
+            if self._neighbours.send(notes.encode()):
+                for _ in range(count):
+                    self._unsent.popleft()
+
+    def _receive(self) -> None:
+        while not self.before_left and self.lost is None:
+            found = self._neighbours.receive()
+            if found is None:
+                return
+            if not found:
+                self.before_left = True
+            for line in found.decode(errors="replace").splitlines():
+                number, _, text = line.partition(" ")
+                self._theirs[int(number)] = text
+                self.before_reached = int(number)

@@ -1,0 +1,111 @@
+"""The GPU of a rank, by cupy: streams, events, arithmetic. Tests put another one in its place."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Protocol
+
+from cydist import config, devices
+from cydist.backends.nccl.binding import INSTALL
+from cydist.errors import UnsupportedError
+
+NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
+HIGHEST = -100  # CUDA takes the highest priority that there is for what is beyond
+
+
+class Gpu(Protocol):
+    """What the backend asks of a GPU besides `devices.Library`.
+
+    index       its number in this process
+    library     streams, events and memory
+    functions   numpy's functions, for its arrays
+    """
+
+    index: int
+    library: devices.Library
+    functions: Any
+
+    def use(self) -> None:
+        """Make it this thread's current device."""
+
+    def stream(self, high_priority: bool) -> int:
+        """A new stream that does not wait for the legacy default stream."""
+
+    def current_streams(self) -> list[int]:
+        """The streams that the libraries in this process work on, in this thread."""
+
+    def view(self, address: int, count: int, dtype: str) -> Any:
+        """So many elements at an address, as `functions` takes them."""
+
+    def identity(self) -> str:
+        """What only this GPU of this host is called, as NCCL tells them apart."""
+
+    def capability(self) -> int:
+        """Compute capability: 90 for 9.0."""
+
+
+class CupyGpu:
+    """The device that is current in this thread, by cupy."""
+
+    def __init__(self) -> None:
+        self.functions: Any = importlib.import_module("cupy")
+        self._cuda: Any = self.functions.cuda
+        self._runtime: Any = self._cuda.runtime
+        self.library: devices.Library = devices.Cupy()
+        self.index = int(self._runtime.getDevice())
+
+    def use(self) -> None:
+        if self._runtime.getDevice() != self.index:
+            self._runtime.setDevice(self.index)
+
+    def stream(self, high_priority: bool) -> int:
+        self.use()
+        if high_priority:
+            return int(self._runtime.streamCreateWithPriority(NON_BLOCKING, HIGHEST))
+        return int(self._runtime.streamCreateWithFlags(NON_BLOCKING))
+
+    def current_streams(self) -> list[int]:
+        found = [self.library.current_stream(self.index)]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            stream = int(torch.cuda.current_stream(self.index).cuda_stream)
+            if stream not in found:
+                found.append(stream)
+        return found
+
+    def view(self, address: int, count: int, dtype: str) -> Any:
+        kind = self.functions.dtype(dtype)
+        memory = self._cuda.UnownedMemory(address, count * kind.itemsize, None, self.index)
+        return self.functions.ndarray(count, kind, self._cuda.MemoryPointer(memory, 0))
+
+    def identity(self) -> str:
+        host = config.NCCL_HOSTID.get() or _boot_id()
+        return f"{host}/{self._cuda.Device(self.index).pci_bus_id}"
+
+    def capability(self) -> int:
+        return int(self._cuda.Device(self.index).compute_capability)
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def current() -> Gpu:
+    """This thread's current GPU. Raises UnsupportedError that says what is missing."""
+    runtime = importlib.import_module("cupy.cuda").runtime
+    try:
+        count = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise UnsupportedError(
+            f"backend 'nccl' needs a GPU, and CUDA finds none: {error}. Where there is one, its "
+            f"driver or its container's rights are missing, or it is of another CUDA version than "
+            f"cupy: {INSTALL}. Without one use backend 'tcp' or 'mpi'"
+        ) from None
+    if count == 0:
+        raise UnsupportedError(
+            "backend 'nccl' needs a GPU, and there is none (CUDA_VISIBLE_DEVICES: "
+            f"{config.CUDA_VISIBLE_DEVICES.get()!r}): use backend 'tcp' or 'mpi'"
+        )
+    return CupyGpu()

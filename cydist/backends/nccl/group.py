@@ -1,0 +1,441 @@
+"""The ProcessGroup of backend "nccl".
+
+A call is enqueued on a stream and has begun when it returns: blocking ones on the stream that the
+array's library works on, asynchronous ones on a stream of the group's. A group of CPU memory with
+the same ranks, the host group, carries what is not for GPUs: objects, monitored barriers, and what
+the ranks tell each other when something goes wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from cydist import devices
+from cydist.backends.nccl import plans
+from cydist.backends.nccl.alarms import Alarm
+from cydist.backends.nccl.failing import Failures
+from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
+from cydist.backends.nccl.reductions import Reduction, check_fp8, reduction
+from cydist.backends.nccl.running import Item, Runner
+from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
+from cydist.backends.nccl.works import StreamWork
+from cydist.errors import UnsupportedError
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, op_and_factor
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.nccl.binding import Binding, Communicator
+    from cydist.backends.nccl.control import ControlGroup
+    from cydist.backends.nccl.gpu import Gpu
+    from cydist.stores import MembersStore
+
+LEAVE_SECONDS = 2.0  # the longest that a goodbye may take
+
+
+class NcclGroup(Failures, ProcessGroup):
+    """A group of ranks with a GPU each.
+
+    host    the group of CPU memory with the same ranks
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        comm: Communicator,
+        gpu: Gpu,
+        host: ControlGroup,
+        store: MembersStore | None,
+        high_priority: bool,
+    ) -> None:
+        super().__init__(
+            host.rank(), host.size(), timeout=host.timeout, name=host.group_name,
+            ranks=host.ranks, backend="nccl",
+        )  # fmt: skip
+        self.devices = ("cuda",)
+        self.host = host
+        host.speaks_for = self
+        self.binding = binding
+        self.gpu = gpu
+        self.store = store
+        self.high_priority = high_priority
+        self._runner = Runner(binding, comm, gpu)
+        self._stream = gpu.stream(high_priority)
+        self._lock = threading.RLock()  # a communicator takes one thread at a time
+        comparison = Comparison(HostNeighbours(host)) if self._size > 1 else None
+        self._alarm = Alarm(host) if self._size > 1 else None
+        self._watch = Watch(self, comparison)
+        WATCHDOG.add(self._watch)
+        self._flight: Flight | None = None  # of the call that is being enqueued
+        self._stream_now = 0
+        self._capturing = False
+        self._collected: list[Item] | None = None  # inside `together`
+        self._messages: list[tuple[Item, StreamWork]] = []
+        self._token: Array | None = None
+        self._captured: list[object] = []  # memory that CUDA graphs go on using
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator."""
+        return self._runner.comm
+
+    # Who serves which memory.
+
+    def for_device(self, device: str) -> ProcessGroup:
+        if device != "cuda":
+            raise UnsupportedError(
+                f"backend 'nccl' takes arrays on GPUs, and this one is on {device}: copy it there, "
+                "or name a backend for it, as in init_process_group('cpu:tcp,cuda:nccl')",
+                group=self.group_name,
+            )
+        return self
+
+    def on_host(self) -> ProcessGroup:
+        return self.host
+
+    def _checked(self, name: str, arrays: Sequence[Array]) -> None:
+        for array in arrays:
+            if array.device_index != self.gpu.index:
+                raise ValueError(
+                    f"{name}: the array is on GPU {array.device_index}, and group "
+                    f"{self.group_name!r} was made on GPU {self.gpu.index}, which was current then"
+                )
+
+    # How calls run.
+
+    def execute(
+        self,
+        name: str,
+        body: Callable[[Call], None],
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        result: object = None,
+        array: Array | None = None,
+    ) -> Work | None:
+        """Enqueue one collective; the order in which calls are issued is that in which they run.
+
+        A blocking call returns when it is on the stream that was current, as everything else that
+        the caller does on the GPU. Raises what can be known by then.
+        """
+        self.check_usable(name)
+        deadline = self.deadline(timeout)
+        if array is not None:
+            self._checked(name, [array])
+        with self._lock:
+            self.check_usable(name)
+            self.gpu.use()
+            call = self._call = StreamCall(name, self.next_seq(), deadline)
+            work = self._enqueue(call, array, async_op or array is None, body, result)
+        if async_op:
+            return work
+        if array is None:
+            work.wait()
+        return None
+
+    def _enqueue(
+        self,
+        call: StreamCall,
+        array: Array | None,
+        on_own: bool,
+        body: Callable[[Call], None],
+        result: object,
+    ) -> StreamWork:
+        current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
+        capturing = self._capturing = self.gpu.library.is_capturing(self.gpu.index)
+        stream = self._stream if on_own else current[0]
+        flight = self._begin(call, (body, array, result), capturing)
+        self._stream_now, self._flight = stream, flight
+        try:
+            if on_own:
+                self._after(stream, current)
+            with self._current(array, stream) if on_own else nullcontext():
+                body(call)
+        except UnsupportedError:
+            self._watch.drop(flight)
+            raise
+        except BaseException as error:
+            self._watch.drop(flight)
+            self.refused(call, error)
+            raise
+        finally:
+            call.over = True
+            self._flight = None
+        work = StreamWork(self, flight, result, current, blocking=array is None)
+        if capturing:
+            self._captured.append(flight.keep)
+            flight.over = True
+        else:
+            flight.reusable = not on_own
+            self._record(flight, stream)
+        return work
+
+    @contextmanager
+    def _current(self, array: Array | None, stream: int) -> Iterator[None]:
+        """Strided results are unpacked on the stream of the call, by the array's library."""
+        library = self.gpu.library if array is None else devices.library_of(array)
+        with library.on_stream(self.gpu.index, stream):
+            yield
+
+    def _begin(self, call: StreamCall, keep: object, capturing: bool) -> Flight:
+        flight = Flight(call, keep)
+        if not capturing:
+            self._watch.begin(flight)
+        return flight
+
+    def _record(self, flight: Flight, stream: int) -> None:
+        library = self.gpu.library
+        event = self._watch.spare_event() or library.event(self.gpu.index)
+        library.record(event, self.gpu.index, stream)
+        flight.event = event
+
+    def _after(self, stream: int, current: Sequence[int]) -> None:
+        """What is enqueued on `stream` from now on comes after what those streams hold."""
+        library, index = self.gpu.library, self.gpu.index
+        for each in current:
+            event = library.event(index)
+            library.record(event, index, each)
+            library.wait(index, stream, event)
+
+    def follow(self, flight: Flight) -> list[int]:
+        """Make the current streams wait for a call; which they are."""
+        self.gpu.use()
+        streams = self.gpu.current_streams()
+        if not flight.over:
+            for stream in streams:
+                self.gpu.library.wait(self.gpu.index, stream, flight.event)
+        return streams
+
+    def is_over(self, flight: Flight) -> bool:
+        return flight.over or (flight.event is not None and self.gpu.library.is_over(flight.event))
+
+    def _note(self, call: Call, text: str) -> None:
+        """What the next rank has to do too."""
+        if self._watch.comparison is not None and not call.agreed and not self._capturing:
+            call.agreed = True
+            self._watch.comparison.note(call.seq, f"{call.name} {text}")
+
+    def _run(
+        self, plan: plans.Plan, arrays: Sequence[Array], factor: complex | None = None
+    ) -> None:
+        item = Item(plan, arrays, factor)
+        if self._collected is not None:
+            self._collected.append(item)
+            return
+        self._start([item])
+
+    def _start(self, items: Sequence[Item]) -> None:
+        scratch = self._runner.run(items, self._stream_now)
+        if scratch and self._flight is not None:
+            self._flight.keep = (self._flight.keep, scratch)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """The calls made inside become one of NCCL's groups, which begins at the end."""
+        with self._lock:
+            self._collected = []
+            try:
+                yield
+                items = self._collected
+                messages, self._messages = self._messages, []
+                if messages:
+                    self._start_messages(messages)
+                else:
+                    self._start(items)
+            finally:
+                self._collected = None
+                self._messages = []
+
+    # Messages.
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        return self._message("isend", "send", array, peer)
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        if peer is None:
+            raise UnsupportedError(
+                "irecv from anyone: NCCL's receives name their sender. Give src, or receive on a "
+                "group of backend 'tcp' or 'mpi', which take GPU arrays too",
+                group=self.group_name,
+            )
+        work = self._message("irecv", "recv", array, peer)
+        work._source = self.ranks[peer]
+        return work
+
+    def _message(self, name: str, kind: str, array: Array, peer: int) -> StreamWork:
+        """One message, on the group's stream; inside `together` it begins with the others."""
+        self._checked(name, [array])
+        here = plans.Span(0)
+        transfer = plans.Transfer(
+            kind, here if kind == "send" else None, here if kind == "recv" else None, array.nbytes,
+            peer=peer,
+        )  # fmt: skip
+        item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [array], None)
+        with self._lock:
+            self.check_usable(name)
+            flight = Flight(StreamCall(name, 0, self.deadline(None)), array)
+            work = StreamWork(self, flight, [array.owner], [devices.stream_of(array)], False)
+            if self._collected is not None:
+                self._messages.append((item, work))
+            else:
+                self._start_messages([(item, work)])
+        return work
+
+    def _start_messages(self, messages: Sequence[tuple[Item, StreamWork]]) -> None:
+        self.gpu.use()
+        capturing = self.gpu.library.is_capturing(self.gpu.index)
+        flights = [work.flight for _, work in messages]
+        streams = sorted({stream for _, work in messages for stream in work.streams})
+        for flight in flights:
+            if not capturing:
+                self._watch.begin(flight)
+        try:
+            self._after(self._stream, streams)
+            self._stream_now = self._stream
+            self._start([item for item, _ in messages])
+        except BaseException as error:
+            for flight in flights:
+                self._watch.drop(flight)
+            self.refused(flights[0].call, error)
+            raise
+        for flight in flights:
+            if capturing:
+                self._captured.append(flight.keep)
+                flight.over = True
+            else:
+                self._record(flight, self._stream)
+
+    # Collectives. What all ranks must agree on is noted first.
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        self._note(call, f"of {array.size} {array.dtype_name}, root {root}")
+        self._run(plans.broadcast(array.nbytes, root), [array])
+
+    def _how(self, call: Call, array: Array, op: Op) -> tuple[Reduction, complex | None]:
+        kind, factor = op_and_factor(op)
+        how = reduction(kind, array.dtype_name)
+        check_fp8(call.name, array.dtype_name, self.binding.version(), self.gpu.capability())
+        return how, factor
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        how, factor = self._how(call, array, op)
+        self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}")
+        self._run(plans.all_reduce(self._rank, self._size, array.size, how), [array], factor)
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        how, factor = self._how(call, array, op)
+        self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}, root {root}")
+        self._run(plans.reduce(self._rank, self._size, array.size, root, how), [array], factor)
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        how, factor = self._how(call, output, op)
+        counts = tuple(each.size for each in inputs)
+        self._note(call, f"of {shown(counts)} {output.dtype_name}, op {how.name}")
+        plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
+        self._run(plan, [output, *inputs], factor)
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        self._note(call, f"of {shown([each.size for each in outputs])} {array.dtype_name}")
+        sizes = tuple(each.nbytes for each in outputs)
+        self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
+
+    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+        self._note(call, f"root {root}")
+        given = list(outputs or ())
+        own = bool(given) and given[root].same_memory(array)
+        sizes = tuple(each.nbytes for each in given)
+        self._run(plans.gather(self._rank, sizes, array.nbytes, root, own), [array, *given])
+
+    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+        self._note(call, f"root {root}")
+        given = list(inputs or ())
+        own = bool(given) and given[root].same_memory(output)
+        sizes = tuple(each.nbytes for each in given)
+        self._run(plans.scatter(self._rank, sizes, output.nbytes, root, own), [output, *given])
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        what = f"{outputs[0].size} for each" if even else "any sizes"
+        self._note(call, f"of {what}, {outputs[0].itemsize} bytes an element")
+        sizes = [tuple(each.nbytes for each in arrays) for arrays in (outputs, inputs)]
+        self._run(plans.all_to_all(*sizes), [*outputs, *inputs])
+
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        raise UnsupportedError(
+            f"{call.name}: backend 'nccl' has none: use backend 'tcp' or 'mpi', which take GPU "
+            "arrays too",
+            op=call.name, group=self.group_name,
+        )  # fmt: skip
+
+    def barrier(self, call: Call) -> None:
+        """Everybody's byte is reduced; `execute` waits for the GPU to have done so."""
+        self._note(call, "")
+        if self._token is None:
+            self._token = self.gpu.library.allocate(self.gpu.index, 1)
+        sum_ = Reduction("SUM", 0, "uint8")
+        self._run(plans.all_reduce(self._rank, self._size, 1, sum_), [self._token])
+
+    # Other groups, and the end.
+
+    def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
+        from cydist.backends.nccl.making import make, store_exchange
+
+        if self.store is None:
+            return None
+        host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
+        members = [self.ranks[rank] for rank in ranks]
+        store = self.store.part(f"{name}/nccl", members, f"making group {name!r}")
+        return make(host, store_exchange(store, host), store, self.high_priority)
+
+    def shrink(
+        self,
+        excluded: Sequence[int],
+        deadline: float,
+        *,
+        abort: bool = False,
+        pg_options: object = None,
+    ) -> ProcessGroup:
+        """As the base class: the host group finds out who is left, then they join anew. Calls that
+        are under way here end with an error, since they may wait for a rank that is dead."""
+        from cydist.backends.nccl.joining import HostExchange
+        from cydist.backends.nccl.making import make
+
+        self.give_up()
+        host: Any = self.host.shrink(excluded, deadline, abort=abort)
+        return make(host, HostExchange(host), None, self.high_priority)
+
+    def close(self) -> None:
+        """Wait for what is under way, until its deadlines; then leave."""
+        watch = self._watch
+        while watch.oldest is not None and self._failed is None:
+            watch.tick()
+            time.sleep(0.001)
+        if self._failed is None and watch.comparison is not None:
+            watch.comparison.leave(LEAVE_SECONDS)
+        watch.stop()
+        self.end_comm(abort=self._failed is not None)
+        self.host.destroy()
+
+
+def adjacent(arrays: Sequence[Array]) -> bool:
+    """Do arrays lie one behind the other, in their order?"""
+    end = arrays[0].address
+    for each in arrays:
+        if each.address != end and each.nbytes:
+            return False
+        end += each.nbytes
+    return True
+
+
+def shown(counts: Sequence[int]) -> str:
+    """Counts of blocks for a note: "3 * 4", or all of them."""
+    if len(set(counts)) == 1:
+        return f"{len(counts)} * {counts[0]}"
+    return "+".join(map(str, counts))

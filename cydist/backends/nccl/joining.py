@@ -1,0 +1,210 @@
+"""Making a communicator: everybody checks in first, because what follows cannot be ended.
+
+NCCL's own way of joining blocks until all ranks have come, in a call that knows no deadline. So
+the ranks meet before it, say which NCCL and which GPU they have, and after it, that it went well.
+The unique id, by which anybody could join, goes where the job's secret guards it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import cydist.backends.nccl.gpu as gpus
+from cydist import _native
+from cydist.backends.nccl.binding import UNIQUE_ID_BYTES, Binding, Communicator, spelled
+from cydist.errors import DistBackendError, DistTimeoutError, RendezvousError, StoreTimeoutError
+
+if TYPE_CHECKING:
+    from cydist.backends.nccl.gpu import Gpu
+    from cydist.group import ProcessGroup
+    from cydist.stores import Store
+
+SLICE = 0.1  # seconds between looks at those who may have failed
+SWAP_BYTES = 4096
+
+
+class Exchange(Protocol):
+    """How ranks tell each other a few bytes before there is a communicator."""
+
+    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+        """What each rank says; all have come then. Raises a DistError when one does not come."""
+
+    def failed(self, why: str) -> None:
+        """Tell those who wait in NCCL that this rank does not come."""
+
+    def check(self) -> None:
+        """Raise if a rank said so, or is lost."""
+
+
+class StoreExchange:
+    """Through the group's own part of the job's store."""
+
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int], name: str) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._name = name
+
+    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+        keys = [f"{what}/{rank}" for rank in range(len(self._ranks))]
+        self._store.set(keys[self._rank], own)
+        limit = max(0.0, deadline - time.monotonic())
+        try:
+            self._store.wait(keys, limit)
+        except StoreTimeoutError as error:
+            missing = tuple(
+                self._ranks[i] for i, key in enumerate(keys) if not self._store.check([key])
+            )
+            raise RendezvousError(
+                f"group {self._name!r} of backend 'nccl': rank {', '.join(map(str, missing))} did "
+                f"not come ({what}) within {limit:.3g} s",
+                group=self._name, ranks=missing,
+            ) from error  # fmt: skip
+        found = self._store.multi_get(keys)
+        # Nobody needs the id any more when all have read it: the last to read clears up.
+        if what == "id" and self._store.add("id/read", 1) == len(keys):
+            for key in keys:
+                self._store.delete_key(key)
+        return found
+
+    def failed(self, why: str) -> None:
+        self._store.set("failed", f"rank {self._ranks[self._rank]}: {why}")
+
+    def check(self) -> None:
+        try:
+            self._store.wait(["failed"], 0.0)
+        except StoreTimeoutError:
+            return
+        raise DistBackendError(
+            f"group {self._name!r} of backend 'nccl': {self._store.get('failed').decode()}",
+            group=self._name,
+        )
+
+
+class HostExchange:
+    """Through a group of CPU memory with the same ranks: for those that are left of a group,
+    whose store may have gone with the rank that served it."""
+
+    def __init__(self, host: ProcessGroup) -> None:
+        self._host = host
+
+    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+        array = _native.empty(SWAP_BYTES)
+        memoryview(array)[:] = own.ljust(SWAP_BYTES, b"\0")
+        outputs = [_native.empty(SWAP_BYTES) for _ in range(self._host.size())]
+        limit = max(0.0, deadline - time.monotonic())
+        self._host.execute(
+            f"nccl {what}", lambda call: self._host.all_gather(call, outputs, array), timeout=limit
+        )
+        size = UNIQUE_ID_BYTES if what == "id" else SWAP_BYTES
+        found = [bytes(memoryview(output)[:size]) for output in outputs]
+        return found if what == "id" else [each.rstrip(b"\0") for each in found]
+
+    def failed(self, why: str) -> None:
+        self._host.fail(DistBackendError(why), "the making of a communicator")
+
+    def check(self) -> None:
+        self._host.check_usable("the making of a communicator")
+
+
+def join(
+    binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, ranks: Sequence[int], name: str,
+    deadline: float,
+) -> Communicator:  # fmt: skip
+    """A communicator of these ranks, on this thread's GPU.
+
+    Raises RendezvousError when ranks do not come or do not fit together, DistBackendError for what
+    NCCL says, DistTimeoutError when it does not come back: its thread stays in it then.
+    """
+    own = {"version": binding.version(), "gpu": gpu.identity()}
+    said = [
+        json.loads(text) for text in exchange.everybody("here", json.dumps(own).encode(), deadline)
+    ]
+    _fit(said, ranks, name)
+    unique_id = binding.unique_id() if rank == 0 else b""
+    unique_id = exchange.everybody("id", unique_id, deadline)[0]
+    try:
+        comm = _init(binding, gpu, exchange, rank, len(ranks), unique_id, name, deadline)
+    except DistBackendError as error:
+        exchange.failed(str(error))
+        raise
+    try:
+        exchange.everybody("ready", b"", deadline)
+    except BaseException:
+        comm.abort()
+        raise
+    return comm
+
+
+def _fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -> None:
+    """Raise RendezvousError for what NCCL would refuse, or hang on."""
+    versions = [each["version"] for each in said]
+    if len(set(versions)) > 1:
+        texts = ", ".join(
+            f"rank {r}: {spelled(int(str(v)))}" for r, v in zip(ranks, versions, strict=True)
+        )
+        raise RendezvousError(
+            f"group {name!r} of backend 'nccl': the ranks have different versions of NCCL: {texts}",
+            group=name,
+        )
+    places: dict[object, int] = {}
+    for rank, each in zip(ranks, said, strict=True):
+        other = places.setdefault(each["gpu"], rank)
+        if other != rank:
+            raise RendezvousError(
+                f"group {name!r} of backend 'nccl': ranks {other} and {rank} are both on GPU "
+                f"{str(each['gpu']).rpartition('/')[2]} of their host, and NCCL wants one for each "
+                "rank: before init_process_group call cupy.cuda.Device(local_rank).use() or "
+                "torch.cuda.set_device(local_rank), or let the launcher set CUDA_VISIBLE_DEVICES",
+                group=name, ranks=(other, rank),
+            )  # fmt: skip
+
+
+def _init(
+    binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, size: int, unique_id: bytes,
+    name: str, deadline: float,
+) -> Communicator:  # fmt: skip
+    """Join in a thread of its own: it may never come back, and after an error NCCL takes it for
+    one that is inside a group."""
+    made: list[Communicator] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            gpu.use()
+            made.append(binding.init(size, unique_id, rank))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="cydist-nccl-init", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SLICE)
+        if thread.is_alive():
+            exchange.check()
+            if time.monotonic() > deadline:
+                raise DistTimeoutError(
+                    f"group {name!r} of backend 'nccl': NCCL does not come back from making the "
+                    "communicator, though all ranks were here; NCCL_DEBUG=INFO says what it waits "
+                    "for. The thread that is in it stays: end the process",
+                    group=name,
+                )
+    if errors:
+        meaning = binding.meaning(errors[0])
+        if meaning is None:
+            raise errors[0]
+        raise DistBackendError(
+            f"group {name!r} of backend 'nccl': NCCL makes no communicator: {meaning}. "
+            "NCCL_DEBUG=WARN says why",
+            group=name,
+        ) from errors[0]
+    return made[0]
+
+
+def current_gpu() -> Gpu:
+    """This thread's GPU."""
+    return gpus.current()

@@ -1,0 +1,41 @@
+"""A rank's own steps of a plan, on its own memory: written once, for cupy and whatever else has
+numpy's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cydist.backends.nccl.plans import Local, Span
+
+COMBINE = {"BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor", "PRODUCT": "multiply"}
+
+
+def run(
+    step: Local,
+    at: Callable[[Span], int],
+    view: Callable[[int, int, str], Any],
+    functions: Any,
+    factor: complex | None,
+) -> None:
+    """Enqueue one step on the current stream.
+
+    at          the address of a span
+    view        an array of so many elements of a dtype at an address
+    functions   numpy's functions for such arrays
+    """
+    into = view(at(step.into), step.elements, step.dtype)
+    sources = [
+        view(at(span), step.elements, step.source_dtype or step.dtype) for span in step.sources
+    ]
+    if step.kind in ("copy", "cast"):
+        functions.copyto(into, sources[0], casting="unsafe")
+    elif step.kind == "scale":
+        functions.multiply(sources[0], factor, out=into)
+    elif step.kind == "odd":
+        functions.bitwise_and(into, 1, out=into)
+    else:
+        combine = getattr(functions, COMBINE[step.name])
+        functions.copyto(into, sources[0])
+        for source in sources[1:]:
+            combine(into, source, out=into)

@@ -1,0 +1,75 @@
+"""Groups of backend "nccl"."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from cydist.backends.nccl.binding import Binding, abort_all, load
+from cydist.backends.nccl.control import ControlGroup
+from cydist.backends.nccl.group import NcclGroup
+from cydist.backends.nccl.joining import Exchange, StoreExchange, current_gpu, join
+from cydist.backends.nccl.options import high_priority
+
+if TYPE_CHECKING:
+    from cydist.group import ProcessGroup
+    from cydist.registry import BackendOptions
+    from cydist.stores import MembersStore
+
+
+def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "nccl", on the GPU that is current in this thread.
+
+    Raises UnsupportedError that says what is missing (cupy, NCCL, a GPU) before it waits for
+    anybody, and what `joining.join` raises.
+    """
+    from cydist.backends.host import endpoint
+
+    priority = high_priority(pg_options)
+    binding()
+    current_gpu()
+    store = cast("MembersStore", options.store)
+    members = list(options.global_ranks_in_group)
+    inner = store.part("host", members, f"making group {options.group_id!r}")
+    host = ControlGroup(
+        endpoint(options._replace(store=inner)), options.group_rank, range(options.group_size),
+        timeout=options.timeout, name=options.group_id, ranks=members,
+    )  # fmt: skip
+    return make(host, store_exchange(store, host), store, priority)
+
+
+def store_exchange(store: MembersStore, host: ControlGroup) -> Exchange:
+    """How the ranks of a host group meet in a store."""
+    return StoreExchange(store, host.rank(), host.ranks, host.group_name)
+
+
+def make(
+    host: ControlGroup, exchange: Exchange, store: MembersStore | None, priority: bool
+) -> NcclGroup:
+    """The group on GPUs that belongs to a host group, which ends if there is none."""
+    try:
+        gpu = current_gpu()
+        deadline = time.monotonic() + host.timeout
+        comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
+        return NcclGroup(binding(), comm, gpu, host, store, priority)
+    except BaseException:
+        host.destroy()
+        raise
+
+
+@cache
+def binding() -> Binding:
+    """NCCL, loaded once."""
+    found = load()
+    pid = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == pid:
+            abort_all()
+
+    # What is left when the interpreter ends is ended here, and not by the garbage collector.
+    atexit.register(end)
+    return found

@@ -1,0 +1,110 @@
+"""NVIDIA's own binding, nccl4py, in the place of cupy's: CYDIST_NCCL_BINDING=nccl4py.
+
+cupy still brings streams, events and arithmetic.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cydist.backends.nccl.binding import (
+    IN_PROGRESS,
+    INSTALL,
+    UNIQUE_ID_BYTES,
+    NcclError,
+    alive,
+)
+from cydist.backends.nccl.supplement import ON_HOST
+from cydist.errors import UnsupportedError
+
+
+class Nccl4py:
+    """By nccl.bindings.nccl, the part of nccl4py that takes plain integers."""
+
+    name = "nccl4py"
+
+    def __init__(self) -> None:
+        try:
+            self._nccl: Any = importlib.import_module("nccl.bindings.nccl")
+            self._nccl.get_version()
+        except (ImportError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"CYDIST_NCCL_BINDING=nccl4py, and nccl4py cannot be used ({error}): "
+                f"`pip install nccl4py`; streams are cupy's: {INSTALL}"
+            ) from None
+        self.group_start: Callable[[], None] = self._nccl.group_start
+        self.group_end: Callable[[], None] = self._nccl.group_end
+
+    def version(self) -> int:
+        return int(self._nccl.get_version())
+
+    def unique_id(self) -> bytes:
+        made = self._nccl.get_unique_id()
+        return ctypes.string_at(made.ptr, UNIQUE_ID_BYTES)
+
+    def init(self, size: int, unique_id: bytes, rank: int) -> Nccl4pyCommunicator:
+        given = self._nccl.UniqueId.from_buffer(bytearray(unique_id))
+        comm = self._nccl.comm_init_rank(size, given.ptr, rank)
+        return Nccl4pyCommunicator(self._nccl, comm)
+
+    def meaning(self, error: BaseException) -> NcclError | None:
+        if isinstance(error, NcclError):
+            return error
+        if isinstance(error, self._nccl.NCCLError):
+            status: int | None = getattr(error, "status", None)
+            return NcclError(str(error), status)
+        return None
+
+
+class Nccl4pyCommunicator:
+    """One of nccl4py's communicators."""
+
+    def __init__(self, nccl: Any, comm: Any) -> None:
+        self._nccl = nccl
+        self._comm = comm
+        self._lock = threading.Lock()
+        self._ended = False
+        alive.add(self)
+
+        def bound(function: Any) -> Any:
+            """NCCL's call, whose last argument but one is the communicator."""
+            return lambda *arguments: function(*arguments[:-1], comm, arguments[-1])
+
+        self.all_reduce = bound(nccl.all_reduce)
+        self.reduce = bound(nccl.reduce)
+        self.broadcast = bound(nccl.broadcast)
+        self.reduce_scatter = bound(nccl.reduce_scatter)
+        self.all_gather = bound(nccl.all_gather)
+        self.send = bound(nccl.send)
+        self.recv = bound(nccl.recv)
+
+    def async_error(self) -> str:
+        if self._ended:
+            return ""
+        code = int(self._nccl.comm_get_async_error(self._comm))
+        return "" if code in (0, IN_PROGRESS) else str(self._nccl.get_error_string(code))
+
+    def premul(self, type_code: int, scalar: bytes) -> int:
+        held = ctypes.create_string_buffer(scalar, len(scalar))
+        address = ctypes.addressof(held)
+        return int(self._nccl.red_op_create_pre_mul_sum(address, type_code, ON_HOST, self._comm))
+
+    def abort(self) -> None:
+        if self._take():
+            self._nccl.comm_abort(self._comm)
+
+    def destroy(self) -> None:
+        if self._take():
+            self._nccl.comm_finalize(self._comm)
+            self._nccl.comm_destroy(self._comm)
+
+    def _take(self) -> bool:
+        """Is it this thread that ends it? Two would free it twice."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+        alive.discard(self)
+        return first

@@ -1,0 +1,38 @@
+"""Options of the backend, under torch's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Options:
+    """What `pg_options` of init_process_group and new_group may say.
+
+    is_high_priority_stream     asynchronous calls run on a stream that the GPU prefers
+    """
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+
+    def __repr__(self) -> str:
+        return f"ProcessGroupNCCL.Options(is_high_priority_stream={self.is_high_priority_stream})"
+
+
+class ProcessGroupNCCL:
+    """torch.distributed's name for where the options of backend "nccl" are:
+    ``ProcessGroupNCCL.Options(is_high_priority_stream=True)``."""
+
+    Options = Options
+
+
+def high_priority(pg_options: Any) -> bool:
+    """What these options say, ours or torch's. Raises TypeError for what are no options."""
+    if pg_options is None:
+        return False
+    wanted = getattr(pg_options, "is_high_priority_stream", None)
+    if wanted is None:
+        raise TypeError(
+            "pg_options of backend 'nccl' must be ProcessGroupNCCL.Options(...), not "
+            f"{pg_options!r:.80}"
+        )
+    return bool(wanted)

@@ -1,0 +1,339 @@
+"""What each rank has to do for a collective, as data: nothing here touches memory or NCCL.
+
+A plan is a list of phases that follow each other on one stream. A phase is either a few of NCCL's
+calls, begun and ended together, or one step of this rank's own on its own memory. Plans are made
+of what all ranks know, and of each rank's own sizes where only pairs must agree; the tests hold the
+plans of all ranks against each other.
+
+Arrays are named by their place in the list that a collective passes, memory for the time of the
+call by negative numbers: -1 is the first of `Plan.scratch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from cydist.backends.nccl.reductions import UINT8, Reduction
+
+
+class Span(NamedTuple):
+    """A place in one of the call's arrays: which one, and bytes from its beginning."""
+
+    array: int
+    start: int = 0
+
+
+class Transfer(NamedTuple):
+    """One of NCCL's calls. `peer` is its root, or the rank at the other end."""
+
+    kind: str
+    send: Span | None
+    recv: Span | None
+    elements: int
+    type_code: int = UINT8
+    op: int = 0
+    peer: int = -1
+
+
+class Local(NamedTuple):
+    """A step on this rank's own memory.
+
+    copy        bytes of the one source
+    cast        elements of the one source, which are of dtype `source_dtype`
+    scale       elements of the one source, multiplied by the call's factor
+    combine     elements of all sources, in their order, by the operation `name`
+    odd         the last bit of each element, in place
+    """
+
+    kind: str
+    into: Span
+    sources: tuple[Span, ...]
+    elements: int
+    dtype: str = "uint8"
+    source_dtype: str = ""
+    name: str = ""
+
+
+Phase = tuple[Transfer, ...] | Local
+
+
+class Plan(NamedTuple):
+    """Phases, and how many bytes of scratch memory they need in each piece."""
+
+    phases: tuple[Phase, ...]
+    scratch: tuple[int, ...] = ()
+
+
+SIZES = {
+    "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
+    "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8,
+    "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    starts, total = [], 0
+    for size in sizes:
+        starts.append(total)
+        total += size
+    return starts
+
+
+def _together(transfers: Sequence[Transfer]) -> tuple[Phase, ...]:
+    """One phase of those that move anything; the others are left out on both sides."""
+    moving = tuple(each for each in transfers if each.elements)
+    return (moving,) if moving else ()
+
+
+def _copies(pairs: Sequence[tuple[Span, Span, int]]) -> tuple[Phase, ...]:
+    """(into, source, bytes) of each, one after the other."""
+    return tuple(Local("copy", into, (source,), n) for into, source, n in pairs if n)
+
+
+# Moving. Sizes are in bytes. Everything moves as bytes: NCCL looks at no element then.
+
+
+@lru_cache(1024)
+def broadcast(nbytes: int, root: int) -> Plan:
+    """Array 0 of the root to everybody's."""
+    here = Span(0)
+    return Plan(_together([Transfer("broadcast", here, here, nbytes, peer=root)]))
+
+
+@lru_cache(1024)
+def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
+    """Array 0 of everybody to arrays 1...: the r-th is rank r's.
+
+    adjacent    do the outputs lie one behind the other?
+
+    Blocks of one size go by NCCL's all-gather, the others by a broadcast from each rank, all at
+    once.
+    """
+    nbytes = sizes[rank]
+    if len(set(sizes)) > 1:
+        return Plan(
+            _together(
+                [
+                    Transfer(
+                        "broadcast", Span(0) if r == rank else Span(1 + r), Span(1 + r), n, peer=r
+                    )
+                    for r, n in enumerate(sizes)
+                ]
+            )
+        )
+    if adjacent:
+        return Plan(_together([Transfer("all_gather", Span(0), Span(1), nbytes)]))
+    gathered = Transfer("all_gather", Span(0), Span(-1), nbytes)
+    copies = [(Span(1 + r), Span(-1, r * nbytes), nbytes) for r in range(len(sizes))]
+    return Plan((*_together([gathered]), *_copies(copies)), (nbytes * len(sizes),))
+
+
+@lru_cache(1024)
+def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
+    """Array 0 of everybody to arrays 1... of the root.
+
+    sizes       of the root's arrays; () elsewhere
+    nbytes      of this rank's own array
+    in_place    is the root's own block its array 0?
+    """
+    own = in_place and rank == root
+    transfers = [] if own else [Transfer("send", Span(0), None, nbytes, peer=root)]
+    for r, n in enumerate(sizes):
+        if not (own and r == rank):
+            transfers.append(Transfer("recv", None, Span(1 + r), n, peer=r))
+    return Plan(_together(transfers))
+
+
+@lru_cache(1024)
+def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
+    """Arrays 1... of the root to array 0 of everybody; arguments as in `gather`."""
+    own = in_place and rank == root
+    transfers = [
+        Transfer("send", Span(1 + r), None, n, peer=r)
+        for r, n in enumerate(sizes)
+        if not (own and r == rank)
+    ]
+    if not own:
+        transfers.append(Transfer("recv", None, Span(0), nbytes, peer=root))
+    return Plan(_together(transfers))
+
+
+@lru_cache(1024)
+def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
+    """Array r (an output) from rank r, array p + r (an input) to rank r; their sizes."""
+    p = len(outputs)
+    transfers = [Transfer("send", Span(p + r), None, n, peer=r) for r, n in enumerate(inputs)]
+    transfers += [Transfer("recv", None, Span(r), n, peer=r) for r, n in enumerate(outputs)]
+    return Plan(_together(transfers))
+
+
+# Reducing. Counts are of the user's elements.
+
+
+@lru_cache(1024)
+def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
+    """Array 0 of everybody, reduced, to everybody's array 0."""
+    if how.op is None:
+        return _combined_all_reduce(rank, p, count, how)
+    before, source, result, after, scratch = _dressed(count, how)
+    transfer = Transfer("all_reduce", source, result, count * how.width, how.type_code, how.op)
+    return Plan((*before, *_together([transfer]), *after), scratch)
+
+
+@lru_cache(1024)
+def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
+    """Array 0 of everybody, reduced, to the root's array 0."""
+    if how.op is None:
+        return _combined_reduce(rank, p, count, root, how)
+    before, source, result, after, scratch = _dressed(count, how)
+    transfer = Transfer("reduce", source, result, count * how.width, how.type_code, how.op, root)
+    return Plan((*before, *_together([transfer]), *(after if rank == root else ())), scratch)
+
+
+@lru_cache(1024)
+def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent: bool) -> Plan:
+    """Array 1 + r of everybody, reduced, to array 0 of rank r.
+
+    adjacent    do the inputs lie one behind the other?
+
+    Blocks of one size go by NCCL's reduce-scatter, the others by a reduction to each rank, all at
+    once.
+    """
+    p, size = len(counts), SIZES[how.dtype] * how.width
+    if how.op is None:
+        return _combined_reduce_scatter(rank, counts, how)
+    even = len(set(counts)) == 1
+    phases: list[Phase] = []
+    scratch: list[int] = []
+    sources = [Span(1 + r) for r in range(p)]
+    if how.wide or how.scale or (even and not adjacent):
+        starts = _starts([n * size for n in counts])
+        sources = [Span(-1, start) for start in starts]
+        scratch.append(sum(counts) * size)
+        for r, n in enumerate(counts):
+            phases += _prepared(sources[r], Span(1 + r), n, how)
+    result = Span(0)
+    if how.wide:
+        scratch.append(counts[rank] * size)
+        result = Span(-2)
+    if even:
+        transfers = [
+            Transfer(
+                "reduce_scatter", sources[0], result, counts[0] * how.width, how.type_code, how.op
+            )
+        ]
+    else:
+        # Only its root writes a reduction's result, so the others may name any memory.
+        transfers = [
+            Transfer(
+                "reduce", sources[r], result if r == rank else sources[r], n * how.width,
+                how.type_code, how.op, r,
+            )
+            for r, n in enumerate(counts)
+        ]  # fmt: skip
+    phases += _together(transfers)
+    phases += _finished(Span(0), result, counts[rank], how)
+    return Plan(tuple(phases), tuple(scratch))
+
+
+def _dressed(
+    count: int, how: Reduction
+) -> tuple[tuple[Phase, ...], Span, Span, tuple[Phase, ...], tuple[int, ...]]:
+    """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
+    writes, what comes after, and the scratch bytes."""
+    own, other = Span(0), Span(-1)
+    scratch = (count * SIZES[how.dtype] * how.width,)
+    if how.wide:
+        return (
+            _prepared(other, own, count, how), other, other, _finished(own, other, count, how),
+            scratch,
+        )  # fmt: skip
+    if how.scale:
+        return _prepared(other, own, count, how), other, own, (), scratch
+    return (), own, own, _finished(own, own, count, how), ()
+
+
+def _prepared(into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
+    """Copy what NCCL shall reduce, as it has to be."""
+    if not count:
+        return ()
+    if how.wide:
+        return (Local("cast", into, (source,), count, how.dtype, how.wide),)
+    if how.scale:
+        dtype = "complex64" if how.dtype == "float32" else "complex128"
+        return (Local("scale", into, (source,), count, dtype),)
+    return _copies([(into, source, count * SIZES[how.dtype] * how.width)])
+
+
+def _finished(into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
+    """Make the user's elements out of NCCL's."""
+    if not count:
+        return ()
+    if how.wide:
+        return (Local("cast", into, (source,), count, how.wide, how.dtype),)
+    if how.odd:
+        return (Local("odd", into, (into,), count),)
+    return ()
+
+
+# What NCCL cannot reduce: everybody sends block r to rank r, which combines it.
+
+
+def _exchanged(
+    rank: int, inputs: Sequence[Span], counts: Sequence[int], how: Reduction, into: Span
+) -> tuple[tuple[Phase, ...], int]:
+    """Send input r to rank r and combine what came into `into`; and the scratch bytes."""
+    size, own, p = SIZES[how.dtype], counts[rank], len(counts)
+    arrived = [Span(-1, r * own * size) for r in range(p)]
+    transfers = [Transfer("send", inputs[r], None, counts[r] * size, peer=r) for r in range(p)] + [
+        Transfer("recv", None, arrived[r], own * size, peer=r) for r in range(p)
+    ]
+    combined = Local("combine", into, tuple(arrived), own, how.dtype, name=how.name)
+    return (*_together(transfers), *((combined,) if own else ())), p * own * size
+
+
+def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[Span]]:
+    """Array 0 in a block for each rank."""
+    whole, rest = divmod(count, p)
+    counts = [whole + (r < rest) for r in range(p)]
+    return counts, [Span(0, start * SIZES[how.dtype]) for start in _starts(counts)]
+
+
+def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
+    counts, blocks = _cut(p, count, how)
+    phases, scratch = _exchanged(rank, blocks, counts, how, blocks[rank])
+    size = SIZES[how.dtype]
+    if len(set(counts)) == 1:
+        spread = [Transfer("all_gather", blocks[rank], Span(0), counts[0] * size)]
+    else:
+        spread = [
+            Transfer("broadcast", blocks[r], blocks[r], n * size, peer=r)
+            for r, n in enumerate(counts)
+        ]
+    return Plan((*phases, *_together(spread)), (scratch,))
+
+
+def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
+    counts, blocks = _cut(p, count, how)
+    size = SIZES[how.dtype]
+    # Ranks that are not the root keep their array as it was.
+    result = blocks[rank] if rank == root else Span(-2)
+    phases, scratch = _exchanged(rank, blocks, counts, how, result)
+    transfers = []
+    if rank != root:
+        transfers.append(Transfer("send", result, None, counts[rank] * size, peer=root))
+    else:
+        transfers += [
+            Transfer("recv", None, blocks[r], n * size, peer=r)
+            for r, n in enumerate(counts)
+            if r != root
+        ]
+    return Plan((*phases, *_together(transfers)), (scratch, counts[rank] * size))
+
+
+def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction) -> Plan:
+    inputs = [Span(1 + r) for r in range(len(counts))]
+    phases, scratch = _exchanged(rank, inputs, counts, how, Span(0))
+    return Plan(phases, (scratch,))

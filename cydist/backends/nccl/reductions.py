@@ -1,0 +1,113 @@
+"""How NCCL reduces what: which of its types and operations stands for a dtype and one of ours.
+
+NCCL's own reductions know twelve types. The rest is made of them, or computed here from
+everybody's contributions ("gathered").
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import NamedTuple
+
+from cydist.errors import UnsupportedError
+from cydist.types import RedOpType
+
+UINT8 = 1
+TYPES = {  # nccl.h, ncclDataType_t
+    "int8": 0, "uint8": UINT8, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+    "float8_e4m3fn": 10, "float8_e5m2": 11,
+}  # fmt: skip
+SUM, PROD, MAX, MIN, AVG = range(5)  # ncclRedOp_t
+PREMUL = -1  # made for each factor, by the communicator
+OPERATIONS = {
+    RedOpType.SUM: SUM,
+    RedOpType.PRODUCT: PROD,
+    RedOpType.MAX: MAX,
+    RedOpType.MIN: MIN,
+    RedOpType.AVG: AVG,
+    RedOpType.PREMUL_SUM: PREMUL,
+}
+BITS = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
+SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+FP8_SINCE = 22400  # NCCL's version
+FP8_CAPABILITY = 90  # of the GPU: Hopper
+
+# bool as bytes of 0 and 1. The parity of a sum of bytes is that of the sum.
+_BOOL = {
+    RedOpType.SUM: MAX,
+    RedOpType.PRODUCT: MIN,
+    RedOpType.MAX: MAX,
+    RedOpType.MIN: MIN,
+    RedOpType.BAND: MIN,
+    RedOpType.BOR: MAX,
+    RedOpType.BXOR: SUM,
+}
+
+# 1 in each type, for a factor: kernels multiply it (Reduction.factor).
+ONES = {
+    **{f"{sign}int{bits}": (1).to_bytes(bits // 8, "little")
+       for bits in (8, 32, 64) for sign in ("", "u")},
+    "float16": struct.pack("<e", 1.0),
+    "float32": struct.pack("<f", 1.0),
+    "float64": struct.pack("<d", 1.0),
+    "bfloat16": struct.pack("<f", 1.0)[2:],
+    "float8_e4m3fn": b"\x38",
+    "float8_e5m2": b"\x3c",
+}  # fmt: skip
+
+
+class Reduction(NamedTuple):
+    """How one reduction of one dtype is done.
+
+    op          NCCL's operation; None: gathered, and combined by ours of that name
+    dtype       of the elements that NCCL sees, or that are combined
+    width       how many of those make up one of the user's
+    wide        the dtype of 16 bits that has to be widened to `dtype` first, and narrowed then
+    odd         is 1 of the result every element's last bit?
+    scale       do the elements have to be multiplied by the factor first?
+    """
+
+    name: str
+    op: int | None
+    dtype: str
+    width: int = 1
+    wide: str = ""
+    odd: bool = False
+    scale: bool = False
+
+    @property
+    def type_code(self) -> int:
+        """NCCL's number of the dtype."""
+        return TYPES[self.dtype]
+
+
+@cache
+def reduction(kind: RedOpType, dtype: str) -> Reduction:
+    """How the operation is done on this dtype, which is known to be defined for it."""
+    if dtype == "bool":
+        return Reduction(kind.name, _BOOL[kind], "uint8", odd=kind is RedOpType.BXOR)
+    if kind in BITS:
+        return Reduction(kind.name, None, dtype)
+    op = OPERATIONS[kind]
+    if dtype in ("complex64", "complex128"):
+        if kind is RedOpType.PRODUCT:
+            return Reduction(kind.name, None, dtype)
+        real = "float32" if dtype == "complex64" else "float64"
+        # A factor may be complex, on this rank or another, and NCCL's are real.
+        scale = kind is RedOpType.PREMUL_SUM
+        return Reduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
+    if dtype in ("int16", "uint16"):
+        return Reduction(kind.name, op, "int32", wide=dtype)
+    return Reduction(kind.name, op, dtype)
+
+
+def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
+    """Raise UnsupportedError where NCCL does not reduce floats of 8 bits."""
+    if dtype in SMALL_FLOATS and (version < FP8_SINCE or capability < FP8_CAPABILITY):
+        raise UnsupportedError(
+            f"{call}: NCCL reduces {dtype} from version 2.24 on, on GPUs of compute capability "
+            f"9.0 or more; here are version {version} and capability "
+            f"{capability // 10}.{capability % 10}: convert to float16 first"
+        )

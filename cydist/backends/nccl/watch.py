@@ -1,0 +1,220 @@
+"""The watchdog: a thread that looks after every call until it is over.
+
+A call on a stream cannot raise, so somebody has to look: has its event come, did NCCL meet an
+error, is its deadline over, do the neighbours make the same call? What goes wrong fails the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cydist.backends.nccl.fingerprints import Comparison, Differ
+from cydist.errors import DistError
+from cydist.group import Call
+
+PERIOD = 0.1  # seconds
+
+
+class StreamCall(Call):
+    """A call on a stream, and when it began (time.monotonic())."""
+
+    __slots__ = ("began",)
+
+    def __init__(self, name: str, seq: int, deadline: float) -> None:
+        super().__init__(name, seq, deadline)
+        self.began = time.monotonic()
+
+
+class Flight:
+    """One call, from its beginning until the stream has come past it.
+
+    event       behind it on its stream; None: the calling thread is still in it
+    keep        what must stay alive until then
+    over        it has ended well
+    """
+
+    __slots__ = ("call", "event", "keep", "over", "reusable")
+
+    def __init__(self, call: StreamCall, keep: object) -> None:
+        self.call = call
+        self.event: Any = None
+        self.keep: object = keep
+        self.over = False
+        self.reusable = False
+
+
+class Watched(Protocol):
+    """A group, as the watchdog sees it."""
+
+    def is_over(self, flight: Flight) -> bool:
+        """Has the stream come past it? Raises what the device says."""
+
+    def async_error(self) -> str:
+        """What NCCL has met; "" for nothing."""
+
+    def alarm(self) -> DistError | None:
+        """What another rank tells; None for nothing."""
+
+    def heard(self, error: DistError) -> None:
+        """It did tell: fail."""
+
+    def late(self, call: StreamCall) -> None:
+        """The call's deadline is over: fail."""
+
+    def broken(self, call: StreamCall, why: BaseException | str) -> None:
+        """The device or NCCL says that something went wrong: fail."""
+
+    def differ(self, found: Differ) -> None:
+        """The ranks are in different calls: fail."""
+
+    def lost(self, call: StreamCall, error: BaseException) -> None:
+        """The rank before is lost, or has failed: fail."""
+
+
+class Watch:
+    """The calls of one group that are under way.
+
+    comparison  None in a group of one rank
+    """
+
+    def __init__(
+        self,
+        group: Watched,
+        comparison: Comparison | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group = group
+        self.comparison = comparison
+        self._clock = clock
+        self._flights: deque[Flight] = deque()
+        self._spare: deque[Any] = deque()
+        self.ended = False
+        self._lock = threading.Lock()  # of looking
+
+    def begin(self, flight: Flight) -> None:
+        """From now on the call is looked after."""
+        self._flights.append(flight)
+        WATCHDOG.wake()
+
+    def drop(self, flight: Flight) -> None:
+        """It was refused before anything happened."""
+        with contextlib.suppress(ValueError):
+            self._flights.remove(flight)
+
+    def spare_event(self) -> Any:
+        """An event of a call that is over; None: there is none."""
+        return self._spare.popleft() if self._spare else None
+
+    @property
+    def oldest(self) -> StreamCall | None:
+        """The first call that is not known to be over."""
+        return self._flights[0].call if self._flights else None
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to look after?"""
+        return not self.ended and bool(
+            self._flights or (self.comparison is not None and self.comparison.busy)
+        )
+
+    def tick(self) -> None:
+        """Look once."""
+        fail = None
+        with self._lock:
+            if not self.ended:
+                fail = self._look()
+                self.ended = fail is not None
+        if fail is not None:
+            fail()
+
+    def _look(self) -> Callable[[], None] | None:
+        """How the group has to fail; None: as far as one can see all is well."""
+        group = self._group
+        try:
+            self._retire()
+        except Exception as raised:
+            call, found = self._flights[0].call, raised
+            return lambda: group.broken(call, found)
+        if (told := group.alarm()) is not None:
+            error = told
+            return lambda: group.heard(error)
+        if self.comparison is not None:
+            try:
+                self.comparison.step()
+            except Differ as differ:
+                difference = differ
+                return lambda: group.differ(difference)
+        if not self._flights:
+            return None
+        call = self._flights[0].call
+        if text := group.async_error():
+            return lambda: group.broken(call, text)
+        if self.comparison is not None and (lost := self.comparison.lost) is not None:
+            return lambda: group.lost(call, lost)
+        if self._clock() > call.deadline:
+            return lambda: group.late(call)
+        return None
+
+    def _retire(self) -> None:
+        while self._flights and self._flights[0].event is not None:
+            flight = self._flights[0]
+            if not self._group.is_over(flight):
+                return
+            flight.over = True
+            flight.keep = None
+            if flight.reusable:
+                self._spare.append(flight.event)
+            self._flights.popleft()
+
+    def stop(self) -> None:
+        """The group has failed, or ends."""
+        self.ended = True
+
+
+class Watchdog:
+    """The thread. It sleeps while no call is under way; a forked child has none until it calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._work = threading.Event()
+        self._pid = 0
+
+    def add(self, watch: Watch) -> None:
+        """Look after the calls of one more group."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._watches = weakref.WeakSet()
+                self._work = threading.Event()
+                threading.Thread(target=self._run, name="cydist-nccl-watch", daemon=True).start()
+            self._watches.add(watch)
+
+    def wake(self) -> None:
+        """There is something to look after."""
+        if not self._work.is_set():
+            self._work.set()
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            time.sleep(PERIOD)
+            self._work.clear()
+            with self._lock:
+                watches = list(self._watches)
+            for watch in watches:
+                with contextlib.suppress(Exception):  # it has failed, for the calls to find
+                    watch.tick()
+                if watch.busy:
+                    self._work.set()
+            del watches
+
+
+WATCHDOG = Watchdog()

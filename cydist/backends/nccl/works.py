@@ -1,0 +1,76 @@
+"""A call on the group's stream, as its caller holds it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cydist.errors import DistTimeoutError
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist.backends.nccl.group import NcclGroup
+    from cydist.backends.nccl.watch import Flight
+
+LONGEST_NAP = 0.001  # seconds
+
+
+class StreamWork(Work):
+    """A call that was enqueued.
+
+    `wait` makes the caller's current stream wait and returns at once; with a timeout it blocks
+    until the call is over, as `synchronize` does.
+
+    streams     the streams that were current when it was enqueued
+    blocking    must `wait` block until the GPU has come past it? (a barrier)
+    """
+
+    def __init__(
+        self, group: NcclGroup, flight: Flight, result: object, streams: list[int], blocking: bool
+    ) -> None:
+        super().__init__(result)
+        self._group = group
+        self.flight = flight
+        self.streams = streams
+        self._blocking = blocking
+
+    def _wait(self, timeout: float | None) -> None:
+        self._raise()
+        if timeout is not None or self._blocking:
+            self._block(timeout)
+        waiting = self._group.follow(self.flight)
+        # Memory that is given up now is used again after what the streams wait for.
+        if set(waiting) <= set(self.streams):
+            self.flight.keep = None
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the call is over."""
+        self._raise()
+        self._block(None)
+
+    def _block(self, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        nap = 2e-5
+        while not self._poll():  # the watchdog ends what is late
+            if end is not None and time.monotonic() > end:
+                raise DistTimeoutError(
+                    f"{self.flight.call.name}: not complete after {timeout:g} s; it goes on, and "
+                    "can be waited for again",
+                    op=self.flight.call.name, group=self._group.group_name,
+                )  # fmt: skip
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP)
+        self._raise()
+
+    def _raise(self) -> None:
+        if not self.flight.over and self._error is None:
+            self._error = self._group.failure(self.flight)
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self) -> bool:
+        if self.flight.over or self._error is not None:
+            return True
+        self._group.check_process(self.flight.call.name)
+        self._error = self._group.failure(self.flight)
+        return self._error is not None or self._group.is_over(self.flight)

@@ -1,0 +1,108 @@
+"""Backend "nccl" without a GPU: cupy's real binding, over a stand-in for libnccl in host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import thread_gpu
+
+HERE = Path(__file__).parent
+FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+LOG_BYTES = 1 << 20
+
+
+class Standin:
+    """The stand-in, which is loaded in NCCL's place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.library: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self.library.standin_log.restype = ctypes.c_size_t
+        self._callback: Any = None
+
+    def log(self) -> list[str]:
+        """The calls since the last time: rank and call; -1 for no rank's."""
+        into = ctypes.create_string_buffer(LOG_BYTES)
+        size = self.library.standin_log(into, ctypes.c_size_t(LOG_BYTES))
+        return into.raw[:size].decode().splitlines()
+
+    def use_streams(self, gpus: thread_gpu.Gpus | None) -> None:
+        """Calls run on these streams; None: at once."""
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        run = self.library.standin_run
+
+        def enqueue(stream: int, task: int) -> None:
+            assert gpus is not None
+            gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
+
+        self._callback = None if gpus is None else kind(enqueue)
+        self.library.standin_use_streams(self._callback)
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
+    """Built, loaded, and taken by cupy for NCCL."""
+    path = tmp_path_factory.mktemp("nccl") / "libnccl.so.2"
+    command = ["gcc", *FLAGS, "-Wl,-soname,libnccl.so.2", "-o", str(path), str(HERE / "standin.c")]
+    subprocess.run([*command, "-lm", "-lpthread", "-lrt"], check=True, timeout=60)
+    loaded = Standin(path)
+    if not hasattr(ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD), "standin_log"):
+        pytest.fail("another NCCL is loaded, by torch perhaps: run tests/nccl alone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no CUDA
+        pytest.importorskip("cupy")
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def gpus(standin: Standin) -> Generator[thread_gpu.Gpus, None, None]:
+    """A GPU for every rank that is a thread, with streams that NCCL's calls run on."""
+    from cydist import devices
+    from cydist.backends.nccl import gpu
+
+    library = thread_gpu.Gpus()
+    devices.use(library)
+    standin.use_streams(library)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(gpu, "current", lambda: thread_gpu.Gpu(library))
+    yield library
+    patch.undo()
+    standin.use_streams(None)
+    devices._others.discard(library.name)
+    del devices._libraries[library.name]
+
+
+class GpuJobs:
+    """Jobs on backend "nccl", kept between tests."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+
+    def get(self, size: int) -> Any:
+        """A job of so many ranks, in good health."""
+        from cydist.testing import ThreadJob
+
+        job = self._kept.get(size)
+        if job is None or job.broken:
+            job = self._kept[size] = ThreadJob(size, "nccl")
+        return job
+
+    def close(self) -> None:
+        """End them."""
+        for job in self._kept.values():
+            job.close()
+
+
+@pytest.fixture(scope="session")
+def gpu_jobs(gpus: thread_gpu.Gpus) -> Generator[GpuJobs, None, None]:
+    """Jobs whose ranks have a GPU each."""
+    kept = GpuJobs()
+    yield kept
+    kept.close()

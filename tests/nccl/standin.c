@@ -1,0 +1,498 @@
+/* A stand-in for libnccl.so.2 in host memory: what the binding calls, for ranks that are threads or
+ * processes of one host. Tests build it and load it before cupy, which then takes it for NCCL.
+ *
+ * Ranks share one file in /dev/shm, in which every ordered pair has a ring of bytes. A call is a
+ * set of messages with a header each; ranks that disagree wait for ever, as with NCCL, until they
+ * are aborted. Calls run where the stream is: standin_use_streams names who queues them; without,
+ * they run at once. What kernels, real streams, other transports and NCCL's own rounding do, this
+ * cannot show.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "standin_reduce.h"
+
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, SEND, RECV };
+enum { RING_BYTES = 16384, MOST_RANKS = 16, MOST_PREMULS = 64, INIT_SECONDS = 60 };
+
+static const char *const NAMES[] = {
+    "all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "send", "recv",
+};
+
+typedef struct { char internal[128]; } UniqueId;
+
+typedef struct {
+    _Atomic uint64_t head, tail;
+    char data[RING_BYTES];
+} Ring;
+
+typedef struct {
+    _Atomic int arrived;
+    Ring rings[];               /* of rank s to rank d: s * size + d */
+} Segment;
+
+typedef struct {
+    Segment *segment;
+    size_t bytes;
+    int rank, size;
+    _Atomic int aborted, async_error;
+    _Atomic uint64_t issued, served;
+    _Atomic int running;        /* tasks that use this object */
+    struct { int type; char scalar[8]; int used; } premuls[MOST_PREMULS];
+} Comm;
+
+typedef struct Op {
+    int kind, type, op, root;   /* root: or the peer of a send or receive */
+    const char *send;
+    char *recv;
+    size_t count;
+    void *stream;
+    Comm *comm;
+    char *gathered;             /* everybody's contributions, to be reduced */
+} Op;
+
+typedef struct { Comm *comm; uint64_t ticket; int count; Op *ops; } Task;
+
+typedef struct { uint64_t magic, count; int32_t kind, type, op, root; } Header;
+
+/* A message under way. */
+typedef struct { char *data; size_t bytes, done; Header header; int peer, sends; } Message;
+
+static _Thread_local int depth;
+static _Thread_local Op *queued;
+static _Thread_local int queued_count;
+
+static void (*enqueue)(void *stream, void *task);
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static char log_text[1 << 20];
+static size_t log_bytes;
+
+void standin_use_streams(void (*callback)(void *stream, void *task)) { enqueue = callback; }
+
+static void note(int rank, const char *text) {
+    pthread_mutex_lock(&log_lock);
+    int room = (int)(sizeof log_text - log_bytes);
+    int wrote = snprintf(log_text + log_bytes, (size_t)room, "%d %s\n", rank, text);
+    if (wrote < room) log_bytes += (size_t)wrote;
+    pthread_mutex_unlock(&log_lock);
+}
+
+/* The calls since the last time, a line each: rank (-1: of no communicator) and call. */
+size_t standin_log(char *into, size_t room) {
+    pthread_mutex_lock(&log_lock);
+    size_t bytes = log_bytes < room ? log_bytes : room;
+    memcpy(into, log_text, bytes);
+    log_bytes = 0;
+    pthread_mutex_unlock(&log_lock);
+    return bytes;
+}
+
+/* From now on ncclCommGetAsyncError says so. */
+void standin_fail(void *comm, int code) { ((Comm *)comm)->async_error = code; }
+
+static void nap(void) {
+    struct timespec time = {0, 50000};
+    nanosleep(&time, NULL);
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Library-wide functions. */
+
+int ncclGetVersion(int *version) {
+    const char *wanted = getenv("STANDIN_VERSION");
+    *version = wanted ? atoi(wanted) : 22809;
+    return SUCCESS;
+}
+
+const char *ncclGetErrorString(int code) {
+    switch (code) {
+    case SUCCESS: return "no error";
+    case 1: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case SYSTEM_ERROR: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case 3: return "internal error - please report this issue to the NCCL developers";
+    case INVALID_ARGUMENT: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case INVALID_USAGE: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case 6: return "remote process exited or there was a network error";
+    case 7: return "NCCL operation in progress";
+    default: return "unknown result code";
+    }
+}
+
+static _Thread_local char last_error[200];
+
+const char *ncclGetLastError(void *comm) { (void)comm; return last_error; }
+
+static int refuse(const char *why) {
+    snprintf(last_error, sizeof last_error, "stand-in: %s", why);
+    return INVALID_ARGUMENT;
+}
+
+int ncclGetUniqueId(UniqueId *id) {
+    unsigned char random[16];
+    if (getrandom(random, sizeof random, 0) != sizeof random) return SYSTEM_ERROR;
+    memset(id, 0, sizeof *id);
+    char *end = stpcpy(id->internal, "/cydist-standin-");
+    for (size_t i = 0; i < sizeof random; i++) end += sprintf(end, "%02x", random[i]);
+    return SUCCESS;
+}
+
+/* Communicators. */
+
+static int open_segment(Comm *comm, const char *name, int rank) {
+    comm->bytes = sizeof(Segment) + (size_t)(comm->size * comm->size) * sizeof(Ring);
+    int fd = shm_open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return SYSTEM_ERROR;
+    if (ftruncate(fd, (off_t)comm->bytes) != 0) { close(fd); return SYSTEM_ERROR; }
+    comm->segment = mmap(NULL, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (comm->segment == MAP_FAILED) return SYSTEM_ERROR;
+    comm->segment->arrived++;
+    double end = now() + INIT_SECONDS;
+    while (comm->segment->arrived < comm->size) {
+        if (now() > end) { shm_unlink(name); return SYSTEM_ERROR; }
+        nap();
+    }
+    if (rank == 0) shm_unlink(name);
+    return SUCCESS;
+}
+
+int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
+    if (depth) return refuse("init inside a group");
+    if (size < 1 || size > MOST_RANKS || rank < 0 || rank >= size) return refuse("ranks");
+    const char *trap = getenv("STANDIN_INIT_FAILS");
+    if (trap && atoi(trap) == rank) { depth++; return SYSTEM_ERROR; }   /* leaks, as NCCL does */
+    Comm *comm = calloc(1, sizeof *comm);
+    comm->rank = rank;
+    comm->size = size;
+    int code = open_segment(comm, id.internal, rank);
+    if (code) { free(comm); return code; }
+    note(rank, "init");
+    *out = comm;
+    return SUCCESS;
+}
+
+int ncclCommInitRankConfig(Comm **out, int size, UniqueId id, int rank, void *config) {
+    (void)config;
+    return ncclCommInitRank(out, size, id, rank);
+}
+
+int ncclCommInitAll(Comm **out, int count, const int *devices) {
+    (void)out; (void)count; (void)devices;
+    return refuse("one process for many devices");
+}
+
+int ncclCommCount(const Comm *comm, int *count) { *count = comm->size; return SUCCESS; }
+int ncclCommUserRank(const Comm *comm, int *rank) { *rank = comm->rank; return SUCCESS; }
+int ncclCommCuDevice(const Comm *comm, int *device) { (void)comm; *device = 0; return SUCCESS; }
+
+int ncclCommGetAsyncError(Comm *comm, int *code) { *code = comm->async_error; return SUCCESS; }
+
+static void release(Comm *comm) {
+    while (comm->running) nap();
+    munmap(comm->segment, comm->bytes);
+    comm->segment = NULL;       /* the object itself stays: its late users find it aborted */
+}
+
+int ncclCommFinalize(Comm *comm) { note(comm->rank, "finalize"); return SUCCESS; }
+
+int ncclCommDestroy(Comm *comm) {
+    note(comm->rank, "destroy");
+    while (comm->served < comm->issued && !comm->aborted) nap();
+    comm->aborted = 1;
+    release(comm);
+    return SUCCESS;
+}
+
+int ncclCommAbort(Comm *comm) {
+    note(comm->rank, "abort");
+    comm->aborted = 1;
+    release(comm);
+    return SUCCESS;
+}
+
+int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) {
+    (void)comm; (void)color; (void)key; (void)out; (void)config;
+    return refuse("split");
+}
+
+int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *comm) {
+    if (residence != 1) return refuse("a scalar on the device");
+    if (type < 0 || type >= TYPES) return refuse("type");
+    for (int i = 0; i < MOST_PREMULS; i++) {
+        if (comm->premuls[i].used) continue;
+        comm->premuls[i].used = 1;
+        comm->premuls[i].type = type;
+        memcpy(comm->premuls[i].scalar, scalar, TYPE_BYTES[type]);
+        *op = PREMUL + i;
+        note(comm->rank, "premul_create");
+        return SUCCESS;
+    }
+    return refuse("too many operations");
+}
+
+int ncclRedOpDestroy(int op, Comm *comm) {
+    if (op < PREMUL || op >= PREMUL + MOST_PREMULS) return refuse("operation");
+    comm->premuls[op - PREMUL].used = 0;
+    note(comm->rank, "premul_destroy");
+    return SUCCESS;
+}
+
+/* How a call runs. */
+
+static int step(Comm *comm, Message *message) {
+    int from = message->sends ? comm->rank : message->peer;
+    int to = message->sends ? message->peer : comm->rank;
+    Ring *ring = &comm->segment->rings[from * comm->size + to];
+    size_t total = sizeof(Header) + message->bytes;
+    Header theirs;
+    int moved = 0;
+    while (message->done < total) {
+        uint64_t head = ring->head, tail = ring->tail;
+        size_t room = message->sends ? RING_BYTES - (head - tail) : head - tail;
+        int in_header = message->done < sizeof(Header);
+        if (in_header && room < sizeof(Header)) return moved;
+        size_t at = message->done - sizeof(Header);
+        size_t bytes = in_header ? sizeof(Header) : message->bytes - at;
+        uint64_t place = (message->sends ? head : tail) % RING_BYTES;
+        if (bytes > room) bytes = room;
+        if (bytes > RING_BYTES - place) bytes = RING_BYTES - place;
+        if (bytes == 0) return moved;
+        if (in_header && bytes < sizeof(Header)) return -1;     /* rings hold whole headers */
+        char *own = in_header ? (message->sends ? (char *)&message->header : (char *)&theirs)
+                              : message->data + at;
+        if (message->sends) {
+            memcpy(ring->data + place, own, bytes);
+            ring->head = head + bytes;
+        } else {
+            memcpy(own, ring->data + place, bytes);
+            if (in_header && memcmp(&theirs, &message->header, sizeof theirs)) return -1;
+            ring->tail = tail + bytes;
+        }
+        message->done += bytes;
+        moved = 1;
+    }
+    return 1;
+}
+
+/* Payloads are padded, so that a header never wraps around the end of a ring. */
+static size_t padded(size_t bytes) { return (bytes + sizeof(Header) - 1) / sizeof(Header) * sizeof(Header); }
+
+static Message message(const Op *op, int peer, int sends, const void *data, size_t bytes) {
+    Message made = {.bytes = padded(bytes), .peer = peer, .sends = sends};
+    made.header = (Header){0xC0111DE, op->count, op->kind == RECV ? SEND : op->kind, op->type, op->op,
+                           op->kind >= SEND ? -1 : op->root};
+    if (op->op >= PREMUL) made.header.op = PREMUL;      /* factors are each rank's own */
+    made.data = calloc(1, made.bytes + 1);
+    if (sends && bytes) memcpy(made.data, data, bytes);
+    return made;
+}
+
+/* The messages of an op; what is received lands in their own memory, see finish. */
+static int messages(const Op *op, Message *out) {
+    const Comm *comm = op->comm;
+    size_t bytes = op->count * TYPE_BYTES[op->type];
+    int count = 0;
+    for (int peer = 0; peer < comm->size; peer++) {
+        int here = op->kind >= SEND ? peer == op->root : peer != comm->rank;
+        if (!here) continue;
+        int rooted = op->kind == REDUCE || op->kind == BROADCAST;
+        int root_sends = op->kind == BROADCAST;
+        int sends = op->kind == SEND ||
+            (op->kind != RECV && (!rooted || (root_sends ? comm->rank : peer) == op->root));
+        int receives = op->kind == RECV ||
+            (op->kind != SEND && (!rooted || (root_sends ? peer : comm->rank) == op->root));
+        const char *from = op->send + (op->kind == REDUCE_SCATTER ? (size_t)peer * bytes : 0);
+        if (sends) out[count++] = message(op, peer, 1, from, bytes);
+        if (receives) out[count++] = message(op, peer, 0, NULL, bytes);
+    }
+    return count;
+}
+
+static void finish(const Op *op, Message *made, int count) {
+    const Comm *comm = op->comm;
+    size_t bytes = op->count * TYPE_BYTES[op->type];
+    const char *all[MOST_RANKS] = {NULL};
+    if (op->kind < SEND)
+        all[comm->rank] = op->send + (op->kind == REDUCE_SCATTER ? (size_t)comm->rank * bytes : 0);
+    for (int i = 0; i < count; i++)
+        if (!made[i].sends) all[made[i].peer] = made[i].data;
+    int reduces = op->kind == ALL_REDUCE || op->kind == REDUCE_SCATTER ||
+                  (op->kind == REDUCE && comm->rank == op->root);
+    if (reduces) {
+        char *result = malloc(bytes + 1);
+        standin_reduce(result, all, comm->size, op->count, op->type, op->op);
+        memcpy(op->recv, result, bytes);
+        free(result);
+    } else if (op->kind == ALL_GATHER) {
+        for (int peer = 0; peer < comm->size; peer++)
+            memmove(op->recv + (size_t)peer * bytes, all[peer], bytes);
+    } else if (op->kind == BROADCAST) {
+        memmove(op->recv, all[op->root], bytes);
+    } else if (op->kind == RECV) {
+        memcpy(op->recv, all[op->root], bytes);
+    }
+}
+
+static void premultiply(Op *op) {
+    if (op->op < PREMUL) return;
+    size_t count = op->count * (op->kind == REDUCE_SCATTER ? (size_t)op->comm->size : 1);
+    char *scaled = malloc(count * TYPE_BYTES[op->type] + 1);
+    standin_scale(scaled, op->send, count, op->type, op->comm->premuls[op->op - PREMUL].scalar);
+    op->send = op->gathered = scaled;
+}
+
+static int progress(Comm *comm, Message *all, int count) {
+    for (;;) {
+        int left = 0, moved = 0;
+        /* In each direction of each pair the first that is not over, then the next. */
+        char blocked[2][MOST_RANKS] = {{0}};
+        for (int i = 0; i < count; i++) {
+            Message *each = &all[i];
+            if (each->done == sizeof(Header) + each->bytes) continue;
+            left = 1;
+            if (blocked[each->sends][each->peer]) continue;
+            int did = step(comm, each);
+            if (did > 0) moved = 1;
+            if (each->done < sizeof(Header) + each->bytes || did < 0)
+                blocked[each->sends][each->peer] = 1;
+        }
+        if (!left) return 1;
+        if (comm->aborted) return 0;
+        if (!moved) nap();
+    }
+}
+
+/* Runs what was given to the callback of standin_use_streams, when its turn on the stream comes. */
+void standin_run(void *given) {
+    Task *task = given;
+    Comm *comm = task->comm;
+    comm->running++;
+    while (comm->served != task->ticket && !comm->aborted) nap();
+    if (!comm->aborted) {
+        Message *all = calloc((size_t)task->count * 2 * MOST_RANKS, sizeof *all);
+        int *ends = calloc((size_t)task->count + 1, sizeof *ends), count = 0;
+        for (int i = 0; i < task->count; i++) {
+            premultiply(&task->ops[i]);
+            ends[i] = count += messages(&task->ops[i], all + count);
+        }
+        if (progress(comm, all, count))
+            for (int i = 0; i < task->count; i++) {
+                int start = i ? ends[i - 1] : 0;
+                finish(&task->ops[i], all + start, ends[i] - start);
+            }
+        for (int i = 0; i < count; i++) free(all[i].data);
+        for (int i = 0; i < task->count; i++) free(task->ops[i].gathered);
+        free(all);
+        free(ends);
+    }
+    comm->served = task->ticket + 1;
+    comm->running--;
+    free(task->ops);
+    free(task);
+}
+
+static int launch(void) {
+    int aborted = 0;
+    for (int i = 0; i < queued_count; i++) {
+        Comm *comm = queued[i].comm;
+        if (comm == NULL) continue;
+        Task *task = calloc(1, sizeof *task);
+        task->comm = comm;
+        task->ops = calloc((size_t)queued_count, sizeof *task->ops);
+        for (int j = i; j < queued_count; j++)
+            if (queued[j].comm == comm) {
+                task->ops[task->count++] = queued[j];
+                if (j > i) queued[j].comm = NULL;
+            }
+        if (comm->aborted) { aborted = 1; free(task->ops); free(task); continue; }
+        task->ticket = comm->issued++;
+        if (enqueue) enqueue(queued[i].stream, task);
+        else standin_run(task);
+        if (!enqueue && comm->aborted) aborted = 1;
+    }
+    free(queued);
+    queued = NULL;
+    queued_count = 0;
+    return aborted ? INVALID_USAGE : SUCCESS;
+}
+
+static int add(int kind, const void *send, void *recv, size_t count, int type, int op, int root,
+               Comm *comm, void *stream) {
+    if (type < 0 || type >= TYPES) return refuse("type");
+    if (op < 0 || op >= PREMUL + MOST_PREMULS) return refuse("operation");
+    if (op >= PREMUL && (!comm->premuls[op - PREMUL].used || comm->premuls[op - PREMUL].type != type))
+        return refuse("an operation of another type");
+    if (root < 0 || root >= comm->size) return refuse("root or peer");
+    char text[120];
+    snprintf(text, sizeof text, "%s count=%zu type=%d op=%d root=%d", NAMES[kind], count, type, op, root);
+    note(comm->rank, text);
+    queued = realloc(queued, sizeof *queued * (size_t)(queued_count + 1));
+    queued[queued_count++] = (Op){kind, type, op, root, send, recv, count, stream, comm, NULL};
+    return depth ? SUCCESS : launch();
+}
+
+int ncclGroupStart(void) { if (depth++ == 0) note(-1, "group_start"); return SUCCESS; }
+
+int ncclGroupEnd(void) {
+    if (depth == 0) return INVALID_USAGE;
+    if (--depth) return SUCCESS;
+    note(-1, "group_end");
+    return launch();
+}
+
+/* Calls. */
+
+int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, Comm *comm, void *stream) {
+    return add(ALL_REDUCE, send, recv, count, type, op, 0, comm, stream);
+}
+
+int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int root, Comm *comm,
+               void *stream) {
+    return add(REDUCE, send, recv, count, type, op, root, comm, stream);
+}
+
+int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, Comm *comm,
+                  void *stream) {
+    return add(BROADCAST, send, recv, count, type, 0, root, comm, stream);
+}
+
+int ncclBcast(void *data, size_t count, int type, int root, Comm *comm, void *stream) {
+    return add(BROADCAST, data, data, count, type, 0, root, comm, stream);
+}
+
+int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, Comm *comm,
+                      void *stream) {
+    return add(REDUCE_SCATTER, send, recv, count, type, op, 0, comm, stream);
+}
+
+int ncclAllGather(const void *send, void *recv, size_t count, int type, Comm *comm, void *stream) {
+    return add(ALL_GATHER, send, recv, count, type, 0, 0, comm, stream);
+}
+
+int ncclSend(const void *send, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return add(SEND, send, NULL, count, type, 0, peer, comm, stream);
+}
+
+int ncclRecv(void *recv, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return add(RECV, NULL, recv, count, type, 0, peer, comm, stream);
+}

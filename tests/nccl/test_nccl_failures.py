@@ -1,0 +1,241 @@
+"""What goes wrong is one typed error on every rank, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import thread_gpu
+from thread_gpu import until
+
+import cydist as dist
+from cydist.testing import run_threads
+
+SIZE = 4
+
+
+def failed() -> BaseException:
+    """What the default group fails on, when it has."""
+    group: Any = dist.group.WORLD
+    until(lambda: group._failed is not None)
+    return group._failed
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str, str]] = {
+    "count": (
+        lambda gpus: dist.all_reduce(gpus.array(np.ones(3))),
+        lambda gpus: dist.all_reduce(gpus.array(np.ones(4))),
+        "all_reduce of 3 float64, op SUM", "all_reduce of 4 float64, op SUM",
+    ),
+    "call": (
+        lambda gpus: dist.all_reduce(gpus.array(np.ones(3))),
+        lambda gpus: dist.broadcast(gpus.array(np.ones(3)), 0),
+        "all_reduce of 3 float64", "broadcast of 3 float64, root 0",
+    ),
+    "dtype": (
+        lambda gpus: dist.reduce(gpus.array(np.ones(4, "f4")), 0),
+        lambda gpus: dist.reduce(gpus.array(np.ones(4, "i4")), 0),
+        "float32", "int32",
+    ),
+    "op": (
+        lambda gpus: dist.all_reduce(gpus.array(np.ones(3)), dist.ReduceOp.MAX),
+        lambda gpus: dist.all_reduce(gpus.array(np.ones(3)), dist.ReduceOp.MIN),
+        "op MAX", "op MIN",
+    ),
+    "root": (
+        lambda gpus: dist.broadcast(gpus.array(np.ones(3)), 3),
+        lambda gpus: dist.broadcast(gpus.array(np.ones(3)), 2),
+        "root 3", "root 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
+def test_ranks_in_different_calls_are_told_both(gpus: Any, case: Any) -> None:
+    """MismatchError on every rank, in which both calls stand; the kernels that hang are ended."""
+    one, other, ours, theirs = case
+
+    def body(rank: int) -> str:
+        (one if rank < 2 else other)(gpus)
+        error = failed()
+        assert isinstance(error, dist.MismatchError)
+        with pytest.raises(dist.GroupFailedError) as raised:
+            dist.all_reduce(gpus.array(np.ones(3)))
+        assert raised.value.__cause__ is error
+        gpus.synchronize(gpus.current_stream(rank))
+        return str(error)
+
+    for text in run_threads(body, SIZE, "nccl"):
+        assert ours in text
+        assert theirs in text
+        assert "#1 on group '0': the ranks are in different calls" in text
+
+
+def test_the_work_of_a_call_that_cannot_be_raises(gpus: Any) -> None:
+    """synchronize() and result() raise what the watchdog found; is_success() is False."""
+
+    def body(rank: int) -> bool:
+        work = dist.all_reduce(gpus.array(np.ones(3 + rank)), async_op=True)
+        with pytest.raises(dist.MismatchError):
+            work.synchronize()
+        with pytest.raises(dist.MismatchError):
+            work.wait()
+        assert isinstance(work.exception(), dist.MismatchError)
+        return work.is_success()
+
+    assert run_threads(body, 2, "nccl") == [False, False]
+
+
+def test_a_rank_that_does_not_come_is_a_timeout(gpus: Any) -> None:
+    """DistTimeoutError that names the call, the rank, and what the late one is doing."""
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            return str(failed())
+        dist.all_reduce(gpus.array(np.ones(3)), timeout=0.3)
+        error = failed()
+        assert isinstance(error, dist.DistTimeoutError)
+        assert (error.op, error.seq, error.ranks) == ("all_reduce", 1, (1,))
+        return str(error)
+
+    def late(rank: int) -> Any:
+        if rank == 1:
+            group: Any = dist.group.WORLD
+            until(lambda: group.host.failure is not None or polled(group))
+            return None
+        return body(rank)
+
+    found = run_threads(late, 2, "nccl")[0]
+    assert "all_reduce #1 on group '0' (rank 0, " in found
+    assert "timeout: the GPU has not come past it; rank 1 has reached call #0 only" in found
+
+
+def polled(group: Any) -> bool:
+    """Look, as the watchdog would if this rank were in a call."""
+    group._watch.tick()
+    return group._failed is not None
+
+
+def test_an_asynchronous_error_of_nccl_fails_the_group(gpus: Any, standin: Any) -> None:
+    """What NCCL notices on its own is a DistBackendError with NCCL's words, or a lost peer."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        gate = gpus.hold()
+        work = dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
+        if rank == 0:
+            standin.library.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
+        error = failed()
+        gate.set()
+        with pytest.raises(dist.PeerFailedError):
+            work.synchronize()
+        return str(error)
+
+    for text in run_threads(body, 2, "nccl"):
+        assert "NCCL says: remote process exited or there was a network error" in text
+
+
+def test_an_error_of_the_device_fails_the_group(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sticky error of CUDA is no "not ready": DistBackendError with its words."""
+
+    def body(rank: int) -> str:
+        gate = gpus.hold()
+        dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
+        monkeypatch.setattr(gpus, "error", OSError("an illegal memory access was encountered"))
+        error = failed()
+        assert isinstance(error, dist.DistBackendError)
+        gate.set()
+        return str(error)
+
+    try:
+        for text in run_threads(body, 2, "nccl"):
+            assert "the GPU says: an illegal memory access was encountered" in text
+    finally:
+        gpus.error = None
+
+
+def test_abort_ends_calls_on_every_rank(gpus: Any) -> None:
+    """Whoever waits for a call that hangs gets GroupFailedError; streams go on."""
+
+    def body(rank: int) -> str:
+        if rank == 0:
+            dist.abort()
+            return str(failed())
+        x = gpus.array(np.ones(3))
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(dist.GroupFailedError) as raised:
+            work.synchronize()
+        work = None
+        x.get()
+        return str(raised.value)
+
+    for text in run_threads(body, 2, "nccl"):
+        assert "group '0' was aborted" in text
+
+
+def test_a_group_of_the_ranks_that_are_left(gpus: Any) -> None:
+    """shrink_group after a rank left: the others go on, with a communicator of their own."""
+
+    def body(rank: int) -> Any:
+        x = gpus.array(np.ones(3))
+        dist.all_reduce(x)
+        x.get()
+        if rank == 1:
+            dist.destroy_process_group()
+            return None
+        group = dist.shrink_group([1])
+        y = gpus.array(np.ones(3))
+        dist.all_reduce(y)
+        return group.size(), y.get()[0]
+
+    assert run_threads(body, 3, "nccl") == [(2, 2.0), None, (2, 2.0)]
+
+
+def test_leaving_is_no_failure(gpus: Any) -> None:
+    """A rank that destroys its group after its last call harms nobody who is still in that call."""
+
+    def body(rank: int) -> Any:
+        x = gpus.array(np.ones(3))
+        gate = gpus.hold() if rank == 0 else None
+        dist.all_reduce(x)
+        if gate is not None:
+            gate.set()
+        found = x.get()[0]
+        dist.destroy_process_group()
+        return found
+
+    assert run_threads(body, 3, "nccl") == [3.0] * 3
+
+
+def test_ranks_on_one_gpu_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RendezvousError that names both ranks and what to call, before NCCL hangs or fails."""
+    monkeypatch.setattr(thread_gpu.Gpu, "identity", lambda gpu: "host/0000:1B:00.0")
+    with pytest.raises(dist.RendezvousError, match=r"ranks 0 and 1 are both on GPU 0000:1B:00.0"):
+        run_threads(lambda rank: None, 2, "nccl")
+
+
+def test_a_failed_init_is_told_to_those_who_wait(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1's NCCL refuses: DistBackendError on both, with NCCL's words, before a deadline."""
+    monkeypatch.setenv("STANDIN_INIT_FAILS", "1")
+    with pytest.raises(dist.DistBackendError, match=r"NCCL makes no communicator: .*system error"):
+        run_threads(lambda rank: None, 2, "nccl", timeout=20)
+
+
+def test_fp8_needs_a_gpu_that_reduces_it(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UnsupportedError before anything is sent; moving such arrays works everywhere."""
+    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 80)
+
+    def body(rank: int) -> float:
+        x = gpus.array(np.ones(3, ml_dtypes.float8_e5m2) * (rank + 1))
+        with pytest.raises(dist.UnsupportedError, match=r"capability.*9.0 or more.*8.0"):
+            dist.all_reduce(x)
+        dist.broadcast(x, 1)
+        return float(x.get()[0])
+
+    assert run_threads(body, 2, "nccl") == [2.0, 2.0]
