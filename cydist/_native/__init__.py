@@ -36,7 +36,7 @@ try:
     from cydist._native.overlaps import overlapping
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
-    from cydist._native.tcp import TcpLink
+    from cydist._native.tcp import MessageLink, TcpLink
     from cydist._native.turn import Turn
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cydist._native"):
@@ -57,6 +57,7 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "MessageLink",
     "MpiLink",
     "Neighbours",
     "SharedMemory",
