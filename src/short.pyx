@@ -63,11 +63,7 @@ pthread_atfork(NULL, NULL, in_child)
 
 
 cdef inline bint usable(Group native) noexcept:
-    """Is it this process's, open and unharmed, and has it made a call?"""
-    return unharmed(native) and native.choices is not None
-
-
-cdef inline bint unharmed(Group native) noexcept:
+    """Is it this process's, open and unharmed?"""
     return (native.pid == process and native.open and load_int(&native.aborted) == OK
             and load_int(&native.notices.failed) == OK)
 
@@ -84,6 +80,32 @@ cdef inline Group native_of(object group):
     return native if usable(native) else None
 
 
+cdef extern from "Python.h":
+    long as_long "PyLong_AsLongAndOverflow"(object, int *) except? -1
+
+
+cdef inline long number(object given) except? -1:
+    """What an int says, or -1 for others and those that are none of ours."""
+    cdef int overflow = 0
+    cdef long found
+    if type(given) is not int:
+        return -1
+    found = as_long(given, &overflow)
+    return -1 if overflow or found < 0 else found
+
+
+cdef inline int member(object group, Group native, object given) except -2:
+    """The group rank of a global one; -1: the long way knows what is wrong with it."""
+    cdef long found = number(given)
+    cdef int rank
+    if found < 0 or group is default_group:
+        return <int>found if found < native.view.size else -1
+    for rank in range(native.view.size):
+        if number(group.ranks[rank]) == found:
+            return rank
+    return -1
+
+
 cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
 
@@ -98,6 +120,8 @@ cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *c
 
 cdef inline const Entry *begin(Group native, int collective, size_t nbytes) noexcept:
     """Take the turn; NULL: somebody has it, or nobody chose an algorithm yet."""
+    if native.choices is None:
+        return NULL
     cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
     return entry if entry != NULL and native.turn.begin_alone() else NULL
 
@@ -199,25 +223,26 @@ cpdef bint all_reduce(object tensor, object op, object group) except -1:
 
 
 cpdef bint broadcast(object tensor, object src, object group) except -1:
-    """cydist.broadcast on the default group, where the ranks of a call are those of the group."""
+    """cydist.broadcast."""
     cdef Plain p
-    cdef Group native = native_of(default_group)
-    if native is None or (group is not None and group is not default_group):
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None:
         return False
-    if type(src) is not int or not look(tensor, &p) or p.count == 0:
+    cdef int root = member(chosen, native, src)
+    if root < 0 or not look(tensor, &p) or p.count == 0:
         return False
-    if not 0 <= src < native.view.size or (not p.writable and src != native.view.rank):
+    if not p.writable and root != native.view.rank:
         return False
     cdef Brief b
-    prepare(&b, default_group)
+    prepare(&b, chosen)
     cdef const Entry *entry = begin(native, BROADCAST, p.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
     b.call.inputs = b.call.outputs = &block
-    return finish(
-        default_group, native, "broadcast", entry, &b, p.dtype, p.count, OP_NONE, src,
-        p.nbytes, tensor)
+    return finish(chosen, native, "broadcast", entry, &b, p.dtype, p.count, OP_NONE, root,
+                  p.nbytes, tensor)
 
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
@@ -323,28 +348,18 @@ cdef enum:
     LARGEST_TAG = 0x7fffffff
     SHORT_NS = 20000000         # who waits longer says so to those who ask
 
-cdef extern from "Python.h":
-    long as_long "PyLong_AsLongAndOverflow"(object, int *) except? -1
-
-
-cdef inline long number(object given) except? -1:
-    """What an int says, or -1 for others and those that are none of ours."""
-    cdef int overflow = 0
-    cdef long found
-    if type(given) is not int:
-        return -1
-    found = as_long(given, &overflow)
-    return -1 if overflow or found < 0 else found
-
-
 cpdef bint send(object tensor, object dst, object group, object tag) except -1:
-    """cydist.send on the default group."""
+    """cydist.send."""
     return message("send", tensor, dst, group, tag, True)
 
 
 cpdef bint recv(object tensor, object src, object group, object tag) except -1:
-    """cydist.recv on the default group, from a rank that is named."""
+    """cydist.recv from a rank that is named."""
     return message("recv", tensor, src, group, tag, False)
+
+
+cdef inline bint sends_short(object group) except -1:
+    return default_sends if group is default_group else group.sends_short
 
 
 cdef bint message(str name, object tensor, object peer, object group, object tag,
@@ -352,12 +367,13 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     cdef Plain p
     cdef Request r
     cdef Fingerprint f
-    cdef Group native = default_native
-    chosen = default_group
-    if not default_sends or not unharmed(native) or (group is not None and group is not chosen):
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None or not sends_short(chosen):
         return False
-    cdef long rank = number(peer), label = number(tag)
-    if not 0 <= rank < native.view.size or rank == native.view.rank:
+    cdef int rank = member(chosen, native, peer)
+    cdef long label = number(tag)
+    if rank < 0 or rank == native.view.rank:
         return False
     if not 0 <= label <= LARGEST_TAG or not look(tensor, &p) or p.count == 0:
         return False
@@ -367,11 +383,14 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     f = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
     r.ptr = p.ptr
     r.nbytes = p.nbytes
-    r.peer = r.source = <int>rank
+    r.peer = r.source = rank
     r.tag = <uint64_t>label
     r.expected = &f
     r.attended = True
     r.status = PENDING
+    if native.view.at_once != NULL and native.view.at_once(&native.view, &r, sending) == OK:
+        return True
+    cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()
     cdef int64_t deadline_ns = now + <int64_t>(<double>chosen.timeout * 1e9)
     cdef int status
@@ -380,7 +399,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     with nogil:
         status = hear_now(&native.notices, &native.view)
         told = status != OK
-        if not told:
+        if not told and not posted:
             status = native.view.send(&native.view, &r) if sending \
                 else native.view.recv(&native.view, &r)
         if status == OK:

@@ -353,3 +353,59 @@ print("ok", flush=True)
 def test_a_message_that_another_thread_completes(tmp_path: Any) -> None:
     """A receive whose first wait is over, and that another's wait completes, is no late one."""
     run_processes(RECEIVERS.replace("FLAG", f"{tmp_path}/flag"), tmp_path)
+
+
+MANY_BYTES = """
+import numpy as np, cydist as dist
+dist.init_process_group("tcp", timeout=60)
+rank, total = dist.get_rank(), 0
+for number in range(18000):
+    x = np.full(1 + number * 37 % 1024, number, "f8")
+    y = np.empty_like(x)
+    if rank == 0:
+        dist.send(x, 1)
+    if number % 4 == 0:
+        dist.barrier()      # so that many are there when they are asked for
+    if rank == 1:
+        dist.recv(y, 0)
+        assert (x == y).all(), number
+    total += x.nbytes
+assert total > 64 << 20            # what a rank may have under way
+dist.barrier()
+dist.destroy_process_group()
+print("ok", flush=True)
+"""
+
+
+def test_many_bytes_of_small_messages(tmp_path: Any) -> None:
+    """Of sizes that end anywhere in a ring; more of them than one rank may send ahead."""
+    run_processes(MANY_BYTES, tmp_path)
+
+
+POSTED = """
+import numpy as np, cydist as dist
+dist.init_process_group("tcp", timeout=60)
+rank, ready = dist.get_rank(), np.zeros(1)
+for number in range(2000):
+    first, second = np.full(1, 1.0), np.full(1, 2.0)
+    if rank == 1:
+        dist.recv(ready, 0, tag=9)
+        dist.send(first, 0)
+        dist.send(second, 0)
+        continue
+    first[0] = second[0] = 0
+    work = dist.irecv(first, SOURCE)
+    dist.send(ready, 1, tag=9)
+    dist.recv(second, 1)
+    work.wait(60)
+    assert (first[0], second[0]) == (1, 2), number
+dist.barrier()
+dist.destroy_process_group()
+print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize("source", ["1", "None"], ids=["named", "any"])
+def test_a_receive_that_was_posted_before_comes_first(tmp_path: Any, source: str) -> None:
+    """Though a second one looks for itself while the first is the background's."""
+    run_processes(POSTED.replace("SOURCE", source), tmp_path)

@@ -186,6 +186,10 @@ ctypedef struct Transport:
     # cancelled. Returns OK, or an error (then the request is not posted).
     int (*send)(Transport *t, Request *r) noexcept nogil
     int (*recv)(Transport *t, Request *r) noexcept nogil
+    # Try to complete a request to or from a rank that is named, looking for about a microsecond
+    # at the most. OK; or else it is posted if r.link is not NULL, or nothing has happened. NULL:
+    # the link cannot.
+    int (*at_once)(Transport *t, Request *r, bint sending) noexcept nogil
     # Move things on without blocking; returns r.status.
     int (*test)(Transport *t, Request *r) noexcept nogil
     # Block until the request is complete or the deadline has passed. Returns

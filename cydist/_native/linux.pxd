@@ -24,6 +24,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_consistent(pthread_mutex_t *)
     int pthread_mutex_init(pthread_mutex_t *, const void *)
     int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_trylock(pthread_mutex_t *)
     int pthread_mutex_unlock(pthread_mutex_t *)
     int pthread_mutex_destroy(pthread_mutex_t *)
     int pthread_condattr_init(pthread_condattr_t *)

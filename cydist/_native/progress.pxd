@@ -14,6 +14,8 @@ cdef bint progress(Net *net) noexcept nogil
 # The same for somebody who asks again and again: at the rings each time, and in some turns at
 # what costs a system call.
 cdef bint move(Net *net, unsigned int turn) noexcept nogil
+# Is this one of those turns?
+cdef bint is_costly(const Net *net, unsigned int turn) noexcept nogil
 # A view's function; see abi.pxd.
 cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
 # Something is pending and its caller has left; without memory for a thread, waits do it.

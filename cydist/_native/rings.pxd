@@ -48,6 +48,8 @@ cdef const char *unread(Nearby *n, Ring *ring, size_t *nbytes) noexcept nogil
 cdef void was_read(Nearby *n, int place, Ring *ring, size_t nbytes) noexcept nogil
 # Is there room for a PORTION? True as well where the head cannot be: the next write tells.
 cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil
+# Is there room for so much? As above.
+cdef bint has_room_for(Nearby *n, Ring *ring, size_t nbytes) noexcept nogil
 # There is no room for more: let the reader tell. False: there is room after all.
 cdef bint want_room(Nearby *n, Ring *ring) noexcept nogil
 cdef void say_over(Nearby *n, int place, Ring *ring, int how) noexcept nogil

@@ -192,16 +192,25 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     return status
 
 
-cdef bint move(Net *net, unsigned int turn) noexcept nogil:
-    cdef bint moved = False
-    if net.far != NULL:
-        if net.far.needed and (net.nearby == NULL or turn % LOOKS_PER_FAR == 0):
-            moved = net.far.progress(net)
-        if net.nearby == NULL:
-            return moved
+cdef bint is_turn_of_far(const Net *net, unsigned int turn) noexcept nogil:
+    return (net.far != NULL and net.far.needed
+            and (net.nearby == NULL or turn % LOOKS_PER_FAR == 0))
+
+
+cdef bint is_turn_of_epoll(const Net *net, unsigned int turn) noexcept nogil:
     # Without sockets epoll tells of deaths, which can wait.
-    if (net.nearby == NULL or turn % LOOKS_PER_DEATH == 0
-            or (net.live != 0 and turn % LOOKS_PER_POLL == 0)):
+    if net.nearby == NULL:
+        return net.far == NULL
+    return turn % LOOKS_PER_DEATH == 0 or (net.live != 0 and turn % LOOKS_PER_POLL == 0)
+
+
+cdef bint is_costly(const Net *net, unsigned int turn) noexcept nogil:
+    return is_turn_of_far(net, turn) or is_turn_of_epoll(net, turn)
+
+
+cdef bint move(Net *net, unsigned int turn) noexcept nogil:
+    cdef bint moved = is_turn_of_far(net, turn) and net.far.progress(net)
+    if is_turn_of_epoll(net, turn):
         return progress(net) or moved
     return look(net) or moved
 

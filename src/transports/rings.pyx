@@ -80,6 +80,10 @@ cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil:
     return not look_at_head(n, ring) or room_in(n, ring) >= PORTION
 
 
+cdef bint has_room_for(Nearby *n, Ring *ring, size_t nbytes) noexcept nogil:
+    return room_in(n, ring) >= nbytes or not look_at_head(n, ring) or room_in(n, ring) >= nbytes
+
+
 cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, size_t header_bytes,
                         const char *data, size_t nbytes) noexcept nogil:
     cdef uint64_t began = ring.at

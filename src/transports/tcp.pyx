@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
 from cydist._native.abi cimport Link, NO_MEMORY, OK, PENDING, Request, Transport, now_ns
+from cydist._native.brief cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.forks cimport abandon, close_descriptors, forget, remember
 from cydist._native.incoming cimport post_recv, send_to_self, withdraw_recv
@@ -233,6 +234,7 @@ cdef class MessageLink(Link):
         t.windows = NULL
         t.send = send
         t.recv = recv
+        t.at_once = at_once
         t.test = test
         t.wait = wait
         t.cancel = cancel

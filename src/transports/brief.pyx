@@ -1,0 +1,93 @@
+"""Small messages that are over at once; see brief.pxd."""
+from libc.stddef cimport size_t
+from libc.string cimport memcmp, memcpy
+
+from cydist._native.abi cimport Fingerprint, PENDING, Request, Transport, OK
+from cydist._native.linux cimport pthread_mutex_trylock, pthread_mutex_unlock
+from cydist._native.matching cimport find_arrived, find_posted
+from cydist._native.outgoing cimport post_send, release
+from cydist._native.peers cimport unread_by
+from cydist._native.progress cimport is_costly
+from cydist._native.rings cimport has_room_for, unread, was_read
+from cydist._native.stream cimport EAGER, LIVE, MAGIC, Connection, Header, Net
+from cydist._native.waiting cimport LOOKS, load_u32, pause
+
+
+cdef enum:
+    BRIEF_BYTES = 8192          # a longer message takes longer than what is saved here
+
+
+cdef int at_once(Transport *t, Request *r, bint sending) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef Connection *c
+    cdef int status = PENDING
+    r.link = NULL
+    if r.nbytes > BRIEF_BYTES or net.nearby == NULL or pthread_mutex_trylock(&net.lock) != 0:
+        return PENDING
+    c = net.connections[t.peers[r.peer] * net.lanes]
+    if c != NULL and c.near and c.state == LIVE and c.inbound.control != NULL:
+        if nothing_else(net, NULL if sending else c):
+            status = send_now(net, c, t, r) if sending else recv_now(net, c, t, r)
+    pthread_mutex_unlock(&net.lock)
+    return status
+
+
+cdef inline bint nothing_else(Net *net, const Connection *but) noexcept nogil:
+    """Has nobody told us anything? A notice of a failure may be among it."""
+    cdef Connection *c = net.near
+    if (load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard
+            or is_costly(net, net.tests + 1)):
+        return False
+    net.tests += 1
+    while c != NULL:
+        if c != but and c.state == LIVE and c.near and unread_by(c):
+            return False
+        c = c.next_near
+    return True
+
+
+cdef inline int send_now(Net *net, Connection *c, Transport *t, Request *r) noexcept nogil:
+    if c.out != NULL or not has_room_for(net.nearby, &c.outbound, sizeof(Header) + r.nbytes):
+        return PENDING
+    return post_send(net, t, r) or r.status
+
+
+cdef inline int recv_now(Net *net, Connection *c, Transport *t, Request *r) noexcept nogil:
+    cdef Header header
+    cdef const char *bytes = NULL
+    cdef size_t charge = sizeof(Header) + r.nbytes
+    cdef size_t nbytes = 0
+    cdef int _look, looks = LOOKS if net.most_spins != 0 else 1
+    if (c.header_read != 0 or c.to_read != 0 or c.over != 0
+            or find_arrived(&net.queues, t.context, c.peer, r.tag) != NULL
+            or find_posted(&net.queues, t.context, c.peer, r.tag) != NULL):
+        return PENDING
+    for _look in range(looks):
+        bytes = unread(net.nearby, &c.inbound, &nbytes)
+        if bytes != NULL or nbytes != 0:
+            break
+        pause()
+    if bytes == NULL or nbytes < charge:
+        return PENDING
+    memcpy(&header, bytes, sizeof(Header))      # the writer may change it while we look
+    if not is_for(&header, c, t, r):
+        return PENDING
+    if header.released > c.credited:
+        c.credited = header.released
+    memcpy(r.ptr, bytes + sizeof(Header), r.nbytes)
+    was_read(net.nearby, net.nearby.place[c.peer], &c.inbound, charge)
+    c.received += charge
+    release(c, charge)
+    r.source = r.peer
+    r.status = OK
+    return OK
+
+
+cdef inline bint is_for(const Header *h, const Connection *c, const Transport *t,
+                        const Request *r) noexcept nogil:
+    """Is this a whole message that the receive takes without complaint?"""
+    return (h.magic == MAGIC and h.kind == EAGER and h.lane == c.lane and not c.said_goodbye
+            and h.context == t.context and h.tag == r.tag and h.nbytes == r.nbytes
+            and h.released <= c.sent
+            and c.received + sizeof(Header) + r.nbytes - c.released <= c.net.held_limit
+            and memcmp(&h.fingerprint, r.expected, sizeof(Fingerprint)) == 0)
