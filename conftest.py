@@ -44,18 +44,26 @@ EXCUSED = (
 def pytest_configure(config: pytest.Config) -> None:
     """Contract tests run on every backend that can have threads as ranks, if not told otherwise."""
     from cydist import registry
+    from cydist._native import Array
     from cydist.backends import host
     from cydist.group import ProcessGroup
+    from cydist.work import Work
 
     class Derived(ProcessGroup):
         """A third party's first day: two methods, everything else derived."""
 
         def __init__(self, options: registry.BackendOptions, pg_options: object) -> None:
             super().__init__(options.group_rank, options.group_size)
-            inner = host.create_inproc(options)
-            self.isend = inner.isend
-            self.irecv = inner.irecv
-            self.close = inner.destroy
+            self._inner = host.create_inproc(options)
+
+        def isend(self, array: Array, peer: int, tag: int) -> Work:
+            return self._inner.isend(array, peer, tag)
+
+        def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+            return self._inner.irecv(array, peer, tag)
+
+        def close(self) -> None:
+            self._inner.destroy()
 
     registry.register_backend("shm", host.create, extended_api=True, devices="cpu")
     registry.register_backend("derived", Derived, extended_api=True, devices="cpu")

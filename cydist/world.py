@@ -52,7 +52,7 @@ class World:
         parts: dict[str, ProcessGroup] = {}
         try:
             for backend in dict.fromkeys(devices.values()):
-                parts[backend] = self._make_one(ranks, name, backend, timeout, pg_options)
+                parts[backend] = self.make_one(ranks, name, backend, timeout, pg_options)
         except BaseException as error:
             for made in parts.values():
                 made.destroy()
@@ -67,7 +67,7 @@ class World:
         self.groups[name] = group
         return group
 
-    def _make_one(
+    def make_one(
         self,
         ranks: Sequence[int],
         name: str,
@@ -75,6 +75,7 @@ class World:
         timeout: float,
         pg_options: object,
     ) -> ProcessGroup:
+        """The part of a group that one backend serves."""
         parent = self.groups.get(DEFAULT_GROUP)
         if parent is not None and parent.backend == backend and pg_options is None:
             shared = parent.subgroup(ranks, name, timeout)

@@ -133,7 +133,7 @@ def test_an_unknown_backend(site: Path, tmp_path: Path) -> None:
     """pytest names the backends that there are."""
     ended = contract(site, tmp_path, "--cydist-backend", "unicks")
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--cydist-backend unicks: there are: gloo, inproc, " in ended.stderr
+    assert "--cydist-backend unicks: no backend is called 'unicks'; there are: " in ended.stderr
     assert "tcp, unix" in ended.stderr
 
 

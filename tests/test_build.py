@@ -105,9 +105,12 @@ def check_wheel(wheel: Path, scratch: Path) -> None:
     wanted = {n for n in sources() if n.startswith("cydist/") and not n.endswith(".pyx")}
     assert wanted - held == set()
     assert {n for n in held if n.endswith((".pyx", ".c", ".h"))} == set()
+    assert {"_cydist_pytest.py", "_cydist_torch.py"} <= held
     site = scratch / "site"
     run(*PIP, "install", *OFFLINE, "--target", site, wheel, cwd=scratch)
     check_works(site, scratch)
+    told = run(sys.executable, "-m", "pytest", "--help", cwd=scratch, path=site)
+    assert "--cydist-backend" in told
 
 
 def test_wheel_from_sdist(sdist: Path, tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ STATUSES: dict[type[BaseException], str] = {
 class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
-    sends_short = True  # its messages need no more checks than src/short.pyx makes
+    sends_short = True  # its messages need no more checks than src/short.pyx makes, and
+    calls_short = True  # its collectives may come that way
 
     def __init__(
         self,
@@ -362,7 +363,7 @@ class HostGroup(ProcessGroup):
             even=even, commutative=True, native=self._native.comm != 0,
         )  # fmt: skip
         segment_bytes = tuning.segment_bytes(self._size, self._native.windows)
-        if even:
+        if even and self.calls_short:
             self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(

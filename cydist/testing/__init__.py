@@ -7,6 +7,8 @@
 
     assert run_threads(body, 3) == [6.0, 6.0, 6.0]
 
+`Weather` makes ranks slow, and kills them. In pytest, the fixture `thread_job` makes such jobs.
+
 Each rank is a thread with a world of its own: `cydist.get_rank()` and the default group are
 the thread's.
 """
@@ -24,6 +26,9 @@ from typing import Any, TypeVar
 
 from cydist import world
 from cydist.stores import HashStore
+from cydist.testing.weather import Killed, Weather
+
+__all__ = ["Killed", "ThreadJob", "Weather", "run_threads"]
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds that a body may take, unless told otherwise
@@ -34,9 +39,20 @@ class ThreadJob:
 
     backend     "inproc", "tcp" or any other that takes CPU arrays
     size        how many ranks
+    timeout     of the default group, in seconds
+    weather     what befalls the ranks
     """
 
-    def __init__(self, size: int, backend: str = "inproc", timeout: float = DEADLINE) -> None:
+    def __init__(
+        self,
+        size: int,
+        backend: str = "inproc",
+        timeout: float = DEADLINE,
+        weather: Weather | None = None,
+    ) -> None:
+        if unknown := sorted(set(weather.kill if weather else ()) - set(range(size))):
+            raise ValueError(f"{weather} kills ranks {unknown}, and there are 0 to {size - 1}")
+        self._weather = weather
         self.size = size
         self.backend = backend
         self.broken = False  # a body raised or is late: its ranks may be out of step
@@ -67,18 +83,29 @@ class ThreadJob:
             self._tasks[rank].get()
             self._ended.put((rank, None, error))
             return
+        if self._weather is not None:
+            self._weather.on(rank).come()
         while (body := self._tasks[rank].get()) is not None:
             try:
                 self._ended.put((rank, body(rank), None))
+            except Killed as end:
+                self._stay_dead(rank, end)
+                return
             except BaseException as error:
                 self._ended.put((rank, None, error))
             del body
         if world.is_initialized():  # the body may have left
             world.destroy_process_group()
 
+    def _stay_dead(self, rank: int, end: Killed) -> None:
+        self._ended.put((rank, end, None))
+        while self._tasks[rank].get() is not None:
+            self._ended.put((rank, end, None))
+
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
         """Call `body(rank)` on every rank; what they return, by rank.
 
+        A rank that the weather kills has its `Killed` as result, then and in later runs.
         Raises what the lowest rank raised that raised; TimeoutError, after printing every
         thread's stack, when a rank does not end in `timeout` seconds.
         """
@@ -131,8 +158,12 @@ class ThreadJob:
 
 
 def run_threads(
-    body: Callable[[int], T], size: int, backend: str = "inproc", timeout: float = DEADLINE
+    body: Callable[[int], T],
+    size: int,
+    backend: str = "inproc",
+    timeout: float = DEADLINE,
+    weather: Weather | None = None,
 ) -> list[T]:
     """Run `body(rank)` on `size` ranks, each a thread; what they return, by rank."""
-    with ThreadJob(size, backend, timeout) as job:
+    with ThreadJob(size, backend, timeout, weather) as job:
         return job.run(body, timeout)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from cydist import launchers, registry
+from cydist.errors import DistError
 from cydist.testing import ThreadJob, run_threads
 from cydist.testing.capabilities import Capabilities, find
 from cydist.testing.launched import Launched, LaunchedJob
@@ -127,17 +128,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """Refuse to begin where no backend is named, or what is none, or too many."""
+    """Refuse to begin where no backend is named, or one that cannot be tested, or too many."""
     names = config.getoption("cydist_backend", default=None)
-    known = registry.names()
-    wrong = [name for name in names or () if name.lower() not in known]
     why = ""
     if not names:
-        why = f"NAME says what to test; there are: {', '.join(known)}"
-    elif wrong:
-        why = f"{wrong[0]}: there are: {', '.join(known)}"
+        why = f"NAME says what to test; there are: {', '.join(registry.names())}"
     elif (launchers.place().size or 1) > 1 and len(names) > 1:
         why = f"{' and '.join(names)}: one at a time where a launcher starts the ranks"
+    for name in names or ():
+        try:
+            devices = registry.find(name).devices
+        except (ValueError, DistError) as error:
+            why = f"{name}: {error}"
+        else:
+            if "cpu" not in devices:
+                why = f"{name}: it takes arrays on {', '.join(devices)}, and the tests' are not"
     if why:
         raise pytest.UsageError(f"--cydist-backend {why}")
 

@@ -1,0 +1,135 @@
+"""Bad weather for a job of threads: ranks that are slow, and ranks that die, by a seed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cydist import world
+from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+
+
+class Killed(BaseException):
+    """The end of a rank, as the weather wanted it; its result in `ThreadJob.run`.
+
+    No Exception, so that what handles errors in the rank does not take it for one.
+
+    rank    which
+    call    its number among the calls of the rank, from 1, and
+    name    what it was: "all_reduce"
+    """
+
+    def __init__(self, rank: int, call: int, name: str) -> None:
+        super().__init__(f"rank {rank} was killed in its call {call}, {name}")
+        self.rank = rank
+        self.call = call
+        self.name = name
+
+
+class Weather:
+    """What befalls the ranks of a ThreadJob: with one seed, the same each time.
+
+    seed    of all that is random
+    delay   the longest time, in seconds, that a rank is held up before each of its calls
+    kill    rank -> the number of the call in which it dies, from 1; or a range of numbers, from
+            which the seed takes one
+
+    Calls are counted on each rank over all its groups: collectives, messages, and the several
+    calls of which those on objects are made. For the others a killed rank is one whose process
+    ended: they get PeerFailedError.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        delay: float = 0.0,
+        kill: Mapping[int, int | Sequence[int]] | None = None,
+    ) -> None:
+        if not delay >= 0:
+            raise ValueError(f"Weather: delay must be 0 seconds or more, not {delay}")
+        self.seed = seed
+        self.delay = delay
+        self.kill = dict(kill or {})
+        for rank, numbers in self.kill.items():
+            if min([numbers] if isinstance(numbers, int) else numbers, default=0) < 1:
+                raise ValueError(
+                    f"Weather: kill[{rank}] must be call numbers from 1, not {numbers}"
+                )
+
+    def __repr__(self) -> str:
+        return f"Weather(seed={self.seed}, delay={self.delay}, kill={self.kill})"
+
+    def on(self, rank: int) -> RankWeather:
+        """The weather of one rank."""
+        return RankWeather(self, rank)
+
+
+class RankWeather:
+    """The weather of one rank."""
+
+    def __init__(self, weather: Weather, rank: int) -> None:
+        self._random = random.Random(f"{weather.seed} {rank}")
+        self._delay = weather.delay
+        self._rank = rank
+        self._calls = 0
+        last = weather.kill.get(rank, 0)
+        self._last = last if isinstance(last, int) else self._random.choice(last)
+
+    def befall(self, name: str) -> None:
+        """A call begins: hold this rank up, or end it."""
+        self._calls += 1
+        if self._delay:
+            time.sleep(self._random.uniform(0, self._delay))
+        if self._calls == self._last:
+            world.destroy_process_group()
+            raise Killed(self._rank, self._calls, name)
+
+    def come(self) -> None:
+        """From now on it befalls every call of this thread's groups, and of those made later."""
+        mine = world.current()
+        make = mine.make_one
+
+        def make_exposed(
+            ranks: Sequence[int], name: str, backend: str, timeout: float, pg_options: object
+        ) -> ProcessGroup:
+            made = make(ranks, name, backend, timeout, pg_options)
+            self.expose(made)
+            return made
+
+        mine.make_one = make_exposed  # type: ignore[method-assign]
+        for group in mine.groups.values():
+            for device in group.devices:
+                self.expose(group.for_device(device))
+
+    def expose(self, group: ProcessGroup) -> None:
+        """Groups that this one makes of itself have its class, too."""
+        if not isinstance(group, Exposed):
+            kind = type(group)
+            group.__class__ = type(f"Exposed{kind.__name__}", (Exposed, kind), {"weather": self})
+
+
+class Exposed(ProcessGroup):
+    """A group on which every call meets the weather first."""
+
+    weather: ClassVar[RankWeather]
+    calls_short = sends_short = False  # there is no weather on the short way
+
+    def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
+        self.weather.befall(name)
+        return super().execute(name, body, **options)
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        if tag != COLLECTIVE_TAG:
+            self.weather.befall("send")
+        return super().isend(array, peer, tag)
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        if tag != COLLECTIVE_TAG:
+            self.weather.befall("recv")
+        return super().irecv(array, peer, tag)
