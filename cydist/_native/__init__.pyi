@@ -19,6 +19,7 @@ __all__ = [
     "InprocLink",
     "Link",
     "Message",
+    "MessageLink",
     "MpiLink",
     "Neighbours",
     "SharedMemory",
