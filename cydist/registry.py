@@ -51,11 +51,14 @@ class Plugin(NamedTuple):
 
     def creator(self) -> Callable[..., ProcessGroup]:
         """The function itself."""
-        if not isinstance(self.create, str):
-            return self.create
-        module, _, name = self.create.partition(":")
-        function: Callable[..., ProcessGroup] = getattr(importlib.import_module(module), name)
-        return function
+        return _function(self.create) if isinstance(self.create, str) else self.create
+
+
+def _function(path: str) -> Callable[..., Any]:
+    """The function "module:name"."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 _plugins: dict[str, Plugin] = {
@@ -65,6 +68,9 @@ _plugins: dict[str, Plugin] = {
     "mpi": Plugin("cydist.backends.mpi:create", True, ("cpu",)),
     "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
 }
+
+# "torch:gloo": a family and one of its members. What makes a Plugin of the member's name.
+_families = {"torch": "cydist.backends.c10d:plugin"}
 
 _NEEDS = {
     "mpi": ("mpi4py",),
@@ -149,7 +155,7 @@ def _installed() -> EntryPoints:
 
 
 def find(name: str) -> Plugin:
-    """The backend called `name`.
+    """The backend called `name`; "torch:gloo" is the one that torch calls "gloo".
 
     An installed package is found by its entry point in the group "cydist.backends": a
     creator as in register_backend, whose attributes `extended_api` and `devices`, if it has
@@ -158,6 +164,10 @@ def find(name: str) -> Plugin:
     key = name.lower()
     if key in _plugins:
         return _plugins[key]
+    family, _, one = key.partition(":")
+    if family in _families and one:
+        plugin: Plugin = _function(_families[family])(one)
+        return plugin
     for point in _installed():
         if point.name.lower() == key:
             create: Any = point.load()
@@ -169,7 +179,8 @@ def find(name: str) -> Plugin:
                     getattr(create, "devices", None),
                 )
             return _plugins[key]
-    raise ValueError(f"no backend is called {name!r}; there are: {', '.join(names())}")
+    families = ", ".join(f"{each}:NAME" for each in _families)
+    raise ValueError(f"no backend is called {name!r}; there are: {', '.join(names())}, {families}")
 
 
 def is_available() -> bool:
@@ -180,6 +191,12 @@ def is_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """Is there a backend of that name, with the packages that it needs?"""
     name = backend.lower()
+    if name.partition(":")[0] in _families:
+        try:
+            find(name)
+        except (ValueError, UnsupportedError):
+            return False
+        return True
     return name in names() and all(
         importlib.util.find_spec(package) is not None for package in _NEEDS.get(name, ())
     )
@@ -201,19 +218,26 @@ def is_nccl_available() -> bool:
     return is_backend_available("nccl")
 
 
+def _is_name(text: str) -> bool:
+    """Can this be a backend's name, rather than pairs of device and name?"""
+    family, colon, one = text.lower().partition(":")
+    return not colon or (family in _families and ":" not in one and "," not in one)
+
+
 def parse(spec: str) -> dict[str, str]:
     """A backend string as device -> backend name.
 
-    "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" spells it out.
+    "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" spells it out. The
+    name of a backend may be of a family: "torch:gloo", "cpu:torch:gloo".
     Raises ValueError for a malformed pair, a device named twice, a backend that does not
     take the device.
     """
-    if ":" not in spec:
+    if _is_name(spec):
         return dict.fromkeys(find(spec).devices, spec.lower())
     devices: dict[str, str] = {}
     for pair in spec.lower().split(","):
         device, colon, name = pair.strip().partition(":")
-        if not (device and colon and name) or ":" in name:
+        if not (device and colon and name and _is_name(name)):
             raise ValueError(f"{pair!r} in backend {spec!r} is not of the form device:backend")
         if device in devices:
             raise ValueError(f"backend {spec!r} names device {device!r} twice")

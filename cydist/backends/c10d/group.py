@@ -1,0 +1,459 @@
+"""TorchGroup: a group of torch's under our name, with our guarantees.
+
+Collectives that torch's backend has with our meaning are its own; the others are derived from its
+messages. Ranks compare their calls first, since gloo's collectives return wrong numbers, hang or
+end the process when they differ: that takes log2 p short messages of gloo's per call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from cydist import _native, config
+from cydist.agreement import agree
+from cydist.backends.c10d.messages import (
+    GRACE,
+    Expected,
+    Posted,
+    Sent,
+    TorchMessage,
+    adjacent,
+    limit,
+    tensor_of,
+)
+from cydist.errors import (
+    DistError,
+    DistTimeoutError,
+    GroupDestroyedError,
+    GroupFailedError,
+    MismatchError,
+    PeerFailedError,
+    from_failure,
+    named,
+)
+from cydist.executor import THREADS, TaskWork
+from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.types import Op, RedOpType, op_and_factor
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.registry import BackendOptions
+
+SLICE = timedelta(milliseconds=50)  # between two looks at signals and the clock
+TOLD = "failed"  # the key under which the first error of a group is found
+
+# What is told of an error; "raised" of others.
+STATUSES: dict[type[BaseException], str] = {
+    DistTimeoutError: "timeout",
+    PeerFailedError: "peer_lost",
+    GroupFailedError: "aborted",
+    MismatchError: "mismatch",
+}
+
+# dtype -> torch's, and the operations that gloo has with our meaning. Its MIN and MAX of floats
+# lose NaN; bool are bytes to it.
+_FLOATS = {RedOpType.SUM: "SUM", RedOpType.PRODUCT: "PRODUCT"}
+_INTEGERS = {op: op.name for op in RedOpType if op.name not in ("AVG", "PREMUL_SUM")}
+_BOOL = {
+    RedOpType.SUM: "BOR",
+    RedOpType.PRODUCT: "BAND",
+    RedOpType.MIN: "BAND",
+    RedOpType.MAX: "BOR",
+    RedOpType.BAND: "BAND",
+    RedOpType.BOR: "BOR",
+    RedOpType.BXOR: "BXOR",
+}
+REDUCTIONS: dict[str, tuple[Any, dict[RedOpType, str]]] = {
+    **{name: (getattr(torch, name), _INTEGERS) for name in ("int8", "uint8", "int32", "int64")},
+    **{
+        name: (getattr(torch, name), _FLOATS)
+        for name in ("float32", "float64", "float16", "bfloat16")
+    },
+    "complex64": (torch.float32, {RedOpType.SUM: "SUM"}),
+    "complex128": (torch.float64, {RedOpType.SUM: "SUM"}),
+    "bool": (torch.uint8, _BOOL),
+}
+
+_groups: WeakSet[TorchGroup] = WeakSet()
+
+# Groups of torch's with something under way: one that ends on a thread of its own, which then has
+# the last reference, ends the process.
+_kept: list[Any] = []
+
+
+class TorchGroup(ProcessGroup):
+    """A group over one of torch's, which nobody else uses.
+
+    board       the store that torch's group was made with, and keeps using
+    """
+
+    board: object
+
+    def __init__(self, theirs: Any, name: str, options: BackendOptions) -> None:
+        super().__init__(
+            options.group_rank,
+            options.group_size,
+            timeout=options.timeout,
+            name=options.group_id,
+            ranks=options.global_ranks_in_group,
+            backend=f"torch:{name}",
+        )
+        self._theirs = theirs
+        self._store = options.store
+        self._under_way: set[object] = set()  # what waits, or will wait, in torch
+        _groups.add(self)
+
+    # Its end.
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """Also tells the other members why, and cuts the connections, which ends their waits."""
+        if self._failed is not None:
+            return
+        super().fail(error, call)
+        if isinstance(error, GroupDestroyedError):
+            return
+        status = "raised" if isinstance(error, Exception) else "interrupted"
+        status = STATUSES.get(type(error), status)
+        about = error.ranks[:1] if isinstance(error, DistError) else ()
+        peer = self.ranks.index(about[0]) if about and about[0] in self.ranks else -1
+        text = str(error) if status == "mismatch" else call
+        with contextlib.suppress(Exception):
+            self._store.compare_set(TOLD, "", json.dumps([status, self._rank, peer, text]))
+        self._cut()
+
+    def is_of(self, pid: int) -> bool:
+        """Was the group made by this process?"""
+        return self._pid == pid
+
+    def _cut(self) -> None:
+        """End all that is under way, here and at the other members."""
+        with contextlib.suppress(Exception):
+            self._theirs.abort()  # gloo's does nothing
+        if self._size > 1:
+            peer = (self._rank + 1) % self._size
+            with contextlib.suppress(Exception):
+                # gloo cuts all connections of a group when one of its receives is late.
+                self._theirs.recv([torch.empty(1)], peer, 2**31 - 1).wait(limit(0))
+
+    def close(self) -> None:
+        if self._under_way:
+            self._cut()
+        if self._under_way or self._failed is not None:
+            _kept.append(self._theirs)
+        self._theirs = None
+
+    @contextmanager
+    def failures(
+        self, name: str, seq: int | None, deadline: float, posted: Posted | None = None
+    ) -> Iterator[None]:
+        """Turn what torch raises into exceptions of ours."""
+        waited = max(0.0, deadline - time.monotonic())
+        token = object()
+        try:
+            self._under_way.add(token)
+            yield
+        except DistError as error:
+            if error.op is None:  # of messages.py, which knows no names
+                where = f"{name}{'' if seq is None else f' #{seq}'} on group {self.group_name!r}"
+                error.args = (f"{where}: {error}",)
+                error.op, error.seq, error.group = name, seq, self.group_name
+                if posted is not None and posted.peer is not None:
+                    error.ranks = (self.ranks[posted.peer],)
+            raise
+        except Exception as error:
+            if time.monotonic() >= deadline and not self._destroyed and self._told() is None:
+                peer = None if posted is None else posted.peer
+                raise self.late(name, seq, waited, peer) from error
+            raise self._meaning(error, name, seq, posted) from error
+        finally:
+            self._under_way.discard(token)
+
+    def late(self, name: str, seq: int | None, waited: float, peer: int | None) -> DistError:
+        """The error of a call that is not over after so many seconds."""
+        failure = _native.Failure("timeout", -1 if peer is None else peer)
+        return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
+
+    def _told(self) -> tuple[str, int, int, str] | None:
+        """The group's first error, if it is known: status, who tells, about whom, in which call."""
+        with contextlib.suppress(Exception):
+            if self._store.check([TOLD]):
+                status, teller, peer, text = json.loads(self._store.get(TOLD))
+                return status, teller, peer, text
+        return None
+
+    def _meaning(
+        self, error: Exception, name: str, seq: int | None, posted: Posted | None
+    ) -> DistError:
+        """torch's error as one of ours: it knows of cut connections only."""
+        told = self._told()
+        why = ""
+        if self._destroyed:
+            failure = _native.Failure("closed")
+        elif told is None:
+            peer = -1 if posted is None or posted.peer is None else posted.peer
+            failure = _native.Failure("peer_lost", peer)
+            why = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0]
+        else:
+            status, teller, peer, text = told
+            elsewhere = teller != self._rank
+            if status == "mismatch":
+                found = f" (found by {named(teller, self.ranks)})" if elsewhere else ""
+                return MismatchError(
+                    text + found, op=name, seq=seq, group=self.group_name,
+                    ranks=(self.ranks[teller],),
+                )  # fmt: skip
+            failure = _native.Failure(status, peer, ours=text, teller=teller if elsewhere else -1)
+        return from_failure(failure, name, self.group_name, self.ranks, seq, why=why)
+
+    # Messages.
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        return self._begun("send", lambda: Sent(self._theirs, array, peer, tag))
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        return self._begun("recv", lambda: Expected(self._theirs, array, peer, tag))
+
+    def _begun(self, name: str, post: Callable[[], Posted]) -> Work:
+        try:
+            with self.failures(name, None, self.deadline(None)):
+                work = TorchMessage(self, post())
+        except DistError as error:
+            self.fail(error, name)
+            raise
+        self._under_way.add(work)
+
+        def run() -> None:
+            work.run()
+            self._under_way.discard(work)
+
+        THREADS.run(run)
+        return work
+
+    def _swap(
+        self,
+        call: Call,
+        sends: Sequence[tuple[Array, int]],
+        receives: Sequence[tuple[Array, int]],
+    ) -> None:
+        """As the base class, with one thread for all."""
+        theirs, tag = self._theirs, COLLECTIVE_TAG
+        messages: list[Posted] = []
+        with self.failures(call.name, call.seq, call.deadline):
+            messages += [Expected(theirs, array, peer, tag) for array, peer in receives]
+            messages += [Sent(theirs, array, peer, tag) for array, peer in sends]
+
+        def finish() -> None:
+            for message in messages:
+                with self.failures(call.name, call.seq, call.deadline, message):
+                    message.finish(call.deadline + GRACE)
+
+        work = TaskWork(call.name, finish, None)
+        given = call.remaining()
+        THREADS.run(work.run)
+        if not work.done_by(call.deadline):
+            peer = next((message.peer for message in messages if not message.over), None)
+            raise self.late(call.name, call.seq, given, peer)
+        work.wait()
+
+    # torch's own collectives.
+
+    def _run(self, call: Call, kind: Any, start: Callable[[Any], Any], **fields: Any) -> None:
+        """Run one: `start` takes torch's options of `kind` and returns torch's Work."""
+        options = kind()
+        options.timeout = limit(call.remaining() + GRACE)
+        options.asyncOp = True
+        for name, value in fields.items():
+            setattr(options, name, value)
+        with self.failures(call.name, call.seq, call.deadline):
+            work = start(options)
+            try:
+                self._await(work, call)
+            except BaseException as error:
+                # Until it has ended it may write into the caller's arrays.
+                self.fail(error, f"{call.name} #{call.seq}")
+                with contextlib.suppress(Exception):
+                    work.wait(limit(GRACE))
+                raise
+
+    def _await(self, work: Any, call: Call) -> None:
+        given = call.remaining()
+        while True:
+            try:
+                work.wait(min(SLICE, limit(call.remaining())))
+                return
+            except Exception:
+                if work.is_completed():
+                    raise
+            if call.remaining() <= 0:
+                raise self.late(call.name, call.seq, given, None)
+
+    def _reduction(self, array: Array, op: Op) -> tuple[Any, Any] | None:
+        """torch's dtype and reduction where they mean the same; None: they do not."""
+        kind, factor = op_and_factor(op)
+        dtype, operations = REDUCTIONS.get(array.dtype_name, (None, {}))
+        if factor is not None or kind not in operations or not array.size or self._size == 1:
+            return None
+        if config.DETERMINISTIC.on() and dtype.is_floating_point:
+            return None
+        return dtype, getattr(dist.ReduceOp, operations[kind])
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        agree(self, call, "broadcast", array, root=root)
+        if array.nbytes and self._size > 1:
+            tensor = [tensor_of(array)]
+            self._run(
+                call, c10d.BroadcastOptions, lambda o: self._theirs.broadcast(tensor, o),
+                rootRank=root,
+            )  # fmt: skip
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        agree(self, call, "all_reduce", array, op=op)
+        native = self._reduction(array, op)
+        if native is None:
+            super().all_reduce(call, array, op)
+            return
+        tensor = [tensor_of(array, native[0])]
+        self._run(
+            call, c10d.AllreduceOptions, lambda o: self._theirs.allreduce(tensor, o),
+            reduceOp=native[1],
+        )  # fmt: skip
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        agree(self, call, "reduce", array, op=op, root=root)
+        native = self._reduction(array, op)
+        if native is None:
+            super().reduce(call, array, root, op)
+            return
+        if self._rank != root:  # gloo overwrites it
+            copy = array.empty_like()
+            copy.take(array)
+            array = copy
+        tensor = [tensor_of(array, native[0])]
+        self._run(
+            call, c10d.ReduceOptions, lambda o: self._theirs.reduce(tensor, o),
+            reduceOp=native[1], rootRank=root,
+        )  # fmt: skip
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        agree(self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs])
+        native = self._reduction(output, op)
+        if native is None or not _even(inputs):
+            super().reduce_scatter(call, output, inputs, op)
+            return
+        source = tensor_of(_joined(inputs, filled=True), native[0])
+        self._run(
+            call, c10d.ReduceScatterOptions,
+            lambda o: self._theirs._reduce_scatter_base(tensor_of(output, native[0]), source, o),
+            reduceOp=native[1],
+        )  # fmt: skip
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        agree(self, call, "all_gather", array, sizes=[output.size for output in outputs])
+        if self._size == 1 or not array.nbytes or not _even(outputs):
+            super().all_gather(call, outputs, array)
+            return
+        into = _joined(outputs, filled=False)
+        self._run(
+            call, c10d.AllgatherOptions,
+            lambda o: self._theirs._allgather_base(tensor_of(into), tensor_of(array), o),
+        )  # fmt: skip
+        _spread(into, outputs)
+
+    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+        agree(self, call, "gather", root=root)
+        if not self._alike(call, [array, *(outputs or ())]):
+            super().gather(call, array, outputs, root)
+            return
+        into = [[tensor_of(block) for block in outputs]] if outputs else []
+        self._run(
+            call, c10d.GatherOptions,
+            lambda o: self._theirs.gather(into, [tensor_of(array)], o), rootRank=root,
+        )  # fmt: skip
+
+    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+        agree(self, call, "scatter", root=root)
+        if not self._alike(call, [output, *(inputs or ())]):
+            super().scatter(call, output, inputs, root)
+            return
+        source = [[tensor_of(block) for block in inputs]] if inputs else []
+        self._run(
+            call, c10d.ScatterOptions,
+            lambda o: self._theirs.scatter([tensor_of(output)], source, o), rootRank=root,
+        )  # fmt: skip
+
+    def _alike(self, call: Call, blocks: Sequence[Array]) -> bool:
+        """Have all blocks of all ranks, of which no rank knows all, one size and dtype?"""
+        if self._size == 1:
+            return False
+        sizes = [block.nbytes for block in blocks]
+        kinds = [zlib.crc32(block.dtype_name.encode()) for block in blocks]
+        extremes = torch.tensor([max(sizes), -min(sizes), max(kinds), -min(kinds)])
+        self._run(
+            call, c10d.AllreduceOptions, lambda o: self._theirs.allreduce([extremes], o),
+            reduceOp=dist.ReduceOp.MAX,
+        )  # fmt: skip
+        most, least, last, first = extremes.tolist()
+        return bool(most == -least != 0 and last == -first)
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        sizes = [outputs[0].size] * self._size if even else ()
+        agree(self, call, "all_to_all", outputs[0] if even else None, sizes=sizes)
+        if not even or self._size == 1 or not outputs[0].nbytes:
+            super().all_to_all(call, outputs, inputs, even)
+            return
+        into, source = _joined(outputs, filled=False), _joined(inputs, filled=True)
+        self._run(
+            call, c10d.AllToAllOptions,
+            lambda o: self._theirs.alltoall_base(tensor_of(into), tensor_of(source), [], [], o),
+        )  # fmt: skip
+        _spread(into, outputs)
+
+
+@atexit.register
+def _leave_all() -> None:
+    """No thread may be in torch when Python ends: coming back from there would end the process."""
+    deadline = time.monotonic() + GRACE
+    groups = [group for group in _groups if group.is_of(os.getpid())]
+    for group in groups:
+        group.destroy()
+    while any(group._under_way for group in groups) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _even(blocks: Sequence[Array]) -> bool:
+    """Do all blocks hold the same number of elements?"""
+    return all(block.size == blocks[0].size for block in blocks)
+
+
+def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
+    """The blocks themselves where they lie one behind the other; else one array in their place."""
+    if adjacent(blocks):
+        return blocks
+    joined = _native.empty(sum(block.size for block in blocks), blocks[0])
+    if filled:
+        _native.flatten_buffers(joined, blocks)
+    return [joined]
+
+
+def _spread(joined: Sequence[Array], blocks: Sequence[Array]) -> None:
+    """Copy what `_joined` made back into the blocks."""
+    if joined is not blocks:
+        _native.unflatten_buffers(blocks, joined[0])

@@ -1,0 +1,186 @@
+"""Messages over a group of torch's: with headers, since gloo's have none.
+
+gloo takes a message that is shorter than the array that receives it as if nothing had happened,
+and ends the process when it is longer. So a header goes first, which says what comes; a short
+message travels in it. Nothing tells whether a message of gloo's is complete but a wait, which
+nothing can interrupt: a thread waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from cydist import _native
+from cydist.errors import MismatchError, UnsupportedError
+from cydist.executor import TaskWork
+from cydist.group import COLLECTIVE_TAG
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.c10d.group import TorchGroup
+
+HEADER = struct.Struct("<q80s")  # the tag, and what comes
+RECORD_BYTES = 512
+ROOM = RECORD_BYTES - HEADER.size
+TAGS = 2**30 - 1  # gloo has 2**31, of which a message takes two
+GRACE = 5.0  # seconds that torch waits longer than we: we say why before it cuts the connections
+
+
+def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
+    """The memory of an array, or of blocks that lie one behind the other, as a torch tensor."""
+    parts = [blocks] if isinstance(blocks, _native.Array) else list(blocks)
+    nbytes = sum(part.nbytes for part in parts)
+    if not nbytes:
+        return torch.empty(0, dtype=dtype)
+    start = min(part.address for part in parts if part.nbytes)
+    memory = (ctypes.c_char * nbytes).from_address(start)
+    memory.owners = parts  # type: ignore[attr-defined]  # they live as long as the tensor
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def adjacent(blocks: Sequence[Array]) -> bool:
+    """Do the blocks lie one behind the other?"""
+    ends = [block.address + block.nbytes for block in blocks]
+    return all(end == block.address for end, block in zip(ends, blocks[1:], strict=False))
+
+
+def limit(seconds: float) -> timedelta:
+    """A timeout of torch's, to which 0 means none."""
+    return timedelta(seconds=max(0.001, seconds))
+
+
+def described(array: Array) -> str:
+    """What a message is, for people; equal on both ends."""
+    return f"{array.size} {array.dtype_name} ({array.nbytes} bytes)"[:80]
+
+
+def wires(tag: int) -> tuple[int, int]:
+    """The tags of torch's for the header and for what follows it."""
+    place = TAGS if tag == COLLECTIVE_TAG else tag % TAGS
+    return 2 * place, 2 * place + 1
+
+
+class Posted(Protocol):
+    """A message that torch has been given.
+
+    peer    group rank; None: anyone's
+    over    it has been sent, or is there
+    """
+
+    name: str
+    peer: int | None
+    over: bool
+
+    def finish(self, deadline: float) -> None:
+        """Wait until it is over, or time.monotonic() is `deadline`. Raises what torch raises,
+        and MismatchError."""
+
+
+class Sent:
+    """A message on its way to group rank `peer`."""
+
+    name = "send"
+
+    def __init__(self, c10d: Any, array: Array, peer: int, tag: int) -> None:
+        self.peer: int | None = peer
+        self.over = False
+        self._array = array
+        record = bytearray(RECORD_BYTES)
+        HEADER.pack_into(record, 0, tag, described(array).encode())
+        header, rest = wires(tag)
+        inside = array.nbytes <= ROOM
+        if inside:
+            record[HEADER.size : HEADER.size + array.nbytes] = memoryview(array)
+        self._works = [c10d.send([torch.frombuffer(record, dtype=torch.uint8)], peer, header)]
+        if not inside:
+            self._works.append(c10d.send([tensor_of(array)], peer, rest))
+
+    def finish(self, deadline: float) -> None:
+        for work in self._works:
+            work.wait(limit(deadline - time.monotonic()))
+        self.over = True
+
+
+class Expected:
+    """A message that shall come from group rank `peer`, or from anyone."""
+
+    name = "recv"
+
+    def __init__(self, c10d: Any, array: Array, peer: int | None, tag: int) -> None:
+        self.peer = peer
+        self.over = False
+        self._c10d = c10d
+        self._array = array
+        self._tag = tag
+        self._record = bytearray(RECORD_BYTES)
+        record = [torch.frombuffer(self._record, dtype=torch.uint8)]
+        header, self._rest = wires(tag)
+        if peer is None:
+            self._work = c10d.recv_anysource(record, header)
+        else:
+            self._work = c10d.recv(record, peer, header)
+
+    def finish(self, deadline: float) -> None:
+        self._work.wait(limit(deadline - time.monotonic()))
+        if self.peer is None:
+            self.peer = int(self._work._source_rank())
+        tag, text = HEADER.unpack_from(self._record)
+        ours, theirs = described(self._array), text.rstrip(b"\0").decode("utf-8", "replace")
+        if tag != self._tag:
+            raise UnsupportedError(
+                f"tag {self._tag}: a message with tag {tag} came in its place; backend 'torch' "
+                f"cannot tell tags apart that differ by a multiple of {TAGS}"
+            )
+        if ours != theirs:
+            raise MismatchError(
+                f"the ranks are in different calls. Here: a message of {ours}. The sender: "
+                f"a message of {theirs}"
+            )
+        array = self._array
+        if array.nbytes <= ROOM:
+            memoryview(array)[:] = self._record[HEADER.size : HEADER.size + array.nbytes]
+        else:
+            payload = self._c10d.recv([tensor_of(array)], self.peer, self._rest)
+            payload.wait(limit(deadline - time.monotonic()))
+        self.over = True
+
+
+class TorchMessage(TaskWork):
+    """A send or a receive, as its caller holds it."""
+
+    def __init__(self, group: TorchGroup, posted: Posted) -> None:
+        self._deadline = group.deadline(None)
+        self._group = group
+        self._posted = posted
+        super().__init__(posted.name, self._finish, None)
+
+    def _finish(self) -> None:
+        """On a thread of its own."""
+        group, posted = self._group, self._posted
+        try:
+            with group.failures(posted.name, None, self._deadline, posted):
+                posted.finish(self._deadline + GRACE)
+        except BaseException as error:
+            group.fail(error, posted.name)
+            raise
+        if posted.name == "recv" and posted.peer is not None:
+            self._source = group.ranks[posted.peer]
+
+    def _wait(self, timeout: float | None) -> None:
+        left = max(0.0, self._deadline - time.monotonic())
+        own_limit = timeout is None or timeout >= left
+        waited = self._group.timeout if timeout is None else timeout
+        if not self._poll() and not self._done.wait(left if own_limit else timeout):
+            late = self._group.late(self._name, None, waited, self._posted.peer)
+            if own_limit:
+                self._group.fail(late, self._name)
+            raise late
+        if self._error is not None:
+            raise self._error
