@@ -115,7 +115,7 @@ class TorchGroup(ProcessGroup):
             backend=f"torch:{name}",
         )
         self._theirs = theirs
-        self._store = options.store
+        self._store: Any = options.store
         self._under_way: set[object] = set()  # what waits, or will wait, in torch
         _groups.add(self)
 
@@ -156,7 +156,8 @@ class TorchGroup(ProcessGroup):
             self._cut()
         if self._under_way or self._failed is not None:
             _kept.append(self._theirs)
-        self._theirs = None
+        # At once, not when errors let go of this group: the job's store ends with its last user.
+        self._theirs = self._store = self.board = None
 
     @contextmanager
     def failures(
