@@ -176,7 +176,41 @@ def test_tags_that_share_one_of_gloos_are_not_mixed_up() -> None:
     run_threads(body, 2, NAME)
 
 
+def test_long_messages_of_one_tag_keep_their_order() -> None:
+    """Threads take what follows the headers, and do not mix it up."""
+
+    def body(rank: int) -> list[Any]:
+        works: list[Any] = []
+        into = [np.zeros(3000) for _ in range(40)]
+        if rank == 0:
+            works = [dist.isend(np.full(3000, float(i)), 1, tag=4) for i in range(40)]
+        else:
+            works = [dist.irecv(each, 0, tag=4) for each in into]
+        for work in works:
+            work.wait()
+        return [each.min() == each.max() == i for i, each in enumerate(into)]
+
+    with ThreadJob(2, NAME) as job:
+        for _ in range(5):
+            assert all(job.run(body)[1])
+
+
 # The ends of ranks and groups.
+
+
+def test_what_was_sent_before_destroy_arrives() -> None:
+    """Also when nobody holds its Work, and its receiver comes later."""
+
+    def body(rank: int) -> float:
+        group, x = dist.new_group(), np.zeros(1000)
+        if rank == 0:
+            dist.isend(np.ones(1000), 1, group=group)
+            dist.destroy_process_group(group)
+        else:
+            dist.recv(x, 0, group=group)
+        return x.sum()
+
+    assert [0, 1000] == run_threads(body, 2, NAME)
 
 
 @pytest.mark.parametrize("call", [dist.barrier, lambda: dist.recv(np.ones(1), 0)])

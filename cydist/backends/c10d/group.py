@@ -13,10 +13,10 @@ import json
 import os
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -117,6 +117,7 @@ class TorchGroup(ProcessGroup):
         self._theirs = theirs
         self._store: Any = options.store
         self._under_way: set[object] = set()  # what waits, or will wait, in torch
+        self._numbers = count()
         _groups.add(self)
 
     # Its end.
@@ -152,6 +153,11 @@ class TorchGroup(ProcessGroup):
                 self._theirs.recv([torch.empty(1)], peer, 2**31 - 1).wait(limit(0))
 
     def close(self) -> None:
+        if self._failed is None:
+            deadline = time.monotonic() + GRACE  # what was sent still arrives
+            for each in list(self._under_way):
+                if isinstance(each, TorchMessage) and each.sends:
+                    each.done_by(deadline)
         if self._under_way:
             self._cut()
         if self._under_way or self._failed is not None:
@@ -225,10 +231,13 @@ class TorchGroup(ProcessGroup):
     # Messages.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        return self._begun("send", lambda: Sent(self._theirs, array, peer, tag))
+        return self._begun("send", lambda: self._sent(array, peer, tag))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         return self._begun("recv", lambda: Expected(self._theirs, array, peer, tag))
+
+    def _sent(self, array: Array, peer: int, tag: int) -> Sent:
+        return Sent(self._theirs, array, peer, tag, next(self._numbers))
 
     def _begun(self, name: str, post: Callable[[], Posted]) -> Work:
         try:
@@ -257,7 +266,7 @@ class TorchGroup(ProcessGroup):
         messages: list[Posted] = []
         with self.failures(call.name, call.seq, call.deadline):
             messages += [Expected(theirs, array, peer, tag) for array, peer in receives]
-            messages += [Sent(theirs, array, peer, tag) for array, peer in sends]
+            messages += [self._sent(array, peer, tag) for array, peer in sends]
 
         def finish() -> None:
             for message in messages:
@@ -377,7 +386,7 @@ class TorchGroup(ProcessGroup):
         _spread(into, outputs)
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        agree(self, call, "gather", root=root)
+        agree(self, call, "gather", typed=array, root=root)
         if not self._alike(call, [array, *(outputs or ())]):
             super().gather(call, array, outputs, root)
             return
@@ -388,7 +397,7 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        agree(self, call, "scatter", root=root)
+        agree(self, call, "scatter", typed=output, root=root)
         if not self._alike(call, [output, *(inputs or ())]):
             super().scatter(call, output, inputs, root)
             return
@@ -399,25 +408,24 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def _alike(self, call: Call, blocks: Sequence[Array]) -> bool:
-        """Have all blocks of all ranks, of which no rank knows all, one size and dtype?"""
+        """Have all blocks of all ranks, of which no rank knows all, one size?"""
         if self._size == 1:
             return False
         sizes = [block.nbytes for block in blocks]
-        kinds = [zlib.crc32(block.dtype_name.encode()) for block in blocks]
-        extremes = torch.tensor([max(sizes), -min(sizes), max(kinds), -min(kinds)])
+        extremes = torch.tensor([max(sizes), -min(sizes)])
         self._run(
             call, c10d.AllreduceOptions, lambda o: self._theirs.allreduce([extremes], o),
             reduceOp=dist.ReduceOp.MAX,
         )  # fmt: skip
-        most, least, last, first = extremes.tolist()
-        return bool(most == -least != 0 and last == -first)
+        most, least = extremes.tolist()
+        return bool(most == -least != 0)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
-        sizes = [outputs[0].size] * self._size if even else ()
-        agree(self, call, "all_to_all", outputs[0] if even else None, sizes=sizes)
-        if not even or self._size == 1 or not outputs[0].nbytes:
+        block = outputs[0]
+        agree(self, call, "all_to_all", block if even else None, typed=None if even else block)
+        if not even or self._size == 1 or not block.nbytes:
             super().all_to_all(call, outputs, inputs, even)
             return
         into, source = _joined(outputs, filled=False), _joined(inputs, filled=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.backends.c10d.group import TorchGroup
 
-HEADER = struct.Struct("<q80s")  # the tag, and what comes
+HEADER = struct.Struct("<qq80s")  # the tag, the message's number, and what comes
 RECORD_BYTES = 512
 ROOM = RECORD_BYTES - HEADER.size
 TAGS = 2**30 - 1  # gloo has 2**31, of which a message takes two
@@ -61,10 +61,14 @@ def described(array: Array) -> str:
     return f"{array.size} {array.dtype_name} ({array.nbytes} bytes)"[:80]
 
 
-def wires(tag: int) -> tuple[int, int]:
-    """The tags of torch's for the header and for what follows it."""
-    place = TAGS if tag == COLLECTIVE_TAG else tag % TAGS
-    return 2 * place, 2 * place + 1
+def header_tag(tag: int) -> int:
+    """torch's tag for the header of a message."""
+    return 2 * (TAGS if tag == COLLECTIVE_TAG else tag % TAGS)
+
+
+def content_tag(number: int) -> int:
+    """torch's tag for what follows the header: threads take it, in any order."""
+    return 2 * (number % TAGS) + 1
 
 
 class Posted(Protocol):
@@ -84,23 +88,26 @@ class Posted(Protocol):
 
 
 class Sent:
-    """A message on its way to group rank `peer`."""
+    """A message on its way to group rank `peer`.
+
+    number  no other of this rank's messages in the group has it
+    """
 
     name = "send"
 
-    def __init__(self, c10d: Any, array: Array, peer: int, tag: int) -> None:
+    def __init__(self, c10d: Any, array: Array, peer: int, tag: int, number: int) -> None:
         self.peer: int | None = peer
         self.over = False
         self._array = array
         record = bytearray(RECORD_BYTES)
-        HEADER.pack_into(record, 0, tag, described(array).encode())
-        header, rest = wires(tag)
+        HEADER.pack_into(record, 0, tag, number, described(array).encode())
         inside = array.nbytes <= ROOM
         if inside:
             record[HEADER.size : HEADER.size + array.nbytes] = memoryview(array)
-        self._works = [c10d.send([torch.frombuffer(record, dtype=torch.uint8)], peer, header)]
+        header = torch.frombuffer(record, dtype=torch.uint8)
+        self._works = [c10d.send([header], peer, header_tag(tag))]
         if not inside:
-            self._works.append(c10d.send([tensor_of(array)], peer, rest))
+            self._works.append(c10d.send([tensor_of(array)], peer, content_tag(number)))
 
     def finish(self, deadline: float) -> None:
         for work in self._works:
@@ -121,17 +128,16 @@ class Expected:
         self._tag = tag
         self._record = bytearray(RECORD_BYTES)
         record = [torch.frombuffer(self._record, dtype=torch.uint8)]
-        header, self._rest = wires(tag)
         if peer is None:
-            self._work = c10d.recv_anysource(record, header)
+            self._work = c10d.recv_anysource(record, header_tag(tag))
         else:
-            self._work = c10d.recv(record, peer, header)
+            self._work = c10d.recv(record, peer, header_tag(tag))
 
     def finish(self, deadline: float) -> None:
         self._work.wait(limit(deadline - time.monotonic()))
         if self.peer is None:
             self.peer = int(self._work._source_rank())
-        tag, text = HEADER.unpack_from(self._record)
+        tag, number, text = HEADER.unpack_from(self._record)
         ours, theirs = described(self._array), text.rstrip(b"\0").decode("utf-8", "replace")
         if tag != self._tag:
             raise UnsupportedError(
@@ -147,7 +153,7 @@ class Expected:
         if array.nbytes <= ROOM:
             memoryview(array)[:] = self._record[HEADER.size : HEADER.size + array.nbytes]
         else:
-            payload = self._c10d.recv([tensor_of(array)], self.peer, self._rest)
+            payload = self._c10d.recv([tensor_of(array)], self.peer, content_tag(number))
             payload.wait(limit(deadline - time.monotonic()))
         self.over = True
 
@@ -156,17 +162,18 @@ class TorchMessage(TaskWork):
     """A send or a receive, as its caller holds it."""
 
     def __init__(self, group: TorchGroup, posted: Posted) -> None:
-        self._deadline = group.deadline(None)
+        self.sends = posted.name == "send"
+        super().__init__(posted.name, self._finish, None)
+        self._over_by = group.deadline(None)
         self._group = group
         self._posted = posted
-        super().__init__(posted.name, self._finish, None)
 
     def _finish(self) -> None:
         """On a thread of its own."""
         group, posted = self._group, self._posted
         try:
-            with group.failures(posted.name, None, self._deadline, posted):
-                posted.finish(self._deadline + GRACE)
+            with group.failures(posted.name, None, self._over_by, posted):
+                posted.finish(self._over_by + GRACE)
         except BaseException as error:
             group.fail(error, posted.name)
             raise
@@ -174,13 +181,13 @@ class TorchMessage(TaskWork):
             self._source = group.ranks[posted.peer]
 
     def _wait(self, timeout: float | None) -> None:
-        left = max(0.0, self._deadline - time.monotonic())
+        left = max(0.0, self._over_by - time.monotonic())
         own_limit = timeout is None or timeout >= left
         waited = self._group.timeout if timeout is None else timeout
         if not self._poll() and not self._done.wait(left if own_limit else timeout):
-            late = self._group.late(self._name, None, waited, self._posted.peer)
+            late = self._group.late(self._posted.name, None, waited, self._posted.peer)
             if own_limit:
-                self._group.fail(late, self._name)
+                self._group.fail(late, self._posted.name)
             raise late
         if self._error is not None:
             raise self._error
