@@ -30,7 +30,8 @@ LAYERS = {
     "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
-    5: "arguments calling collectives coalesced monitored scans p2p objects shared shrinking",
+    5: "arguments calling collectives coalesced deprecated monitored scans p2p objects shared "
+    "shrinking",
     6: "launch testing bench interop",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
