@@ -86,6 +86,7 @@ from cydist.world import (
 )
 
 if TYPE_CHECKING:
+    from cydist.backends.nccl.options import ProcessGroupNCCL
     from cydist.launch.spawn import spawn
     from cydist.objects import (
         all_gather_object,
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 
 # Where the names are that many programs never use: imported when first asked for.
 _LATER = {
+    "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
     "cydist.objects": (
         "all_gather_object",
@@ -136,6 +138,7 @@ __all__ = [
     "ProcessException",
     "ProcessExitedException",
     "ProcessGroup",
+    "ProcessGroupNCCL",
     "ProcessRaisedException",
     "QueueEmptyError",
     "ReduceOp",

@@ -40,17 +40,21 @@ class Dense:
 
 
 class Flat:
-    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`."""
+    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`. One array
+    stays where it is."""
 
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
         arguments.same_dtype(arrays, name)
         self._dense = Dense(arrays)
-        self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
-        _native.flatten_buffers(self.array, self._dense.arrays)
+        self.array = self._dense.arrays[0]
+        if len(arrays) > 1:
+            self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
+            _native.flatten_buffers(self.array, self._dense.arrays)
 
     def unpack(self) -> None:
         """Copy the one array back into the many."""
-        _native.unflatten_buffers(self._dense.arrays, self.array)
+        if len(self._dense.arrays) > 1:
+            _native.unflatten_buffers(self._dense.arrays, self.array)
         self._dense.unpack()
 
 

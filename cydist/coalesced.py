@@ -1,4 +1,5 @@
-"""Many arrays in one call: flattened, sent as one, unflattened.
+"""Many arrays in one call: flattened, sent as one, unflattened; or, where the backend can begin
+calls together, each as it is.
 
 All arrays of a call have one dtype. Arguments that all calls take, and what they raise, are
 described in cydist/collectives.py.
@@ -7,6 +8,7 @@ described in cydist/collectives.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
@@ -16,6 +18,7 @@ from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
+    from cydist._native import Array
     from cydist.work import Work
 
 
@@ -36,14 +39,17 @@ def all_reduce_coalesced(
         return None
     arrays = arguments.output_list(tensors, name, "tensors")
     arguments.disjoint(arrays, [], name)
-    flat = Flat(arrays, name)
-    check_op(name, op, flat.array)
+    flats = _flats(chosen, arrays, name)
+    check_op(name, op, arrays[0])
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_reduce(call, flat.array, op)
-        flat.unpack()
+        with backend.together():
+            for flat in flats:
+                backend.all_reduce(call, flat.array, op)
+        for flat in flats:
+            flat.unpack()
 
-    return run(chosen, name, flat.array, body, tensors, async_op, timeout)
+    return run(chosen, name, arrays[0], body, tensors, async_op, timeout)
 
 
 def all_gather_coalesced(
@@ -62,26 +68,30 @@ def all_gather_coalesced(
     name = "all_gather_coalesced"
     if (chosen := usable_group(group, name)) is None:
         return None
-    own = Flat(arguments.input_list(input_tensor_list, name, "input_tensor_list"), name)
+    own = _flats(chosen, arguments.input_list(input_tensor_list, name, "input_tensor_list"), name)
     arguments.length(output_tensor_lists, chosen.size(), name, "output_tensor_lists")
     lists = [
         arguments.output_list(arrays, name, f"output_tensor_lists[{rank}]")
         for rank, arrays in enumerate(output_tensor_lists)
     ]
     arguments.disjoint([array for arrays in lists for array in arrays], [], name)
-    into = [Flat(arrays, name) for arrays in lists]
-    mine = into[chosen.rank()].array
-    arguments.same_dtype([own.array, *(flat.array for flat in into)], name)
-    arguments.same_size(
-        mine, own.array, name, f"output_tensor_lists[{chosen.rank()}]", "input_tensor_list"
-    )
+    into = [_flats(chosen, arrays, name) for arrays in lists]
+    arguments.same_dtype([each[0].array for each in (own, *into)], name)
+    me = chosen.rank()
+    for mine, flat in zip_longest(into[me], own, fillvalue=own[0]):
+        arguments.same_size(
+            mine.array, flat.array, name, f"output_tensor_lists[{me}]", "input_tensor_list"
+        )
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_gather(call, [flat.array for flat in into], own.array)
-        for flat in into:
-            flat.unpack()
+        with backend.together():
+            for i, flat in enumerate(own):
+                backend.all_gather(call, [flats[i].array for flats in into], flat.array)
+        for flats in into:
+            for flat in flats:
+                flat.unpack()
 
-    return run(chosen, name, own.array, body, output_tensor_lists, async_op, timeout)
+    return run(chosen, name, own[0].array, body, output_tensor_lists, async_op, timeout)
 
 
 def all_gather_into_tensor_coalesced(
@@ -106,20 +116,23 @@ def all_gather_into_tensor_coalesced(
     for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
         arguments.times_size(output, array, p, name, f"output_tensors[{i}]", f"input_tensors[{i}]")
     arguments.disjoint(outputs, inputs, name)
-    own = Flat(inputs, name)
+    own = _flats(chosen, inputs, name)
     dense = [output if output.contiguous else output.empty_like() for output in outputs]
     parts = [array.blocks(p) for array in dense]
-    into = [Flat([blocks[rank] for blocks in parts], name) for rank in range(p)]
-    arguments.same_dtype([own.array, into[0].array], name)
+    into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
+    arguments.same_dtype([own[0].array, into[0][0].array], name)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_gather(call, [flat.array for flat in into], own.array)
-        for flat in into:
-            flat.unpack()
+        with backend.together():
+            for i, flat in enumerate(own):
+                backend.all_gather(call, [flats[i].array for flats in into], flat.array)
+        for flats in into:
+            for flat in flats:
+                flat.unpack()
         for output, packed in zip(outputs, dense, strict=True):
             output.take(packed)
 
-    return run(chosen, name, own.array, body, output_tensors, async_op, timeout)
+    return run(chosen, name, own[0].array, body, output_tensors, async_op, timeout)
 
 
 def reduce_scatter_tensor_coalesced(
@@ -145,14 +158,25 @@ def reduce_scatter_tensor_coalesced(
     for i, (output, array) in enumerate(zip(into, arrays, strict=True)):
         arguments.times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
     arguments.disjoint(into, arrays, name)
-    own = Flat(into, name)
-    check_op(name, op, own.array)
+    own = _flats(chosen, into, name)
+    check_op(name, op, own[0].array)
     parts = [array.dense().blocks(p) for array in arrays]
-    blocks = [Flat([cut[rank] for cut in parts], name).array for rank in range(p)]
-    arguments.same_dtype([own.array, blocks[0]], name)
+    blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
+    arguments.same_dtype([own[0].array, blocks[0][0].array], name)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.reduce_scatter(call, own.array, blocks, op)
-        own.unpack()
+        with backend.together():
+            for i, flat in enumerate(own):
+                backend.reduce_scatter(call, flat.array, [each[i].array for each in blocks], op)
+        for flat in own:
+            flat.unpack()
 
-    return run(chosen, name, own.array, body, outputs, async_op, timeout)
+    return run(chosen, name, own[0].array, body, outputs, async_op, timeout)
+
+
+def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat]:
+    """The arrays as one; or each by itself, where the backend begins calls together."""
+    arguments.same_dtype(arrays, name)
+    if group.for_device(arrays[0].device).joins_calls:
+        return [Flat([array], name) for array in arrays]
+    return [Flat(arrays, name)]

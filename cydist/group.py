@@ -80,11 +80,11 @@ class ProcessGroup:
     irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known
                                 when complete; peer None takes from anyone (optional)
 
-    Messages between two ranks with one tag arrive in the order they were sent. Tags are
-    integers; COLLECTIVE_TAG (-1) is used by the collectives derived here.
+    Messages with one tag between two ranks keep their order; COLLECTIVE_TAG (-1) is ours here.
     """
 
     devices: tuple[str, ...] = ("cpu",)
+    joins_calls = False
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class ProcessGroup:
         return self.for_device("cpu")
 
     def together(self) -> AbstractContextManager[None]:
-        """Calls made inside may begin together at its end."""
+        """Calls made inside may begin together at its end: they do, if `joins_calls`."""
         return nullcontext()
 
     def execute(

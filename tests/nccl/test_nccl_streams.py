@@ -10,6 +10,7 @@ import pytest
 import thread_gpu
 
 import cydist as dist
+from cydist.testing import run_threads
 
 
 @pytest.fixture
@@ -231,3 +232,78 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
             gpus.synchronize(gpus.current_stream(rank))
 
     assert job.run(body) == [(None, True)] * 2
+
+
+def test_coalesced_calls_are_one_group(job: Any, gpus: Any, standin: Any) -> None:
+    """Many arrays, each where it is, in one group of NCCL's; the steps of ours in between."""
+
+    def body(rank: int) -> Any:
+        arrays = [gpus.array(np.full(n, rank + 1.0)) for n in (3, 0, 5)]
+        dist.all_reduce_coalesced(arrays)
+        bits = [gpus.array(np.full(n, rank + 1, "u2")) for n in (3, 5)]
+        dist.all_reduce_coalesced(bits, dist.ReduceOp.BOR, async_op=True).wait()
+        return [x.get().tolist() for x in arrays + bits]
+
+    expected = [[3.0] * 3, [], [3.0] * 5, [3] * 3, [3] * 5]
+    standin.log()
+    assert job.run(body) == [expected] * 2
+    lines = [line.split()[1] for line in standin.log() if line[0] in "-0"]
+    assert lines.count("group_start") == 2 * 3
+    assert lines.count("all_reduce") == 2
+
+
+def test_coalesced_gathers_and_scatters(job: Any, gpus: Any) -> None:
+    """The other coalesced forms, strided outputs too."""
+
+    def body(rank: int) -> Any:
+        given = [gpus.array(np.full(n, 10 * rank + n, "i4")) for n in (2, 3)]
+        lists = [[gpus.array(np.zeros(n, "i4")) for n in (2, 3)] for _ in range(2)]
+        dist.all_gather_coalesced(lists, given)
+        wide = [gpus.array(np.zeros((2 * n, 2), "i4")) for n in (2, 3)]
+        dist.all_gather_into_tensor_coalesced([x[:, 0] for x in wide], given)
+        parts = [gpus.array(np.zeros(n, "i4")) for n in (2, 3)]
+        dist.reduce_scatter_tensor_coalesced(
+            parts, [gpus.array(np.arange(2 * n, dtype="i4")) for n in (2, 3)]
+        )
+        return (
+            [[x.get().tolist() for x in each] for each in lists],
+            [x.get()[:, 0].tolist() for x in wide],
+            [x.get().tolist() for x in parts],
+        )
+
+    for rank, (lists, wide, parts) in enumerate(job.run(body)):
+        assert lists == [[[10 * r + n] * n for n in (2, 3)] for r in range(2)]
+        assert wide == [[n] * n + [10 + n] * n for n in (2, 3)]
+        assert parts == [[2 * (rank * n + i) for i in range(n)] for n in (2, 3)]
+
+
+def test_devices_have_backends_of_their_own(gpus: Any) -> None:
+    """ "cpu:tcp,cuda:nccl": an array's memory says which backend serves it."""
+
+    def body(rank: int) -> Any:
+        x, y = np.ones(2), gpus.array(np.ones(2))
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        gathered: list[Any] = [None, None]
+        dist.all_gather_object(gathered, rank)
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, y, 1 - rank), dist.P2POp(dist.isend, gpus.array(x), 1 - rank)]
+        )[0].wait()
+        return x.tolist(), y.get().tolist(), gathered
+
+    assert run_threads(body, 2, "cpu:tcp,cuda:nccl") == [([2.0, 2.0], [2.0, 2.0], [0, 1])] * 2
+
+
+def test_a_future_has_its_result_when_the_gpu_is_done(job: Any, gpus: Any) -> None:
+    """get_future waits for the GPU, unlike wait()."""
+
+    def body(rank: int) -> Any:
+        gate = gpus.hold()
+        x = gpus.array(np.ones(3))
+        future = dist.all_reduce(x, async_op=True).get_future()
+        early = future.done()
+        gate.set()
+        (found,) = future.result(30)
+        return early, found is x, x.memory[0]
+
+    assert job.run(body) == [(False, True, 2.0)] * 2

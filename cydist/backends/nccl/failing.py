@@ -162,7 +162,10 @@ class Failures(ProcessGroup):
     def check_usable(self, name: str) -> None:
         """Also learns here what the host group has been told."""
         if self._failed is None and self.host.failure is not None:
-            self.fail(self.host.failure, name)
+            if (told := self.alarm()) is not None:
+                self.heard(told)
+            else:
+                self.fail(self.host.failure, name)
         super().check_usable(name)
 
     def failure(self, flight: Flight) -> BaseException | None:

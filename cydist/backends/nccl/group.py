@@ -45,6 +45,8 @@ class NcclGroup(Failures, ProcessGroup):
     host    the group of CPU memory with the same ranks
     """
 
+    joins_calls = True
+
     def __init__(
         self,
         binding: Binding,
@@ -77,6 +79,7 @@ class NcclGroup(Failures, ProcessGroup):
         self._capturing = False
         self._collected: list[Item] | None = None  # inside `together`
         self._messages: list[tuple[Item, StreamWork]] = []
+        self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs go on using
 
@@ -217,8 +220,9 @@ class NcclGroup(Failures, ProcessGroup):
 
     def _note(self, call: Call, text: str) -> None:
         """What the next rank has to do too."""
-        if self._watch.comparison is not None and not call.agreed and not self._capturing:
-            call.agreed = True
+        if self._collected is not None:
+            self._noted.append(text)
+        elif self._watch.comparison is not None and not self._capturing:
             self._watch.comparison.note(call.seq, f"{call.name} {text}")
 
     def _run(
@@ -242,15 +246,17 @@ class NcclGroup(Failures, ProcessGroup):
             self._collected = []
             try:
                 yield
-                items = self._collected
-                messages, self._messages = self._messages, []
-                if messages:
-                    self._start_messages(messages)
-                else:
-                    self._start(items)
-            finally:
-                self._collected = None
-                self._messages = []
+            except BaseException:
+                self._collected, self._messages, self._noted = None, [], []
+                raise
+            items, self._collected = self._collected, None
+            messages, self._messages = self._messages, []
+            texts, self._noted = self._noted, []
+            if messages:
+                self._start_messages(messages)
+            elif self._call is not None and items:
+                self._note(self._call, " and ".join(texts))
+                self._start(items)
 
     # Messages.
 

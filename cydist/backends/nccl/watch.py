@@ -97,6 +97,7 @@ class Watch:
         self._spare: deque[Any] = deque()
         self.ended = False
         self._lock = threading.Lock()  # of looking
+        self._seen_lost = False
 
     def begin(self, flight: Flight) -> None:
         """From now on the call is looked after."""
@@ -157,7 +158,10 @@ class Watch:
         if text := group.async_error():
             return lambda: group.broken(call, text)
         if self.comparison is not None and (lost := self.comparison.lost) is not None:
-            return lambda: group.lost(call, lost)
+            # Whoever failed says why before it goes: that may be here at the next look.
+            if self._seen_lost:
+                return lambda: group.lost(call, lost)
+            self._seen_lost = True
         if self._clock() > call.deadline:
             return lambda: group.late(call)
         return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cydist.errors import DistTimeoutError
+from cydist.errors import DistError, DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -47,6 +49,16 @@ class StreamWork(Work):
         """Block the calling thread until the call is over."""
         self._raise()
         self._block(None)
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        """A future has its result when the GPU has come past the call."""
+
+        def run() -> None:
+            with contextlib.suppress(DistError):  # which `task` meets again
+                self._block(None)
+            task()
+
+        super()._on_thread(run)
 
     def _block(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout

@@ -1,0 +1,224 @@
+"""cupy's binding as we call it, what it cannot say, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import sys
+import threading
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist.backends.nccl import binding, gpu
+from cydist.backends.nccl.binding import CupyNccl, NcclError
+from cydist.backends.nccl.reductions import SUM, TYPES
+from cydist.backends.nccl.running import scaled_one
+from cydist.backends.nccl.supplement import Supplement
+from cydist.testing import oracle
+
+SIGNATURES = {
+    "allReduce": "sendbuf, recvbuf, count, datatype, op, stream",
+    "reduce": "sendbuf, recvbuf, count, datatype, op, root, stream",
+    "broadcast": "sendbuff, recvbuff, count, datatype, root, stream",
+    "reduceScatter": "sendbuf, recvbuf, recvcount, datatype, op, stream",
+    "allGather": "sendbuf, recvbuf, count, datatype, stream",
+    "send": "sendbuf, count, datatype, peer, stream",
+    "recv": "recvbuf, count, datatype, peer, stream",
+}
+
+
+@pytest.fixture
+def nccl(standin: Any) -> Any:
+    """cupy.cuda.nccl, over the stand-in."""
+    return binding.load_cupy()
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_binding_takes_what_we_pass(nccl: Any, name: str) -> None:
+    """The order of the arguments of each call is as we have it."""
+    text = getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0]
+    arguments = text.partition("(")[2].rpartition(")")[0].split(", ")[1:]
+    assert ", ".join(each.split()[-1] for each in arguments) == SIGNATURES[name]
+
+
+def test_numbers_are_the_bindings(nccl: Any) -> None:
+    """Types and operations that the binding names have our numbers."""
+    for name, code in TYPES.items():
+        if not name.startswith("float8"):
+            assert getattr(nccl, f"NCCL_{name.upper()}") == code
+    assert [getattr(nccl, f"NCCL_{op}") for op in ("SUM", "PROD", "MAX", "MIN", "AVG")] == [
+        *range(5)
+    ]
+
+
+def test_a_unique_id_is_a_secret_of_128_bytes(standin: Any) -> None:
+    """Every one is another."""
+    found = [CupyNccl().unique_id() for _ in range(2)]
+    assert [len(each) for each in found] == [128, 128]
+    assert found[0] != found[1]
+
+
+def test_the_version_is_that_of_the_library(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded counts, not what cupy was built for; one that is too old is refused."""
+    assert CupyNccl().version() == 22809
+    assert binding.spelled(22809) == "2.28.9"
+    monkeypatch.setenv("STANDIN_VERSION", "21003")
+    with pytest.raises(dist.UnsupportedError, match=r"needs NCCL 2.11 or later, and 2.10.3"):
+        binding.load()
+
+
+@pytest.mark.parametrize("status", [7, 8])
+def test_results_without_a_text_are_understood(nccl: Any, status: int) -> None:
+    """cupy raises KeyError for what newer libraries answer."""
+    with pytest.raises(KeyError) as raised:
+        raise nccl.NcclError(status)
+    found = CupyNccl().meaning(raised.value)
+    assert isinstance(found, NcclError)
+    assert found.status == status
+
+
+def test_errors_of_others_are_not_nccls(standin: Any) -> None:
+    """Only what NCCL answers has a meaning."""
+    assert CupyNccl().meaning(KeyError("x")) is None
+    assert CupyNccl().meaning(ValueError(7)) is None
+
+
+@pytest.fixture
+def alone(standin: Any, gpus: Any) -> Any:
+    """A communicator of one rank, whose calls run at once."""
+    standin.use_streams(None)
+    made = CupyNccl()
+    comm = made.init(1, made.unique_id(), 0)
+    yield comm
+    comm.abort()
+    standin.use_streams(gpus)
+
+
+def test_nccls_answer_is_an_error_in_its_words(alone: Any) -> None:
+    """A refused call raises; `meaning` has the result's text, and the last error's."""
+    x = np.ones(3)
+    with pytest.raises(RuntimeError) as raised:
+        alone.all_reduce(x.ctypes.data, x.ctypes.data, 3, 99, SUM, 0)
+    found = CupyNccl().meaning(raised.value)
+    assert found is not None
+    assert found.status == 4
+    assert "invalid argument" in str(found)
+    assert "stand-in: type" in str(found)
+
+
+def test_an_end_comes_once(alone: Any, standin: Any) -> None:
+    """abort and destroy from several threads end the communicator a single time."""
+    standin.log()
+    threads = [
+        threading.Thread(target=end) for end in (alone.abort, alone.destroy, alone.abort) * 3
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sum(line in ("0 abort", "0 destroy") for line in standin.log()) == 1
+    assert alone.async_error() == ""
+
+
+def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:
+    """The supplement asks the library itself; without it cupy's check does."""
+    assert alone.async_error() == ""
+    standin.library.standin_fail(ctypes.c_void_p(alone._pointer), 6)
+    assert "remote process exited" in alone.async_error()
+    alone._supplement = types.SimpleNamespace(async_error=lambda comm: None)
+    assert "NCCL_ERROR_REMOTE_ERROR" in alone.async_error()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
+    """PREMUL_SUM's factor reaches the library as that dtype has it."""
+    scalar = scaled_one(dtype, 3)
+    assert scalar == np.array([3]).astype(oracle.DTYPES[dtype]).tobytes()
+    x = np.array([1, 2]).astype(oracle.DTYPES[dtype])
+    y = x.copy()
+    op = alone.premul(TYPES[dtype], scalar)
+    alone.all_reduce(x.ctypes.data, y.ctypes.data, 2, TYPES[dtype], op, 0)
+    assert y.astype("f8").tolist() == [3.0, 6.0]
+
+
+def test_an_old_library_has_no_premul(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UnsupportedError, where the function is not there."""
+    supplement = Supplement()
+    monkeypatch.setattr(supplement, "_library", None)
+    with pytest.raises(dist.UnsupportedError, match=r"PREMUL_SUM needs NCCL 2\.11"):
+        supplement.premul(0, 7, b"")
+
+
+# What may be missing.
+
+
+def test_without_cupy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UnsupportedError with the packages to install, and what works without."""
+    real = builtins.__import__
+
+    def broken(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("cupy"):
+            raise ModuleNotFoundError("No module named 'cupy'")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(binding.importlib, "import_module", broken)
+    with pytest.raises(dist.UnsupportedError, match=r"needs cupy.*pip install cupy-cuda13x.*'tcp'"):
+        binding.load_cupy()
+
+
+def test_without_a_library_the_error_says_so(nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cupy without libnccl: UnsupportedError with the package to install."""
+    monkeypatch.setattr(nccl, "available", False)
+    with pytest.raises(dist.UnsupportedError, match=r"no libnccl.so.2: .*nvidia-nccl-cu13"):
+        binding.load()
+
+
+def test_without_a_gpu_the_error_says_so(nccl: Any) -> None:
+    """This machine has cupy and no driver; or another one has no device."""
+    runtime = sys.modules["cupy.cuda"].runtime
+    try:
+        devices = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError:
+        devices = 0
+    if devices:
+        pytest.skip("no CUDA device is what this is about")
+    with pytest.raises(dist.UnsupportedError, match=r"needs a GPU"):
+        gpu_current()
+
+
+# Kept: the fixture `gpus` puts another function in its place.
+gpu_current = gpu.current
+
+
+def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_NCCL_BINDING knows two words."""
+    monkeypatch.setenv("CYDIST_NCCL_BINDING", "pynvml")
+    with pytest.raises(
+        ValueError, match="CYDIST_NCCL_BINDING='pynvml': there are cupy and nccl4py"
+    ):
+        binding.load()
+
+
+def test_the_backend_is_available_where_cupy_is(nccl: Any) -> None:
+    """is_nccl_available looks for the package, and imports nothing."""
+    assert dist.is_nccl_available()
+    assert dist.is_backend_available("nccl")
+
+
+def test_options_are_torchs(gpus: Any) -> None:
+    """pg_options may ask for a stream of high priority; other objects are refused."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+
+    def body(rank: int) -> list[bool]:
+        made = [dist.new_group([0, 1], pg_options=each) for each in (None, options)]
+        with pytest.raises(TypeError, match=r"must be ProcessGroupNCCL.Options"):
+            dist.new_group([rank], pg_options="fast")
+        return [group.gpu.high_priority[-1] for group in made]
+
+    from cydist.testing import run_threads
+
+    assert run_threads(body, 2, "nccl") == [[False, True]] * 2

@@ -1,0 +1,234 @@
+"""The watchdog's decisions, with a clock and events of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cydist.backends.nccl.fingerprints import Comparison, Differ
+from cydist.backends.nccl.watch import Flight, StreamCall, Watch
+from cydist.errors import PeerFailedError
+
+
+class Group:
+    """What the watchdog looks at, and what it did."""
+
+    def __init__(self) -> None:
+        self.over: set[Any] = set()
+        self.error = ""
+        self.told: Any = None
+        self.raises: Exception | None = None
+        self.failed: list[Any] = []
+
+    def is_over(self, flight: Flight) -> bool:
+        if self.raises is not None:
+            raise self.raises
+        return flight.event in self.over
+
+    def async_error(self) -> str:
+        return self.error
+
+    def alarm(self) -> Any:
+        return self.told
+
+    def heard(self, error: Any) -> None:
+        self.failed.append(("heard", error))
+
+    def late(self, call: StreamCall) -> None:
+        self.failed.append(("late", call.seq))
+
+    def broken(self, call: StreamCall, why: Any) -> None:
+        self.failed.append(("broken", call.seq, why))
+
+    def differ(self, found: Differ) -> None:
+        self.failed.append(("differ", found.seq, found.ours, found.theirs))
+
+    def lost(self, call: StreamCall, error: Any) -> None:
+        self.failed.append(("lost", call.seq, error))
+
+
+class Neighbours:
+    """The ways to the ranks on both sides."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.coming: list[bytes | Exception] = []
+        self.stuck = False
+
+    def send(self, data: bytes) -> bool:
+        if not self.stuck:
+            self.sent.append(data)
+        return not self.stuck
+
+    def receive(self) -> bytes | None:
+        if not self.coming:
+            return None
+        found = self.coming.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def leave(self, seconds: float) -> None:
+        self.sent.append(b"")
+
+
+@pytest.fixture
+def scene() -> Any:
+    """A watch of a group, at 0 s."""
+    return Scene()
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.group = Group()
+        self.neighbours = Neighbours()
+        self.comparison = Comparison(self.neighbours)
+        self.watch = Watch(self.group, self.comparison, clock=lambda: self.now)
+
+    def call(self, seq: int, deadline: float = 10.0, event: Any = None) -> Flight:
+        flight = Flight(StreamCall("all_reduce", seq, deadline), object())
+        flight.event = event
+        self.watch.begin(flight)
+        return flight
+
+
+def test_calls_retire_in_order(scene: Scene) -> None:
+    """What is over lets go of its arrays; one behind another that is not stays."""
+    first, second, third = (scene.call(n, event=n) for n in (1, 2, 3))
+    scene.group.over = {1, 3}
+    scene.watch.tick()
+    assert [each.over for each in (first, second, third)] == [True, False, False]
+    assert first.keep is None
+    assert second.keep is not None
+    scene.group.over = {2, 3}
+    scene.watch.tick()
+    assert third.over
+    assert not scene.group.failed
+
+
+def test_a_late_call_fails_once(scene: Scene) -> None:
+    """After its deadline, not before; nothing is looked at any more then."""
+    scene.call(1, deadline=5.0, event="e")
+    scene.now = 5.0
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.now = 5.1
+    scene.watch.tick()
+    scene.watch.tick()
+    assert scene.group.failed == [("late", 1)]
+    assert not scene.watch.busy
+
+
+def test_a_thread_that_does_not_come_back_is_late_too(scene: Scene) -> None:
+    """A call whose event is not even recorded: NCCL's first call may block in the host."""
+    scene.call(1, deadline=5.0)
+    scene.now = 6.0
+    scene.watch.tick()
+    assert scene.group.failed == [("late", 1)]
+
+
+def test_a_late_completion_is_no_failure(scene: Scene) -> None:
+    """Over when it is looked at is over, whatever the clock says."""
+    scene.call(1, deadline=5.0, event=1)
+    scene.now, scene.group.over = 9.0, {1}
+    scene.watch.tick()
+    assert scene.group.failed == []
+
+
+def test_a_sticky_error_of_the_device_fails(scene: Scene) -> None:
+    """An event that cannot be asked."""
+    scene.call(1, event=1)
+    scene.group.raises = OSError("illegal address")
+    scene.watch.tick()
+    assert scene.group.failed == [("broken", 1, scene.group.raises)]
+
+
+def test_an_error_of_nccl_fails(scene: Scene) -> None:
+    """While a call is under way; not when nothing is."""
+    scene.group.error = "remote process exited"
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.call(1, event=1)
+    scene.watch.tick()
+    assert scene.group.failed == [("broken", 1, "remote process exited")]
+
+
+def test_an_alarm_fails_at_once(scene: Scene) -> None:
+    """Another rank's word comes before what this one would find itself."""
+    scene.call(1, deadline=1.0, event=1)
+    scene.now, scene.group.told = 2.0, PeerFailedError("rank 3 died")
+    scene.watch.tick()
+    assert scene.group.failed == [("heard", scene.group.told)]
+
+
+def test_notes_are_sent_and_compared(scene: Scene) -> None:
+    """Each rank's notes go to the next one; equal ones are forgotten."""
+    scene.comparison.note(1, "all_reduce of 3 float32")
+    scene.neighbours.coming = [b"1 all_reduce of 3 float32\n2 barrier "]
+    assert scene.watch.busy
+    scene.watch.tick()
+    assert scene.neighbours.sent == [b"1 all_reduce of 3 float32"]
+    assert not scene.comparison.busy
+    scene.comparison.note(2, "broadcast")
+    scene.watch.tick()
+    assert scene.group.failed == [("differ", 2, "broadcast", "barrier ")]
+
+
+def test_notes_wait_for_the_last_ones(scene: Scene) -> None:
+    """What could not be sent goes with the next notes, in order, once."""
+    scene.neighbours.stuck = True
+    scene.comparison.note(1, "a")
+    scene.watch.tick()
+    scene.comparison.note(2, "b")
+    scene.neighbours.stuck = False
+    scene.watch.tick()
+    scene.watch.tick()
+    assert scene.neighbours.sent == [b"1 a\n2 b"]
+
+
+def test_a_lost_neighbour_fails_calls_under_way(scene: Scene) -> None:
+    """And nothing else: what is over stays over."""
+    error = PeerFailedError("rank 0 died")
+    scene.comparison.note(1, "a")
+    scene.neighbours.coming = [error]
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.call(2, event=2)
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.watch.tick()
+    assert scene.group.failed == [("lost", 2, error)]
+
+
+def test_what_a_lost_neighbour_said_counts_more(scene: Scene) -> None:
+    """Its alarm may come a moment after its end."""
+    scene.call(1, event=1)
+    scene.comparison.note(1, "a")
+    scene.neighbours.coming = [PeerFailedError("rank 0 left")]
+    scene.watch.tick()
+    scene.group.told = PeerFailedError("rank 5 died")
+    scene.watch.tick()
+    assert scene.group.failed == [("heard", scene.group.told)]
+
+
+def test_a_neighbour_that_left_is_not_lost(scene: Scene) -> None:
+    """Its last word; a call that is under way may still end well."""
+    scene.call(1, event=1)
+    scene.comparison.note(1, "a")
+    scene.neighbours.coming = [b"", PeerFailedError("closed")]
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.group.over = {1}
+    scene.watch.tick()
+    assert not scene.watch.busy
+
+
+def test_events_are_used_again(scene: Scene) -> None:
+    """Those of blocking calls, which nobody else holds."""
+    scene.call(1, event="one").reusable = True
+    scene.call(2, event="two")
+    scene.group.over = {"one", "two"}
+    scene.watch.tick()
+    assert [scene.watch.spare_event(), scene.watch.spare_event()] == ["one", None]
