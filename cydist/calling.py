@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -47,15 +47,28 @@ class Flat:
         arguments.same_dtype(arrays, name)
         self._dense = Dense(arrays)
         self.array = self._dense.arrays[0]
-        if len(arrays) > 1:
-            self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
+        if len(arrays) == 1:
+            return
+        self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
+        if self.array.device == "cpu":
             _native.flatten_buffers(self.array, self._dense.arrays)
+        else:
+            for part, array in self._parts():
+                part.take(array)
 
     def unpack(self) -> None:
         """Copy the one array back into the many."""
         if len(self._dense.arrays) > 1:
-            _native.unflatten_buffers(self._dense.arrays, self.array)
+            if self.array.device == "cpu":
+                _native.unflatten_buffers(self._dense.arrays, self.array)
+            else:
+                for part, array in self._parts():
+                    array.take(part)
         self._dense.unpack()
+
+    def _parts(self) -> Iterator[tuple[Array, Array]]:
+        arrays = self._dense.arrays
+        return zip(self.array.split([array.size for array in arrays]), arrays, strict=True)
 
 
 def root_rank(

@@ -97,9 +97,8 @@ def library_of(array: Array) -> Library:
 
     Raises ValueError when there is none.
     """
-    for name in (*_others, *(name for name in _KINDS if name in sys.modules)):
-        library = _library(name)
-        if library is not None and library.owns(array.owner):
+    for library in _loaded():
+        if library.owns(array.owner):
             return library
     return _copier(array)
 
@@ -131,6 +130,28 @@ def stream_of(array: Array) -> int:
         if stream is not None:
             return stream
     return library.current_stream(array.device_index)
+
+
+def current_streams(array: Array) -> list[int]:
+    """The streams that whoever reads or writes the array now must come after: that of its own
+    library, and those of the others that this process works with."""
+    index = array.device_index
+    streams = [stream_of(array), *(library.current_stream(index) for library in _loaded())]
+    return list(dict.fromkeys(streams))
+
+
+@contextmanager
+def on_stream(device: int, stream: int) -> Iterator[None]:
+    """Make device and stream the current ones of this thread, for every library, for a while."""
+    with ExitStack() as stack:
+        for library in _loaded():
+            stack.enter_context(library.on_stream(device, stream))
+        yield
+
+
+def is_capturing(device: int) -> bool:
+    """Does any library's current stream record a CUDA graph?"""
+    return any(library.is_capturing(device) for library in _loaded())
 
 
 def allocate(nbytes: int, like: Array) -> Array:
@@ -385,6 +406,11 @@ def use(library: Library) -> None:
 def loaded_torch() -> Library | None:
     """torch, if this process has imported it and it has a device."""
     return _library("torch") if "torch" in sys.modules else None
+
+
+def _loaded() -> list[Library]:
+    names = (*_others, *(name for name in _KINDS if name in sys.modules))
+    return [library for name in names if (library := _library(name)) is not None]
 
 
 def _library(name: str) -> Library | None:

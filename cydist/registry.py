@@ -62,10 +62,10 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 _plugins: dict[str, Plugin] = {
-    "tcp": Plugin("cydist.backends.host:create", True, ("cpu",)),
-    "gloo": Plugin("cydist.backends.host:create", True, ("cpu",)),
-    "inproc": Plugin("cydist.backends.host:create_inproc", True, ("cpu",)),
-    "mpi": Plugin("cydist.backends.mpi:create", True, ("cpu",)),
+    "tcp": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
+    "gloo": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
+    "inproc": Plugin("cydist.backends.host:create_inproc", True, DEFAULT_DEVICES),
+    "mpi": Plugin("cydist.backends.mpi:create", True, DEFAULT_DEVICES),
     "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
 }
 

@@ -36,6 +36,7 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array, Message
+    from cydist.backends.staging import StagedGroup
     from cydist.registry import BackendOptions
 
 EVEN = 1  # abi.pxd: all blocks have the same size
@@ -54,8 +55,10 @@ STATUSES: dict[type[BaseException], str] = {
 class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
+    devices = ("cpu", "cuda")
     sends_short = True  # its messages need no more checks than src/short.pyx makes, and
     calls_short = True  # its collectives may come that way
+    concurrent = True  # any thread may call, at any time
 
     def __init__(
         self,
@@ -80,6 +83,16 @@ class HostGroup(ProcessGroup):
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
+        self._staged: StagedGroup | None = None  # since the first array of a device
+
+    def for_device(self, device: str) -> ProcessGroup:
+        if device == "cpu" or device not in self.devices:
+            return super().for_device(device)
+        if self._staged is None:
+            from cydist.backends.staging import StagedGroup  # few need it
+
+            self._staged = StagedGroup(self)
+        return self._staged
 
     @property
     def windows(self) -> bool:
@@ -150,6 +163,8 @@ class HostGroup(ProcessGroup):
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
     def close(self) -> None:
+        if self._staged is not None:
+            self._staged.close()
         self._endpoint.groups.pop(self._context, None)
         self._native.close()
         self._messages.clear()

@@ -140,6 +140,10 @@ class MpiGroup(HostGroup):
 
     _endpoint: MpiEndpoint
 
+    @property
+    def concurrent(self) -> bool:  # type: ignore[override]
+        return self._endpoint.threads.concurrent
+
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.sends_short = not self._endpoint.threads.main_only

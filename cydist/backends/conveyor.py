@@ -1,0 +1,228 @@
+"""Pinned memory between a GPU and the network, and copies that overlap with it.
+
+A conveyor has a few slots of pinned memory. What a call moves is cut into chunks; while one is on
+the network, the next is copied from the device into another slot, and the one before is copied
+back. Three things keep this in order: a slot is `filled` before the network touches it, `emptied`
+before it is filled again, and the caller's streams come before the first copy and after the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cydist import _native
+from cydist.errors import DistTimeoutError
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.devices import Library
+    from cydist.group import ProcessGroup
+
+SMALLEST_BYTES = 1 << 16  # of a slot
+SPIN = 200  # looks at an event before the first sleep: some hundred microseconds
+SLEEP_SECONDS = 5e-5
+
+
+class Chunk(NamedTuple):
+    """What one slot carries at a time.
+
+    nbytes      of the slot that it takes
+    outs        device memory that is copied into the slot, and to which of its bytes
+    ins         device memory that is copied out of it in the end, and from which of its bytes
+    exchange    the network's part, on the slot's bytes
+    """
+
+    nbytes: int
+    outs: Sequence[tuple[int, Array]]
+    ins: Sequence[tuple[int, Array]]
+    exchange: Callable[[Array], None]
+
+
+class Turn(NamedTuple):
+    """Whose call it is: for deadlines and errors.
+
+    deadline    on time.monotonic()
+    """
+
+    group: ProcessGroup
+    name: str
+    deadline: float
+
+
+class Slot:
+    """Some pinned memory."""
+
+    def __init__(self, filled: Any, emptied: Any) -> None:
+        self.filled = filled
+        self.emptied = emptied
+        self.memory = _native.empty(0)
+
+
+class Conveyor:
+    """Slots and two streams of one device, for one call at a time.
+
+    library     copies between host and device
+    device      its number
+    slots       how many; each has `slot_bytes` at most, and as many as it has had to carry
+    """
+
+    def __init__(self, library: Library, device: int, slots: int, slot_bytes: int) -> None:
+        sweep()
+        self.library = library
+        self.device = device
+        self.slot_bytes = slot_bytes
+        idle = _idle.setdefault((library.name, device), [])
+        self.out, self.into = (
+            idle.pop() if idle else (library.stream(device), library.stream(device))
+        )
+        self._events: list[Any] = []  # to be used again
+        self._slots = [Slot(self._recorded(), self._recorded()) for _ in range(slots)]
+        self._next = 0
+
+    def _recorded(self) -> Any:
+        event = self.library.event(self.device)
+        self.library.record(event, self.device, self.into)
+        return event
+
+    # Before and after a call.
+
+    def mark(self, streams: Sequence[int]) -> list[Any]:
+        """Events that say when what is on these streams now is over."""
+        events = [self._events.pop() if self._events else self._new_event() for _ in streams]
+        for event, stream in zip(events, streams, strict=True):
+            self.library.record(event, self.device, stream)
+        return events
+
+    def _new_event(self) -> Any:
+        return self.library.event(self.device)
+
+    def follow(self, events: list[Any]) -> None:
+        """All copies from now on come after these events."""
+        for event in events:
+            self.library.wait(self.device, self.out, event)
+            self.library.wait(self.device, self.into, event)
+        self._events += events
+
+    def lead(self, streams: Sequence[int]) -> None:
+        """What comes on these streams from now on comes after the copies to the device."""
+        (event,) = self.mark([self.into])
+        for stream in streams:
+            self.library.wait(self.device, stream, event)
+        self._events.append(event)
+
+    def finish(self, turn: Turn) -> None:
+        """Wait until the copies to the device are over."""
+        (event,) = self.mark([self.into])
+        self._await(event, turn)
+        self._events.append(event)
+
+    # The call.
+
+    def run(self, chunks: Sequence[Chunk], turn: Turn) -> None:
+        """Carry the chunks, whose exchanges run one after the other on this thread.
+
+        When it returns the last copies to the device are enqueued. Raises what an exchange
+        raises, DistTimeoutError when the device is not done at the deadline, GroupFailedError
+        when the group fails meanwhile. The slots are new ones then; those that were stay until
+        nothing copies there.
+        """
+        loaded: list[Slot] = []
+        try:
+            for i, chunk in enumerate(chunks):
+                for each in chunks[len(loaded) : i + len(self._slots)]:
+                    loaded.append(self.load(each, turn))
+                self._await(loaded[i].filled, turn)
+                chunk.exchange(loaded[i].memory)
+                self.unload(chunk, loaded[i])
+        except BaseException:
+            self.let_go(chunks)
+            raise
+
+    def load(self, chunk: Chunk, turn: Turn) -> Slot:
+        """Enqueue the copies out of the device; they are there when `filled` is over."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        if slot.memory.nbytes < chunk.nbytes:
+            self._await(slot.emptied, turn)
+            room = min(1 << (chunk.nbytes - 1).bit_length(), self.slot_bytes)
+            slot.memory = self.library.pinned(max(room, chunk.nbytes, SMALLEST_BYTES))
+        # Also where nothing is copied out: the network may write into the slot.
+        self.library.wait(self.device, self.out, slot.emptied)
+        for start, array in chunk.outs:
+            if array.nbytes:
+                self.library.move(part(slot.memory, start, array), array, self.device, self.out)
+        self.library.record(slot.filled, self.device, self.out)
+        return slot
+
+    def unload(self, chunk: Chunk, slot: Slot) -> None:
+        """Enqueue the copies to the device."""
+        for start, array in chunk.ins:
+            if array.nbytes:
+                self.library.move(array, part(slot.memory, start, array), self.device, self.into)
+        self.library.record(slot.emptied, self.device, self.into)
+
+    def _await(self, event: Any, turn: Turn) -> None:
+        """Wait for an event, with an eye on the clock and the group: a GPU may be stuck."""
+        looks = 0
+        while not self.library.is_over(event):
+            looks += 1
+            if looks < SPIN:
+                continue
+            turn.group.check_usable(turn.name)
+            if time.monotonic() > turn.deadline:
+                raise DistTimeoutError(
+                    f"{turn.name} on group {turn.group.group_name!r}: timeout: device "
+                    f"{self.device} has not come to the call's copies: what was enqueued there "
+                    "before has not ended",
+                    op=turn.name,
+                    group=turn.group.group_name,
+                    ranks=(turn.group.ranks[turn.group.rank()],),
+                )
+            time.sleep(SLEEP_SECONDS)
+
+    # Letting go.
+
+    def let_go(self, arrays: object = None) -> None:
+        """Go on with new slots. The old ones, and `arrays`, stay while anything may copy there."""
+        old, self._slots = self._slots, []
+        try:
+            events = [self._new_event(), self._new_event()]
+            for event, stream in zip(events, (self.out, self.into), strict=True):
+                self.library.record(event, self.device, stream)
+            _lingering.append((self.library, events, [old, arrays]))
+            self._slots = [Slot(self._recorded(), self._recorded()) for _ in old]
+        except Exception:
+            # The device has failed, and takes no more calls; who knows what it still copies.
+            _lingering.append((self.library, [], [old, arrays]))
+        sweep()
+
+    def close(self) -> None:
+        """Free the slots, now or when nothing copies there any more."""
+        self.let_go()
+        self._slots = []
+        _idle[self.library.name, self.device].append((self.out, self.into))
+
+
+_idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of conveyors that were closed
+_lingering: list[tuple[Library, list[Any], object]] = []
+
+
+def sweep() -> None:
+    """Free what was let go of, where nothing copies any more."""
+    for each in tuple(_lingering):
+        library, events, _ = each
+        try:
+            over = bool(events) and all(library.is_over(event) for event in events)
+        except Exception:
+            over = False
+        if over and each in _lingering:
+            _lingering.remove(each)
+
+
+def part(memory: Array, start: int, like: Array) -> Array:
+    """As many bytes of a slot, from `start` on, with the dtype of `like`."""
+    if start:
+        memory = memory.split([start, memory.size - start])[1]
+    return memory.typed(like)

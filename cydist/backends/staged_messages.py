@@ -1,0 +1,219 @@
+"""Messages between arrays on GPUs, over a group that sends the CPU's memory.
+
+A message of one piece is a message of the host group. A longer one is announced by a header with
+the user's tag, which matches it with its receive, and its pieces follow with a tag of their own.
+Each message under way has a thread and a conveyor.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native, devices
+from cydist.backends.conveyor import Chunk, Conveyor, Turn
+from cydist.errors import DistTimeoutError, MismatchError, UnsupportedError
+from cydist.executor import THREADS, TaskWork
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.host import HostGroup
+    from cydist.work import Work
+
+SLOTS = 2
+PIECE_BYTES = 1 << 20
+MOST_IDLE = 4  # conveyors of a device that wait for the next message
+PIECE_TAG = 1 << 61  # above the users' tags, below the collectives'
+HEADER = struct.Struct("<QQ")  # bytes of the message, and what its pieces' tags add to PIECE_TAG
+
+
+def current_streams(array: Array, name: str, group_name: str) -> list[int]:
+    """The streams that a call on the array comes after. Raises UnsupportedError where nobody
+    can copy from the device, and while one of them is captured."""
+    try:
+        streams = devices.current_streams(array)
+    except ValueError as error:
+        raise UnsupportedError(f"{name}: {error}", op=name, group=group_name) from None
+    if devices.is_capturing(array.device_index):
+        raise UnsupportedError(
+            f"{name} on group {group_name!r}: a CUDA graph is being captured, and this backend "
+            "copies arrays to the CPU, which waits for the copies: call it outside of the "
+            "capture, or use backend 'nccl'",
+            op=name, group=group_name,
+        )  # fmt: skip
+    return streams
+
+
+class StagedMessages:
+    """The messages of device arrays on a host group."""
+
+    def __init__(self, host: HostGroup) -> None:
+        self._host = host
+        self._idle: dict[int, list[Conveyor]] = {}
+        self._lock = threading.Lock()
+        self._posted: dict[tuple[int, int], threading.Event] = {}  # the last send's, to each
+        self._numbers = count()
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of the conveyors; those of messages under way go with them."""
+        self._closed = True
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for conveyors in idle.values():
+            for conveyor in conveyors:
+                conveyor.close()
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        """As ProcessGroup.isend. The message goes when the current streams have come so far;
+        messages to one peer with one tag go in order."""
+        conveyor, events, turn = self._begin("send", array)
+        posted, key = threading.Event(), (peer, tag)
+        with self._lock:
+            before = self._posted.get(key)
+            self._posted[key] = posted
+
+        def post(data: Array) -> Work:
+            """The one message that a receive with the user's tag takes."""
+            if before is not None and not before.wait(turn.deadline - time.monotonic()):
+                raise DistTimeoutError(
+                    f"send on group {self._host.group_name!r}: timeout: an earlier message to "
+                    f"rank {self._host.ranks[peer]} is not on its way yet",
+                    op="send", group=self._host.group_name,
+                )  # fmt: skip
+            try:
+                return self._host.isend(data, peer, tag)
+            finally:
+                posted.set()
+
+        def body() -> None:
+            try:
+                with self._under_way(conveyor, "send"):
+                    conveyor.follow(events)
+                    conveyor.run(self._sent(array, peer, post), turn)
+            finally:
+                posted.set()
+                with self._lock:
+                    if self._posted.get(key) is posted:
+                        del self._posted[key]
+
+        return _started("send", body)
+
+    def _sent(self, array: Array, peer: int, post: Callable[[Array], Work]) -> list[Chunk]:
+        if array.nbytes <= PIECE_BYTES:
+            return [Chunk(array.nbytes, [(0, array)], [], lambda m: _over(post(m.typed(array))))]
+        number = next(self._numbers)
+        header = _native.empty(HEADER.size)
+        memoryview(header)[:] = HEADER.pack(array.nbytes, number)
+
+        def chunk(i: int, piece: Array) -> Chunk:
+            def send(memory: Array) -> None:
+                announced = post(header) if i == 0 else None
+                _over(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
+                if announced is not None:
+                    announced.wait()
+
+            return Chunk(piece.nbytes, [(0, piece)], [], send)
+
+        return [chunk(i, piece) for i, piece in enumerate(_pieces(array))]
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        """As ProcessGroup.irecv; complete when the array is written."""
+        conveyor, events, turn = self._begin("recv", array)
+        whole = array.nbytes <= PIECE_BYTES
+        if whole:
+            chunk = Chunk(array.nbytes, [], [(0, array)], lambda memory: None)
+            slot = conveyor.load(chunk, turn)
+            first = self._host.irecv(slot.memory.typed(array), peer, tag)
+        else:
+            header = _native.empty(HEADER.size)
+            first = self._host.irecv(header, peer, tag)
+
+        def body() -> None:
+            with self._under_way(conveyor, "recv"):
+                first.wait()
+                work._source = first._source
+                conveyor.follow(events)
+                if whole:
+                    conveyor.unload(chunk, slot)
+                else:
+                    conveyor.run(self._received(array, first.source_rank(), header), turn)
+                conveyor.finish(turn)
+
+        work = _started("recv", body)
+        return work
+
+    def _received(self, array: Array, source: int, header: Array) -> list[Chunk]:
+        nbytes, number = HEADER.unpack(memoryview(header))
+        if nbytes != array.nbytes:
+            raise MismatchError(
+                f"recv on group {self._host.group_name!r}: the message from rank {source} has "
+                f"{nbytes} bytes, and the array {array.nbytes}",
+                op="recv", group=self._host.group_name, ranks=(source,),
+            )  # fmt: skip
+        peer = self._host.get_group_rank(source)
+
+        def chunk(piece: Array) -> Chunk:
+            def receive(memory: Array) -> None:
+                _over(self._host.irecv(memory.typed(piece), peer, PIECE_TAG | number))
+
+            return Chunk(piece.nbytes, [], [(0, piece)], receive)
+
+        return [chunk(piece) for piece in _pieces(array)]
+
+    # Conveyors.
+
+    def _begin(self, name: str, array: Array) -> tuple[Conveyor, list[Any], Turn]:
+        if not self._host.concurrent:
+            raise UnsupportedError(
+                f"{name} on group {self._host.group_name!r}: messages of device arrays need an "
+                "MPI that was started with MPI_THREAD_MULTIPLE: copy the array to the CPU first",
+                op=name, group=self._host.group_name,
+            )  # fmt: skip
+        streams = current_streams(array, name, self._host.group_name)
+        index = array.device_index
+        with self._lock:
+            idle = self._idle.setdefault(index, [])
+            conveyor = idle.pop() if idle else None
+        if conveyor is None:
+            conveyor = Conveyor(devices.copier_of(array), index, SLOTS, PIECE_BYTES)
+        turn = Turn(self._host, name, self._host.deadline(None))
+        return conveyor, conveyor.mark(streams), turn
+
+    @contextmanager
+    def _under_way(self, conveyor: Conveyor, name: str) -> Iterator[None]:
+        """A message that ends badly fails the group, and its conveyor is not used again."""
+        try:
+            yield
+        except BaseException as error:
+            self._host.fail(error, name)
+            conveyor.close()
+            raise
+        with self._lock:
+            idle = self._idle.setdefault(conveyor.device, [])
+            keep = not self._closed and len(idle) < MOST_IDLE
+            if keep:
+                idle.append(conveyor)
+        if not keep:
+            conveyor.close()
+
+
+def _started(name: str, body: Callable[[], None]) -> TaskWork:
+    work = TaskWork(name, body, None)
+    THREADS.run(work.run)
+    return work
+
+
+def _over(work: Work) -> None:
+    work.wait()
+
+
+def _pieces(array: Array) -> list[Array]:
+    """The parts of an array in which it travels: both ends cut it alike."""
+    each = max(1, PIECE_BYTES // array.itemsize)
+    return array.split([min(each, array.size - i) for i in range(0, array.size, each)])

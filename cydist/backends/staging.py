@@ -1,0 +1,326 @@
+"""Arrays on a GPU for backends that take the CPU's memory.
+
+A `StagedGroup` stands in front of a `HostGroup` for the arrays of devices. It cuts a call into
+chunks, lets a conveyor bring each to pinned memory and back, and gives them to the host group as
+calls of its own; so fingerprints, deadlines and failures are the host group's. Chunks have sizes
+that every rank works out from the call's and the group's alone.
+
+A blocking call returns when the last copy to the device is enqueued, and the streams that were
+current wait for it. An asynchronous one is over when that copy is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from cydist import _native, devices
+from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
+from cydist.backends.host import same_sizes
+from cydist.backends.staged_messages import StagedMessages, current_streams
+from cydist.errors import MismatchError
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.host import HostGroup
+
+SLOTS = 3
+SLOT_BYTES = 4 << 20
+
+
+class StagedGroup(ProcessGroup):
+    """The device arrays' side of a host group."""
+
+    devices = ("cuda",)
+
+    def __init__(self, host: HostGroup) -> None:
+        super().__init__(
+            host.rank(), host.size(), timeout=host.timeout, name=host.group_name,
+            ranks=host.ranks, backend=host.backend,
+        )  # fmt: skip
+        self.host = host
+        self._conveyors: dict[int, Conveyor] = {}
+        self._chosen: Conveyor | None = None  # of the call that runs
+        self._numbered: Call | None = None  # the call whose number was used
+        self._messages = StagedMessages(host)
+
+    # What it shares with the host group.
+
+    def check_usable(self, name: str) -> None:
+        self.host.check_usable(name)
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        self.host.fail(error, call)
+
+    def close(self) -> None:
+        for conveyor in self._conveyors.values():
+            conveyor.close()
+        self._conveyors.clear()
+        self._messages.close()
+
+    # How calls run.
+
+    def execute(
+        self,
+        name: str,
+        body: Callable[[Call], None],
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        result: object = None,
+        array: Array | None = None,
+    ) -> Work | None:
+        """As the base class, in the host group's turn. Raises UnsupportedError before anything
+        is sent where nobody can copy, and while a CUDA graph is captured."""
+        assert array is not None
+        self.check_usable(name)
+        streams = current_streams(array, name, self.group_name)
+        conveyor = self._conveyor(array)
+        events = conveyor.mark(streams)
+
+        def staged(call: Call) -> None:
+            self._chosen = conveyor
+            conveyor.follow(events)
+            with devices.on_stream(conveyor.device, conveyor.into):
+                body(call)
+            if async_op:
+                conveyor.finish(Turn(self.host, name, call.deadline))
+
+        work = self.host.execute(name, staged, async_op=async_op, timeout=timeout, result=result)
+        if not async_op:
+            conveyor.lead(streams)
+        return work
+
+    def _conveyor(self, array: Array) -> Conveyor:
+        """The one for the array's device."""
+        index = array.device_index
+        if index not in self._conveyors:
+            library = devices.copier_of(array)
+            self._conveyors[index] = Conveyor(library, index, SLOTS, SLOT_BYTES)
+        return self._conveyors[index]
+
+    # Point to point.
+
+    def isend(self, array: Array, peer: int, tag: int) -> Work:
+        return self._messages.isend(array, peer, tag)
+
+    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+        return self._messages.irecv(array, peer, tag)
+
+    # Collectives on one array, of which every rank has as much.
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        here = self._rank == root
+        self._whole(call, "broadcast", array, out=here, into=not here, root=root)
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        self._whole(call, "all_reduce", array, op=op)
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        self._whole(call, "reduce", array, into=self._rank == root, op=op, root=root)
+
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        self._whole(call, "scan" if inclusive else "exscan", array, op=op)
+
+    def _whole(
+        self, call: Call, name: str, array: Array, *, out: bool = True, into: bool = True,
+        op: Op | None = None, root: int = -1,
+    ) -> None:  # fmt: skip
+        """Chunks of one array, each of them in place."""
+
+        def exchange(slot: list[Array]) -> None:
+            outputs = slot if into or name == "broadcast" else []
+            self._run(call, name, slot, outputs, op=op, root=root, count=array.size)
+
+        each = chunk_size(1, array)
+        self._carry(call, rounds(each, [array]), each, [array], [out], [into], exchange)
+
+    # Collectives on blocks, whose sizes every rank knows.
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        count = sum(block.size for block in outputs)
+
+        def exchange(slot: list[Array]) -> None:
+            self._run(call, "all_gather", [slot[self._rank]], slot, count=count)
+
+        if not outputs[self._rank].same_memory(array):
+            outputs[self._rank].take(array)
+        blocks = [*outputs]
+        blocks[self._rank] = array  # the copy above has its own place among the streams
+        each = chunk_size(self._size, array)
+        own = [rank == self._rank for rank in range(self._size)]
+        self._carry(
+            call, rounds(each, outputs), each, blocks, own, [not here for here in own], exchange
+        )
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        count = sum(block.size for block in inputs)
+
+        def exchange(slot: list[Array]) -> None:
+            self._run(call, "reduce_scatter", slot[:-1], slot[-1:], op=op, count=count)
+
+        each = chunk_size(self._size + 1, output)
+        last = [False] * self._size + [True]
+        first = [not is_last for is_last in last]
+        self._carry(call, rounds(each, inputs), each, [*inputs, output], first, last, exchange)
+
+    # Collectives on blocks whose sizes only the root knows, or only pairs of ranks.
+
+    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+        sends, receives = [0] * self._size, [block.size for block in outputs or ()]
+        sends[root] = array.size
+        each = chunk_size(self._size + 1, array)
+        most = self._agree(call, "gather", array, root, each, sends, receives)
+
+        def exchange(slot: list[Array]) -> None:
+            self._run(call, "gather", slot[:1], slot[1:], root=root, uneven=True)
+
+        into = [False] + [True] * len(receives)
+        self._carry(
+            call, most, each, [array, *(outputs or ())], [not i for i in into], into, exchange
+        )
+
+    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+        sends, receives = [block.size for block in inputs or ()], [0] * self._size
+        receives[root] = output.size
+        each = chunk_size(self._size + 1, output)
+        most = self._agree(call, "scatter", output, root, each, sends, receives)
+
+        def exchange(slot: list[Array]) -> None:
+            self._run(call, "scatter", slot[1:], slot[:1], root=root, uneven=True)
+
+        out = [False] + [True] * len(sends)
+        self._carry(
+            call, most, each, [output, *(inputs or ())], out, [not o for o in out], exchange
+        )
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        each = chunk_size(2 * self._size, outputs[0])
+        if even:
+            most, count = rounds(each, outputs), outputs[0].size
+        else:
+            sends, receives = [block.size for block in inputs], [block.size for block in outputs]
+            most, count = self._agree(call, "all_to_all", outputs[0], -1, each, sends, receives), 0
+
+        def exchange(slot: list[Array]) -> None:
+            given, taken = slot[: self._size], slot[self._size :]
+            self._run(call, "all_to_all", given, taken, count=count, uneven=not even)
+
+        out = [True] * self._size + [False] * self._size
+        into = [not o for o in out]
+        self._carry(call, most, each, [*inputs, *outputs], out, into, exchange)
+
+    def barrier(self, call: Call) -> None:
+        self.host.barrier(call)
+
+    # What they are made of.
+
+    def _carry(
+        self, call: Call, count: int, each: int, arrays: Sequence[Array], out: Sequence[bool],
+        into: Sequence[bool], exchange: Callable[[list[Array]], None],
+    ) -> None:  # fmt: skip
+        """Cut the arrays into `count` rounds of at most `each` elements; in each round their
+        pieces lie in one slot.
+
+        out, into   is an array copied out of the device before, into it after the exchange?
+        """
+        cut = [pieces(array, each, count) for array in arrays]
+
+        def chunk(i: int) -> Chunk:
+            row = [parts[i] for parts in cut]
+            starts = [sum(piece.nbytes for piece in row[:k]) for k in range(len(row))]
+            placed = list(zip(starts, row, strict=True))
+
+            def on_slot(memory: Array) -> None:
+                exchange([part(memory, start, piece) for start, piece in placed])
+
+            return Chunk(
+                sum(piece.nbytes for piece in row),
+                [place for place, moves in zip(placed, out, strict=True) if moves],
+                [place for place, moves in zip(placed, into, strict=True) if moves],
+                on_slot,
+            )
+
+        assert self._chosen is not None
+        turn = Turn(self.host, call.name, call.deadline)
+        self._chosen.run([chunk(i) for i in range(count)], turn)
+
+    def _run(
+        self, call: Call, name: str, inputs: list[Array], outputs: list[Array], *,
+        op: Op | None = None, root: int = -1, count: int = 0, uneven: bool = False,
+    ) -> None:  # fmt: skip
+        """A chunk's collective on the host, with a number of its own. `count` is the whole
+        call's: ranks that disagree about it find out in the first chunk."""
+        if self._numbered is call:
+            call.seq = self.host.next_seq()
+        self._numbered = call
+        blocks = outputs if name == "all_gather" else inputs
+        even = not uneven and same_sizes(blocks)
+        nbytes = 0 if uneven else sum(block.nbytes for block in blocks)
+        self.host._run(
+            call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even
+        )
+
+    def _agree(
+        self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],
+        receives: list[int],
+    ) -> int:  # fmt: skip
+        """Tell all ranks how many elements this one sends to each and receives; the number of
+        rounds. Raises MismatchError, on every rank, where two do not fit together."""
+        p, none = self._size, [0] * self._size
+        head = [NAMES.index(name), root, array.dtype, array.dtype_hash, array.itemsize]
+        mine = struct.pack(f"<{5 + 2 * p}q", *head, *(sends or none), *(receives or none))
+        rows = [_native.empty(len(mine)) for _ in range(p)]
+        memoryview(rows[self._rank])[:] = mine
+        self._run(call, "all_gather", [rows[self._rank]], rows, count=p * len(mine))
+        table = [struct.unpack(f"<{5 + 2 * p}q", memoryview(row)) for row in rows]
+        for a in range(p):
+            if table[a][:5] != table[0][:5]:
+                raise self._mismatch(call, 0, a, describe(table[0]), describe(table[a]))
+            for b in range(p):
+                sent, expected = table[a][5 + b], table[b][5 + p + a]
+                if sent != expected:
+                    raise self._mismatch(
+                        call, a, b, f"sends {sent} elements", f"expects {expected} of them"
+                    )
+        most: int = max(size for row in table for size in row[5:])
+        return max(1, -(-most // each))
+
+    def _mismatch(self, call: Call, a: int, b: int, first: str, second: str) -> MismatchError:
+        ranks = (self.ranks[a], self.ranks[b])
+        return MismatchError(
+            f"{call.name} #{call.seq} on group {self.group_name!r}: rank {ranks[0]} {first}, and "
+            f"rank {ranks[1]} {second}",
+            op=call.name, seq=call.seq, group=self.group_name, ranks=ranks,
+        )  # fmt: skip
+
+
+NAMES = ("gather", "scatter", "all_to_all")
+
+
+def describe(row: Sequence[int]) -> str:
+    """A row of the table that ranks compare, for people."""
+    root = f" with root {row[1]}" if row[1] >= 0 else ""
+    return f"is in {NAMES[row[0]]}{root} of elements of {row[4]} bytes (dtype {row[2]})"
+
+
+def chunk_size(parts: int, array: Array) -> int:
+    """Elements of each of `parts` pieces that share a slot; at least one."""
+    return int(max(1, SLOT_BYTES // (parts * array.itemsize)))
+
+
+def rounds(each: int, arrays: Sequence[Array]) -> int:
+    """Rounds of `each` elements that the largest array takes; at least one."""
+    return max(1, *(-(-array.size // each) for array in arrays))
+
+
+def pieces(array: Array, each: int, count: int) -> list[Array]:
+    """An array in `count` pieces of `each` elements, of which the last ones may have fewer."""
+    return array.split([max(0, min(each, array.size - i * each)) for i in range(count)])
