@@ -102,7 +102,9 @@ class StagedMessages:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        return _started("send", body)
+        work = TaskWork("send", body, None)
+        THREADS.run(work.run)
+        return work
 
     def _sent(self, array: Array, peer: int, post: Callable[[Array], Work]) -> list[Chunk]:
         if array.nbytes <= PIECE_BYTES:
@@ -145,7 +147,8 @@ class StagedMessages:
                     conveyor.run(self._received(array, first.source_rank(), header), turn)
                 conveyor.finish(turn)
 
-        work = _started("recv", body)
+        work = TaskWork("recv", body, None)
+        THREADS.run(work.run)
         return work
 
     def _received(self, array: Array, source: int, header: Array) -> list[Chunk]:
@@ -201,12 +204,6 @@ class StagedMessages:
                 idle.append(conveyor)
         if not keep:
             conveyor.close()
-
-
-def _started(name: str, body: Callable[[], None]) -> TaskWork:
-    work = TaskWork(name, body, None)
-    THREADS.run(work.run)
-    return work
 
 
 def _over(work: Work) -> None:
