@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
         why = f"{' and '.join(names)}: one at a time where a launcher starts the ranks"
     for name in names or ():
         try:
-            devices = registry.find(name).devices
+            devices = registry.parse(name)
         except (ValueError, DistError) as error:
             why = f"{name}: {error}"
         else:
@@ -167,7 +167,7 @@ def pytest_terminal_summary(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for a backend on each that was named."""
     if "chosen_backend" in metafunc.fixturenames:
-        names = metafunc.config.getoption("cydist_backend")
+        names = [name.lower() for name in metafunc.config.getoption("cydist_backend")]
         # An id is a keyword, and other plugins may know a keyword "mpi".
         metafunc.parametrize("chosen_backend", names, ids=[f"on-{name}" for name in names])
 
