@@ -169,16 +169,6 @@ def copy(into: Array, source: Array) -> None:
 # cupy.
 
 
-class _Handle:
-    """A stream for cupy, in the form of CUDA's protocol for streams."""
-
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream
-
-
 class _Event:
     """An event of CUDA's runtime, which goes with this object."""
 
@@ -209,13 +199,8 @@ class Cupy(Library):
 
     @contextmanager
     def on_stream(self, device: int, stream: int) -> Iterator[None]:
-        cuda = self._cupy.cuda
-        with ExitStack() as stack:
-            stack.enter_context(self._on(device))
-            if hasattr(cuda.Stream, "from_external"):
-                stack.enter_context(cuda.Stream.from_external(_Handle(stream)))
-            else:
-                stack.enter_context(cuda.ExternalStream(stream, device))
+        # cupy's Stream.from_external destroys the stream in the end, which is not its own.
+        with self._on(device), self._cupy.cuda.stream._BaseStream(stream, device):
             yield
 
     def _on(self, device: int) -> AbstractContextManager[object]:
@@ -330,6 +315,8 @@ class Torch(Library):
         return chosen
 
     def _external(self, device: int, stream: int) -> Any:
+        if stream == 0:  # for which ExternalStream gives some stream of its pool
+            return self._torch.cuda.default_stream(device)
         return self._torch.cuda.ExternalStream(stream, device=device)
 
     def is_capturing(self, device: int) -> bool:

@@ -162,6 +162,26 @@ def test_torch_sees_parts_of_tensors() -> None:
     assert tensor.tolist() == [*range(4, 7), *[9] * 5, *range(12, 20)]
 
 
+def test_torch_is_not_asked_for_stream_0_as_an_external_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The legacy default stream is torch's default stream: of 0 torch makes another one."""
+    torch = pytest.importorskip("torch")
+    for name in ("default_stream", "ExternalStream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, name=name, **more: (name, given, more))
+    library: Any = devices.Torch()
+    assert library._external(3, 0) == ("default_stream", (3,), {})
+    assert library._external(3, 7) == ("ExternalStream", (7,), {"device": 3})
+
+
+def test_cupy_borrows_streams_without_destroying_them() -> None:
+    """What makes a stream current for a while does not own it."""
+    cupy = pytest.importorskip("cupy")
+    borrowed = cupy.cuda.stream._BaseStream(7, 3)
+    assert (borrowed.ptr, borrowed.device_id) == (7, 3)
+    assert not hasattr(borrowed, "__del__")
+
+
 def test_cupy_has_what_we_call() -> None:
     """cupy's runtime has every function that is used, with the arguments that we pass."""
     pytest.importorskip("cupy")

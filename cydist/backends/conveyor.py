@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native
@@ -73,10 +74,10 @@ class Conveyor:
         self.library = library
         self.device = device
         self.slot_bytes = slot_bytes
-        idle = _idle.setdefault((library.name, device), [])
-        self.out, self.into = (
-            idle.pop() if idle else (library.stream(device), library.stream(device))
-        )
+        try:
+            self.out, self.into = _idle.setdefault((library.name, device), []).pop()
+        except IndexError:
+            self.out, self.into = library.stream(device), library.stream(device)
         self._events: list[Any] = []  # to be used again
         self._slots = [Slot(self._recorded(), self._recorded()) for _ in range(slots)]
         self._next = 0
@@ -90,13 +91,16 @@ class Conveyor:
 
     def mark(self, streams: Sequence[int]) -> list[Any]:
         """Events that say when what is on these streams now is over."""
-        events = [self._events.pop() if self._events else self._new_event() for _ in streams]
+        events = [self._new_event() for _ in streams]
         for event, stream in zip(events, streams, strict=True):
             self.library.record(event, self.device, stream)
         return events
 
     def _new_event(self) -> Any:
-        return self.library.event(self.device)
+        try:
+            return self._events.pop()  # calls on several threads take from it
+        except IndexError:
+            return self.library.event(self.device)
 
     def follow(self, events: list[Any]) -> None:
         """All copies from now on come after these events."""
@@ -217,8 +221,9 @@ def sweep() -> None:
             over = bool(events) and all(library.is_over(event) for event in events)
         except Exception:
             over = False
-        if over and each in _lingering:
-            _lingering.remove(each)
+        if over:
+            with suppress(ValueError):  # another thread was faster
+                _lingering.remove(each)
 
 
 def part(memory: Array, start: int, like: Array) -> Array:

@@ -4,7 +4,7 @@ cydistrun --nproc-per-node gpu docs/examples/parallel_torch.py
 
 Each gradient is reduced as soon as it is there, behind the backward pass that goes on: an
 asynchronous call runs on the group's stream, and `wait` orders torch's current stream after it.
-With --on cpu it runs on CPU tensors.
+With --on staged the tensors go over TCP instead of NCCL; with --on cpu they are the CPU's.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def train(device: torch.device, steps: int) -> list[float]:
 def main() -> None:
     """Join, train, print."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--on", choices=["gpu", "cpu"], default="gpu")
+    options.add_argument("--on", choices=["gpu", "staged", "cpu"], default="gpu")
     options.add_argument("--steps", type=int, default=150)
     given = options.parse_args()
     device = torch.device("cpu")
-    if given.on == "gpu":
+    if given.on != "cpu":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if given.on == "gpu" else "tcp")

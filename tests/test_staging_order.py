@@ -1,0 +1,328 @@
+"""Arrays of a GPU on backends for the CPU: order among streams, failures, memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from late_device import LateDevice
+
+import cydist as dist
+from cydist import devices
+from cydist.backends import conveyor, staged_messages, staging
+from cydist.testing import ThreadJob, run_threads
+
+SLOT = 1 << 10
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
+    made = LateDevice()
+    monkeypatch.setattr(devices, "_libraries", {"cupy": None, "torch": None})
+    monkeypatch.setattr(devices, "_others", set())
+    monkeypatch.setattr(staging, "SLOT_BYTES", SLOT)
+    monkeypatch.setattr(staged_messages, "PIECE_BYTES", SLOT)
+    monkeypatch.setattr(conveyor, "SMALLEST_BYTES", 1)
+    devices.use(made)
+    yield made
+    conveyor._lingering.clear()
+
+
+def pinned(device: LateDevice) -> int:
+    """Bytes of pinned memory that nobody has let go of."""
+    for _ in range(3):  # the stand-in says that a copy is over when it is asked twice
+        conveyor.sweep()
+    gc.collect()
+    return device.pinned_bytes
+
+
+def test_reads_what_is_enqueued_before_and_is_read_by_what_comes_after(device) -> None:
+    """A blocking call takes its place in the caller's stream, and waits for nothing behind it."""
+
+    def body(rank):
+        x = device.array(np.zeros(1000), rank)
+        with device.on_stream(rank, 500 + rank):
+            device.wait(rank, 500 + rank, _marked(device, rank, 10 + rank))
+            device.fill(x, np.full(1000, rank + 1.0))
+            dist.all_reduce(x)
+            found = device.read_later(x)
+            device.fill(x, np.zeros(1000))
+            assert found().tolist() == [3.0] * 1000
+        assert x.get().tolist() == [0.0] * 1000
+
+    run_threads(body, 2)
+
+
+def _marked(device: LateDevice, index: int, stream: int):
+    event = device.event(index)
+    device.record(event, index, stream)
+    return event
+
+
+def test_an_asynchronous_call_is_ordered_after_the_stream_at_the_call(device) -> None:
+    """What is enqueued before the call is in it; its result is there after wait."""
+
+    def body(rank):
+        xs = [device.array(np.full(700, float(i)), rank) for i in range(4)]
+        works = [dist.all_reduce(x, async_op=True) for x in xs]
+        for work in works:
+            assert work.wait(60)
+        assert all(work.is_success() for work in works)
+        for i, x in enumerate(xs):
+            assert x.memory.tolist() == [2.0 * i] * 700
+
+    run_threads(body, 2)
+
+
+def test_arrays_live_until_the_call_is_over(device) -> None:
+    """An asynchronous call keeps its arrays while it runs, and not longer."""
+
+    def body(rank):
+        x = device.array(np.ones(5000), rank)
+        found = weakref.ref(x)
+        work = dist.all_reduce(x, async_op=True)
+        del x
+        if rank == 1:
+            assert found() is not None
+        dist.barrier()
+        work.wait(60)
+        del work
+        device.synchronize(device.current_stream(rank))
+        gc.collect()
+        assert found() is None
+
+    run_threads(body, 2)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+def test_pinned_memory_is_bounded(device, size) -> None:
+    """A group pins a few slots, however large its arrays are, and none when it has ended."""
+
+    def body(rank):
+        x = device.array(np.ones(size), rank)
+        for _ in range(5):
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+            dist.all_gather_into_tensor(device.array(np.zeros(2 * size), rank), x)
+        assert x.get()[0] == 2.0**5
+
+    run_threads(body, 2)
+    assert 0 < device.most_pinned_bytes <= 2 * staging.SLOTS * SLOT
+    assert pinned(device) == 0
+
+
+def test_pinned_memory_of_messages_is_bounded(device) -> None:
+    """A message under way pins two pieces at most, and one that is over none in the end."""
+
+    def body(rank):
+        x = device.array(np.full(100_000, rank), rank)
+        y = device.array(np.zeros(100_000, int), rank)
+        for _ in range(4):
+            work = dist.isend(x, 1 - rank)
+            dist.recv(y, 1 - rank)
+            work.wait(60)
+        assert y.get().tolist() == [1 - rank] * 100_000
+
+    run_threads(body, 2)
+    assert 0 < device.most_pinned_bytes <= 4 * staged_messages.SLOTS * SLOT
+    assert pinned(device) == 0
+
+
+def test_messages_with_one_tag_keep_their_order(device) -> None:
+    """Long and short ones, to one peer: each receive takes the message that was sent then."""
+    sizes = [1, 3000, 0, 5, 777, 10_000, 2]
+
+    def body(rank):
+        if rank == 0:
+            works = [dist.isend(device.array(np.full(n, i), 0), 1) for i, n in enumerate(sizes)]
+        else:
+            outs = [device.array(np.zeros(n, int), 1) for n in sizes]
+            works = [dist.irecv(out, 0 if i % 2 else None) for i, out in enumerate(outs)]
+        for work in works:
+            work.wait(60)
+        if rank == 1:
+            for i, (n, out) in enumerate(zip(sizes, outs, strict=True)):
+                assert out.get().tolist() == [i] * n
+
+    run_threads(body, 2)
+
+
+# What is refused before anything is sent.
+
+
+def test_a_capture_is_refused(device) -> None:
+    """While a graph is captured the call raises, and the group goes on."""
+
+    def body(rank):
+        x = device.array(np.ones(3), rank)
+        dist.barrier()
+        device.capturing = True
+        for call in (dist.all_reduce, lambda x: dist.send(x, 1 - rank)):
+            with pytest.raises(dist.UnsupportedError, match="graph is being captured"):
+                call(x)
+        dist.barrier()
+        device.capturing = False
+        dist.all_reduce(x)
+        assert x.get().tolist() == [2.0] * 3
+
+    run_threads(body, 2)
+
+
+def test_arrays_of_two_places_are_refused(device) -> None:
+    """Host and device memory, or two devices, in one call: ValueError names them; nothing was
+    sent."""
+
+    def body(rank):
+        here, there, elsewhere = np.zeros(2), device.array(np.zeros(1)), device.array([0.0], 1)
+        with pytest.raises(ValueError, match="one device, found cpu:0, cuda:0"):
+            dist.all_gather_into_tensor(here, there)
+        with pytest.raises(ValueError, match="one device, found cuda:0, cuda:1"):
+            dist.all_gather([there, elsewhere], there)
+        with pytest.raises(ValueError, match="one device, found cpu:0, cuda:0"):
+            dist.all_reduce_coalesced([here, there])
+        dist.barrier()
+
+    run_threads(body, 2)
+
+
+# What goes wrong in the middle.
+
+
+@pytest.mark.parametrize("sizes", [(1000, 1001), (1000, 128), (3, 5000)], ids=str)
+def test_ranks_that_disagree_find_out(device, sizes) -> None:
+    """Different sizes are a MismatchError on every rank, whatever the chunks; no slot is lost."""
+
+    def body(rank):
+        x = device.array(np.ones(sizes[rank], "i4"), rank)
+        with pytest.raises(dist.MismatchError):
+            dist.all_reduce(x)
+        dist.destroy_process_group()
+
+    run_threads(body, 2)
+    assert pinned(device) == 0
+
+
+def test_sizes_that_only_pairs_know_are_compared(device) -> None:
+    """gather: every rank names the two that do not fit together."""
+
+    def body(rank):
+        x = device.array(np.ones(10), rank)
+        outs = [device.array(np.ones(n), rank) for n in (10, 10, 11)]
+        with pytest.raises(dist.MismatchError, match=r"rank 2 sends 10 .* rank 0 expects 11"):
+            dist.gather(x, None if rank else outs, 0)
+        dist.destroy_process_group()
+
+    run_threads(body, 3)
+    assert pinned(device) == 0
+
+
+def test_messages_of_different_sizes_are_a_mismatch(device) -> None:
+    """Both are long, and their pieces would fit for a while: the receiver says what it expected."""
+
+    def body(rank):
+        x = device.array(np.ones(1000 + 1000 * rank), rank)
+        if rank == 0:
+            dist.isend(x, 1)
+        else:
+            with pytest.raises(dist.MismatchError, match=r"rank 0 has 8000 bytes, .* 16000"):
+                dist.recv(x, 0)
+
+    run_threads(body, 2)
+
+
+def test_a_stuck_device_is_a_timeout(device) -> None:
+    """A copy that does not come ends at the deadline, and its pinned memory stays until it may
+    be freed."""
+
+    def body(rank):
+        x = device.array(np.ones(1000), rank)
+        dist.barrier()
+        device.stuck = True
+        with pytest.raises(dist.DistTimeoutError, match=r"device 0 has not come|gave up"):
+            dist.all_reduce(x, timeout=0.5)
+        with pytest.raises(dist.GroupFailedError):
+            dist.all_reduce(x)
+
+    with ThreadJob(1) as job:
+        job.run(body)
+        assert pinned(device) > 0
+    device.stuck = False
+    assert pinned(device) == 0
+
+
+def test_an_error_of_the_device_is_raised(device) -> None:
+    """What CUDA says reaches the caller, the group fails, and other ranks hear of it."""
+
+    def body(rank):
+        x = device.array(np.ones(1000), rank)
+        dist.barrier()
+        if rank == 0:
+            device.error = RuntimeError("an illegal memory access")
+        with pytest.raises((RuntimeError, dist.DistError)):
+            dist.all_reduce(x)
+        with pytest.raises(dist.GroupFailedError):
+            dist.barrier()
+
+    run_threads(body, 2)
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2])
+def test_a_peer_that_gives_up_in_the_middle(device, chunks, monkeypatch) -> None:
+    """A rank that fails after some chunks ends the call for the others; no slot is lost."""
+    done = [0]
+
+    def body(rank):
+        x = device.array(np.ones(2000), rank)
+        group = dist.group.WORLD
+        if rank == 0:
+            real = group._run
+
+            def failing(*arguments, **options):
+                if done[0] == chunks:
+                    raise RuntimeError("rank 0 stumbles")
+                done[0] += 1
+                real(*arguments, **options)
+
+            group._run = failing
+        with pytest.raises((RuntimeError, dist.DistError)):
+            dist.all_reduce(x)
+        with pytest.raises(dist.GroupFailedError):
+            dist.all_reduce(x)
+
+    run_threads(body, 2)
+    assert pinned(device) == 0
+
+
+def test_abort_ends_a_staged_call(device) -> None:
+    """A rank that waits for another in the middle of a call is set free by abort."""
+
+    def body(rank):
+        x = device.array(np.ones(2000), rank)
+        dist.all_reduce(x)
+        if rank == 0:
+            work = dist.all_reduce(x, async_op=True)
+            dist.abort()
+            with pytest.raises(dist.DistError):
+                work.wait(30)
+
+    run_threads(body, 2)
+    assert pinned(device) == 0
+
+
+def test_a_subgroup_and_a_shrunk_world_stage_too(device) -> None:
+    """Groups made of groups have slots of their own."""
+
+    def body(rank):
+        group = dist.new_group([0, 2])
+        x = device.array(np.ones(500), rank)
+        if rank != 1:
+            dist.all_reduce(x, group=group)
+            assert x.get()[0] == 2.0
+        dist.all_reduce(x)
+        return x.get()[0]
+
+    assert run_threads(body, 3) == [5.0, 5.0, 5.0]
+    assert pinned(device) == 0
