@@ -148,11 +148,10 @@ cdef void before_wait(Call *c) noexcept nogil:
     b.thread = PyEval_SaveThread()
 
 
-cdef inline int prepare(Brief *b, object group) except -1:
+cdef inline void prepare(Brief *b, Group native) noexcept:
     memset(b, 0, sizeof(Brief))
     b.call.before_wait = before_wait
-    b.timeout = <double>group.timeout
-    return 0
+    b.timeout = native.timeout
 
 
 cdef bint finish(object group, Group native, str name, const Entry *entry, Brief *b, int dtype,
@@ -211,7 +210,7 @@ cpdef bint all_reduce(object tensor, object op, object group) except -1:
     if not operation(op, p.dtype, native.view.size, &r, &code):
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, ALL_REDUCE, p.nbytes)
     if entry == NULL:
         return False
@@ -235,7 +234,7 @@ cpdef bint broadcast(object tensor, object src, object group) except -1:
     if not p.writable and root != native.view.rank:
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, BROADCAST, p.nbytes)
     if entry == NULL:
         return False
@@ -257,7 +256,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
     if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, ALL_GATHER, large.nbytes)
     if entry == NULL:
         return False
@@ -283,7 +282,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, REDUCE_SCATTER, large.nbytes)
     if entry == NULL:
         return False
@@ -310,7 +309,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
     if given.count % size != 0 or not apart(&given, &due):
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, ALL_TO_ALL, due.nbytes)
     if entry == NULL:
         return False
@@ -329,7 +328,7 @@ cpdef bint barrier(object group) except -1:
     if native is None:
         return False
     cdef Brief b
-    prepare(&b, chosen)
+    prepare(&b, native)
     cdef const Entry *entry = begin(native, BARRIER, 0)
     if entry == NULL:
         return False
@@ -392,7 +391,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
         return True
     cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()
-    cdef int64_t deadline_ns = now + <int64_t>(<double>chosen.timeout * 1e9)
+    cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
     cdef int status
     cdef bint told
     native.running += 1

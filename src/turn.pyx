@@ -20,17 +20,17 @@ cdef class Turn:
         self.queue = []
 
     cdef bint begin_alone(self) noexcept:
-        if not change(&self.outstanding, 0, 1):
+        if not change_alone(&self.outstanding, 0, 1):
             return False
         # A thread whose queued call is over, or was withdrawn, holds it for a moment.
         if change(&self.running, FREE, TAKEN):
             return True
-        add(&self.outstanding, -1)
+        add_alone(&self.outstanding, -1)
         return False
 
     cdef void end_alone(self) noexcept:
         self.leave()
-        add(&self.outstanding, -1)
+        add_alone(&self.outstanding, -1)
 
     cdef void leave(self) noexcept:
         if exchange_int(&self.running, FREE) == AWAITED:
@@ -51,7 +51,7 @@ cdef class Turn:
 
     def push(self, object work not None) -> None:
         """One more call is queued."""
-        add(&self.outstanding, 1)
+        add_alone(&self.outstanding, 1)
         self.queue.append(work)
 
     def empty(self) -> bool:
@@ -67,12 +67,12 @@ cdef class Turn:
         if work not in self.queue:
             return False
         self.queue.remove(work)
-        add(&self.outstanding, -1)
+        add_alone(&self.outstanding, -1)
         return True
 
     def over(self) -> None:
         """A call that left the queue has run."""
-        add(&self.outstanding, -1)
+        add_alone(&self.outstanding, -1)
 
     def __enter__(self) -> None:
         """A queued call runs: wait until no other does."""

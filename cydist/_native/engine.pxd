@@ -9,6 +9,7 @@ from cydist._native.turn cimport Turn
 cdef class Group:
     cdef readonly Link link
     cdef public Turn turn           # whose it is among the group's calls
+    cdef public double timeout      # seconds that a call may take, unless it says otherwise
     cdef readonly uint64_t seq      # number of the last collective
     cdef readonly str short_name    # of the last that went the short way; None: none yet
     cdef readonly bint short_over

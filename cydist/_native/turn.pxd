@@ -6,12 +6,28 @@ cdef extern from *:
     static inline int cydist_change(int *p, int from, int to) {
         return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     }
-    static inline void cydist_add_int(int *p, int value) {
+    /* With the GIL held: where there is one, nobody comes in between. */
+    static inline int cydist_change_alone(int *p, int from, int to) {
+    #ifdef Py_GIL_DISABLED
+        return cydist_change(p, from, to);
+    #else
+        int ready = *p == from;
+        if (ready)
+            *p = to;
+        return ready;
+    #endif
+    }
+    static inline void cydist_add_alone(int *p, int value) {
+    #ifdef Py_GIL_DISABLED
         __atomic_add_fetch(p, value, __ATOMIC_ACQ_REL);
+    #else
+        *p += value;
+    #endif
     }
     """
     bint change "cydist_change"(int *p, int before, int after) noexcept nogil
-    void add "cydist_add_int"(int *p, int value) noexcept nogil
+    bint change_alone "cydist_change_alone"(int *p, int before, int after) noexcept
+    void add_alone "cydist_add_alone"(int *p, int value) noexcept
 
 
 cdef class Turn:

@@ -71,11 +71,11 @@ class HostGroup(ProcessGroup):
         ranks: Sequence[int] | None = None,
         backend: str = "tcp",
     ) -> None:
-        super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
         self._context = context_of(name, self._peers)
         self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
+        super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self._native.turn = self._serial.turn
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
@@ -93,6 +93,15 @@ class HostGroup(ProcessGroup):
 
             self._staged = StagedGroup(self)
         return self._staged
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take, unless it says otherwise."""
+        return self._native.timeout  # where the short way finds it without asking Python
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._native.timeout = seconds
 
     @property
     def windows(self) -> bool:
