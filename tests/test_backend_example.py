@@ -113,6 +113,34 @@ def test_ranks_are_processes(site: Path, tmp_path: Path) -> None:
     ] == [line.partition(":")[0] for line in said]
 
 
+TAGLESS = "peer, tag):\n        tag = min(tag, 0)\n"
+BROKEN = {
+    "order": ({"arrived.popleft()": "arrived.pop()"}, "messages_of_one_tag_keep_their_order"),
+    "tags": ({"peer, tag):\n": TAGLESS}, "tags_tell_messages_apart"),
+    "size": (
+        {"!= array.nbytes": "< array.nbytes", "[:] = content": "[:] = content[: array.nbytes]"},
+        "a_message_of_another_size_is_refused",
+    ),
+    "source": ({"end(source=self.ranks[peer])": "end(source=self.rank())"}, "send_and_recv"),
+}
+
+
+@pytest.mark.parametrize(("changes", "test"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_backend_fails(
+    site: Path, tmp_path: Path, changes: dict[str, str], test: str
+) -> None:
+    """Whoever gets a rule wrong learns which."""
+    text = (EXAMPLE / "cydist_unix.py").read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    broken = Path(shutil.copytree(site, tmp_path / "site", symlinks=True))
+    (broken / "cydist_unix.py").write_text(text)
+    ended = contract(broken, tmp_path, "-k", test)
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout[-2000:] + ended.stderr
+    assert re.search(rf"^FAILED .*{test}", ended.stdout, re.M)
+
+
 def test_a_version_that_does_not_fit(site: Path, tmp_path: Path) -> None:
     """The example for a later interface is refused by who names it, with what to do."""
     source = Path(shutil.copytree(EXAMPLE, tmp_path / "source"))

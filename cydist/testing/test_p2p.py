@@ -67,19 +67,26 @@ def test_tags_tell_messages_apart(pair: Job) -> None:
     assert [None, [2**31 - 1, 6, 5]] == pair.run(body)
 
 
-def test_messages_of_one_tag_keep_their_order(pair: Job) -> None:
-    """First sent, first received, also when sizes differ much."""
+@pytest.mark.parametrize("late", [False, True], ids=["as-they-come", "when-all-have-come"])
+def test_messages_of_one_tag_keep_their_order(pair: Job, late: bool) -> None:
+    """First sent, first received, also when sizes differ much, and when none was asked for."""
     sizes = [1, 100_000, 2, 50_000, 3]
 
     def body(rank: int) -> Any:
+        last = np.zeros(1)
         if rank == 0:
             works = [dist.isend(np.full(n, i), 1) for i, n in enumerate(sizes)]
+            works.append(dist.isend(last, 1, tag=1))
             for work in works:
                 work.wait()
             return None
+        if late:
+            dist.recv(last, 0, tag=1)
         arrays = [np.zeros(n, np.int64) for n in sizes]
         for work in [dist.irecv(array, 0) for array in arrays]:
             work.wait()
+        if not late:
+            dist.recv(last, 0, tag=1)
         return [int(array[-1]) for array in arrays]
 
     assert [None, [0, 1, 2, 3, 4]] == pair.run(body)

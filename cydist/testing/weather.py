@@ -104,8 +104,7 @@ class RankWeather:
 
         mine.make_one = make_exposed  # type: ignore[method-assign]
         for group in mine.groups.values():
-            for device in group.devices:
-                self.expose(group.for_device(device))
+            self.expose(group.on_host())
 
     def expose(self, group: ProcessGroup) -> None:
         """Groups that this one makes of itself have its class, too."""
