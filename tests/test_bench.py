@@ -58,12 +58,16 @@ def test_sizes_that_are_none(text: str) -> None:
 
 def test_peers() -> None:
     """--vs names the peers, and the interpreters of the MPIs."""
-    specs = options.peers("gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows")
+    specs = options.peers(
+        "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist"
+    )
     assert [(spec.name, spec.library, spec.python) for spec in specs] == [
-        ("gloo", "gloo", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
+        ("gloo", "torch", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
         ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
-        ("windows", "cydist", None),
+        ("windows", "cydist", None), ("torch:cydist", "torch", None),
     ]  # fmt: skip
+    assert specs[0].options == {"backend": "gloo"}
+    assert specs[6].options == {"backend": "cydist"}
     assert specs[2].options["TRANSPORT"] == "tcp"
     assert specs[3].options["arrays"] == "shared"
     assert specs[5].options["TRANSPORT"] == "shm"
@@ -396,15 +400,18 @@ def test_a_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_gloo_beside_us(tmp_path: Path) -> None:
-    """torch's gloo runs every op beside cydist, and both are right."""
+    """torch with gloo and torch with cydist run every op beside cydist on torch's gloo; all are
+    right."""
     pytest.importorskip("torch")
     file = tmp_path / "figures.json"
-    ended = run("--sizes", "64", "--rounds", "1", "--vs", "gloo", "--json", str(file))
+    peers = ("--vs", "gloo,torch:cydist", "--backend", "torch:gloo", "--json", str(file))
+    ended = run("--sizes", "64", "--rounds", "1", *peers)
     assert (ended.returncode, ended.stderr) == (0, "")
     cells = json.loads(file.read_text())["cells"]
-    assert [(cell["op"], cell["participants"]["gloo"]["wrong"]) for cell in cells] == [
-        (op, 0) for op in OPS
-    ]
+    for name in ("cydist", "gloo", "torch:cydist"):
+        assert [(cell["op"], cell["participants"][name]["wrong"]) for cell in cells] == [
+            (op, 0) for op in OPS
+        ]
 
 
 @pytest.mark.slow

@@ -112,19 +112,24 @@ class Cydist(TorchLike):
 
         if op == "pingpong":
             return "send"
+        if self._backend.startswith("torch:"):
+            return "torch's"
         return tuning.choose(
             op, nbytes, self.size, self.windows, even=True, commutative=True,
             native=self._backend == "mpi" and not self.windows,
         )  # fmt: skip
 
 
-def gloo() -> Library:
-    """torch.distributed with gloo, one thread a rank as everybody has."""
+def torch_with(backend: str) -> Library:
+    """torch.distributed with one of its backends, one thread a rank as everybody has."""
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
+    if backend == "cydist":
+        importlib.import_module("cydist.interop.torch")  # for a cydist that is not installed
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
-    return TorchLike(distributed, as_tensor, {"version": f"torch {torch.__version__}"})
+    distributed.init_process_group(backend)
+    about = {"version": f"torch {torch.__version__}", "transport": backend}
+    return TorchLike(distributed, as_tensor, about)
 
 
 class Mpi:

@@ -32,6 +32,7 @@ The other subjects, each with a --help of its own:
 PEERS = """
 Peers of --vs, separated by commas:
   gloo              torch.distributed with gloo; needs torch here
+  torch:NAME        torch.distributed with its backend NAME; torch:cydist is this project as one
   openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
   mpich=PYTHON      beside it or in PATH; the same with MPICH
   openmpi-tcp=PYTHON    Open MPI over TCP only
@@ -85,7 +86,7 @@ def parse(
     add("--sizes", default=sizes, help=f"bytes of a call ({sizes})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
     add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
-    add("--backend", default="tcp", help="of cydist: tcp (default), or mpi under mpirun")
+    add("--backend", default="tcp", help="of cydist: tcp (default), mpi under mpirun, or another")
     add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     if not subject:
@@ -162,8 +163,11 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
                 python,
                 arguments=OVER_TCP if name.endswith("tcp") else (),
             )
-        elif item in ("gloo", "raw"):
+        elif item == "raw":
             specs[item] = Spec(item, item)
+        elif item == "gloo" or (item.startswith("torch:") and item != "torch:"):
+            backend = item.removeprefix("torch:")
+            specs[item] = Spec(item, "torch", options={"backend": backend})
         elif item == "tcp":
             specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
         elif item == "windows":
@@ -172,7 +176,7 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             specs[name] = cydist("tcp", "shared", "shared")
         else:
             raise ValueError(
-                f"--vs {item}: the peers are gloo, tcp, windows, shared, raw, "
+                f"--vs {item}: the peers are gloo, torch:NAME, tcp, windows, shared, raw, "
                 f"and with =PYTHON {', '.join(MPIS)}"
             )
     return list(specs.values())

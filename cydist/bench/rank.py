@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from cydist.bench.libraries import Cydist, Library, Mpi, gloo
+from cydist.bench.libraries import Cydist, Library, Mpi, torch_with
 from cydist.bench.loops import Session
 
 
@@ -51,12 +51,13 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
 def start(library: str, options: Mapping[str, str]) -> Library:
     """Start a library on this rank.
 
-    library     "cydist", "gloo", "mpi", "mpi-polled" or "raw"
-    options     of cydist: `backend`, `arrays`, and settings by what follows CYDIST_
+    library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
+    options     of torch: `backend`; of cydist: `backend`, `arrays`, and settings by what follows
+                CYDIST_
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if library == "gloo":
-        return gloo()
+    if library == "torch":
+        return torch_with(options["backend"])
     if library.startswith("mpi"):
         return Mpi(polled=library == "mpi-polled")
     if library == "raw":

@@ -30,7 +30,7 @@ class Spec:
     """What to start.
 
     name        what it is called in the table
-    library     "cydist", "gloo", "mpi", "mpi-polled" or "raw"
+    library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
     python      for mpirun: an interpreter of an environment with mpi4py; None: children of ours
     options     what `rank.start` is told
     arguments   for mpirun
