@@ -160,6 +160,9 @@ class TorchGroup(ProcessGroup):
                     each.done_by(deadline)
         if self._under_way:
             self._cut()
+        deadline = time.monotonic() + GRACE
+        while self._under_way and time.monotonic() < deadline:
+            time.sleep(0.001)  # threads are on their way back from torch
         if self._under_way or self._failed is not None:
             _kept.append(self._theirs)
         # At once, not when errors let go of this group: the job's store ends with its last user.
@@ -439,12 +442,9 @@ class TorchGroup(ProcessGroup):
 @atexit.register
 def _leave_all() -> None:
     """No thread may be in torch when Python ends: coming back from there would end the process."""
-    deadline = time.monotonic() + GRACE
-    groups = [group for group in _groups if group.is_of(os.getpid())]
-    for group in groups:
-        group.destroy()
-    while any(group._under_way for group in groups) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    for group in list(_groups):
+        if group.is_of(os.getpid()):
+            group.destroy()
 
 
 def _even(blocks: Sequence[Array]) -> bool:
