@@ -123,7 +123,7 @@ class RoutedGroup(ProcessGroup):
 
     def for_device(self, device: str) -> ProcessGroup:
         super().for_device(device)
-        return self.by_device[device]
+        return self.by_device[device].for_device(device)
 
     def on_host(self) -> ProcessGroup:
         return self.by_device["cpu"] if "cpu" in self.by_device else self._first.on_host()

@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cydist import asarray, devices
 from cydist._native import Array
+from cydist.backends import conveyor, staged_messages, staging
 
 POISON = 0xA5
 
@@ -30,6 +32,7 @@ class Stream:
     def __init__(self) -> None:
         self.queue: list[Callable[[], None]] = []
         self.done = 0
+        self.running = False
 
 
 class Event:
@@ -152,8 +155,12 @@ class LateDevice(devices.Library):
     def _run(self, stream: int, until: int) -> None:
         line = self._streams.setdefault(stream, Stream())
         while line.done < min(until, len(line.queue)) and not self.stuck:
-            work = line.queue[line.done]
-            work()
+            assert not line.running, f"stream {stream} waits for itself"
+            line.running = True
+            try:
+                line.queue[line.done]()
+            finally:
+                line.running = False
             line.queue[line.done] = _nothing
             line.done += 1
 
@@ -252,6 +259,20 @@ class LateDevice(devices.Library):
         to, given, nbytes = into.address, source.address, into.nbytes
         work = _checked(lambda: ctypes.memmove(to, given, nbytes), into, source)
         self._enqueue(stream, work)
+
+
+def install(patch: pytest.MonkeyPatch, order: str | int, slot_bytes: int) -> LateDevice:
+    """The only GPU that cydist knows from now on, with slots of so many bytes."""
+    made = LateDevice(order)
+    patch.setattr(devices, "_libraries", {"cupy": None, "torch": None})
+    patch.setattr(devices, "_others", set())
+    patch.setattr(staging, "SLOT_BYTES", slot_bytes)
+    patch.setattr(staged_messages, "PIECE_BYTES", slot_bytes)
+    patch.setattr(conveyor, "SMALLEST_BYTES", 1)
+    patch.setattr(conveyor, "_idle", {})
+    patch.setattr(conveyor, "_lingering", [])
+    devices.use(made)
+    return made
 
 
 def _nothing() -> None:

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_device import LateArray, LateDevice
+from late_device import LateArray, LateDevice, install
 
 import cydist as dist
-from cydist import devices
-from cydist.backends import conveyor, staged_messages, staging
 from cydist.testing import ThreadJob, oracle
 
 SLOT = 1 << 10  # bytes, so that few elements make many chunks
@@ -27,14 +25,7 @@ RANKS = [1, 2, 3, *(pytest.param(ranks, marks=long) for ranks in (4, 7))]
 
 @pytest.fixture(params=ORDERS, ids=lambda order: f"order {order}")
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    made = LateDevice(request.param)
-    monkeypatch.setattr(devices, "_libraries", {"cupy": None, "torch": None})
-    monkeypatch.setattr(devices, "_others", set())
-    monkeypatch.setattr(staging, "SLOT_BYTES", SLOT)
-    monkeypatch.setattr(staged_messages, "PIECE_BYTES", SLOT)
-    monkeypatch.setattr(conveyor, "SMALLEST_BYTES", 1)
-    devices.use(made)
-    return made
+    return install(monkeypatch, request.param, SLOT)
 
 
 @pytest.fixture(params=RANKS, ids=lambda p: f"{p} ranks")
