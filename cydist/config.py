@@ -97,6 +97,20 @@ CUDA_VISIBLE_DEVICES = Variable(
 NCCL_BINDING = Variable(
     ("CYDIST_NCCL_BINDING",), "cupy", "how backend nccl calls NCCL: cupy, or nccl4py"
 )
+NCCL_BLOCKING_WAIT = Variable(
+    ("CYDIST_NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
+    "0",
+    "1: calls of backend nccl, and work.wait(), block until the GPU has come past the call",
+)
+NCCL_ERROR_HANDLING = Variable(
+    (
+        "CYDIST_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING",
+    ),
+    "0",
+    "1 or 3: a group of backend nccl that fails ends its process; 0 or 2: later calls raise",
+)
 NCCL_HOSTID = Variable(
     ("NCCL_HOSTID",), "", "what NCCL takes for this host: ranks of one may not share a GPU"
 )

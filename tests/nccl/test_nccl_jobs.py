@@ -14,14 +14,19 @@ import pytest
 PROGRAM = Path(__file__).parent.parent / "programs/gpu.py"
 
 
-def ran(standin: Any, step: str, ranks: int) -> list[dict[str, Any]]:
-    """What the ranks of a step say."""
+def started(standin: Any, step: str, ranks: int, **settings: str) -> Any:
+    """A step, when it is over."""
     command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
-    result = subprocess.run(
+    return subprocess.run(
         [*command, str(PROGRAM), step],
-        env={**os.environ, "STANDIN": str(standin.path), "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "STANDIN": str(standin.path), "PYTHONWARNINGS": "ignore", **settings},
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
+
+
+def ran(standin: Any, step: str, ranks: int) -> list[dict[str, Any]]:
+    """What the ranks of a step say."""
+    result = started(standin, step, ranks)
     assert result.returncode == 0, result.stderr
     return [json.loads(line[line.index("{") :]) for line in result.stdout.splitlines()]
 
@@ -39,3 +44,10 @@ def test_faults(standin: Any) -> None:
     said = ran(standin, "faults", 3)
     assert sorted(each["rank"] for each in said) == [0, 1, 2]
     assert {each["death"] for each in said if each["rank"] < 2} == {"PeerFailedError"}
+
+
+def test_a_failure_may_end_the_process(standin: Any) -> None:
+    """With NCCL_ASYNC_ERROR_HANDLING=1 no rank goes on after a failed call."""
+    result = started(standin, "faults", 2, NCCL_ASYNC_ERROR_HANDLING="1")
+    assert result.returncode != 0
+    assert "ends, as asked: MismatchError: all_reduce #2 on group '1'" in result.stderr

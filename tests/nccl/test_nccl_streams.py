@@ -307,3 +307,65 @@ def test_a_future_has_its_result_when_the_gpu_is_done(job: Any, gpus: Any) -> No
         return early, found is x, x.memory[0]
 
     assert job.run(body) == [(False, True, 2.0)] * 2
+
+
+def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
+    """Its stream was forked from the captured one, and wait() brings both together again."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        thread_gpu.until(lambda: group._watch.oldest is None)
+        dist.monitored_barrier()
+        gate = gpus.hold(group._stream)
+        gpus.capturing = True
+        try:
+            x = gpus.array(np.ones(3))
+            dist.all_reduce(x, async_op=True).wait()
+            seen = np.zeros(3)
+            stream = gpus.current_stream(rank)
+            gpus.enqueue(stream, lambda: np.copyto(seen, x.memory))
+            gate.set()
+            gpus.synchronize(stream)
+            return seen[0], group._watch.oldest
+        finally:
+            dist.monitored_barrier()
+            gpus.capturing = False
+
+    assert job.run(body) == [(2.0, None)] * 2
+
+
+def test_no_event_is_asked_for_while_a_graph_is_captured(job: Any, gpus: Any) -> None:
+    """The mode of a capture may forbid it, on any thread; afterwards the watchdog looks again."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        gate = gpus.hold()
+        work = dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
+        dist.monitored_barrier()
+        gpus.capturing = True
+        try:
+            dist.all_reduce(gpus.array(np.ones(3)))
+            gate.set()
+            gpus.synchronize(group._stream)
+            during = work.is_completed()
+        finally:
+            dist.monitored_barrier()
+            gpus.capturing = False
+        gpus.synchronize(gpus.current_stream(rank))
+        return during, work.is_completed()
+
+    assert job.run(body) == [(False, True)] * 2
+
+
+def test_blocking_wait_blocks(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NCCL_BLOCKING_WAIT a call that returns is over."""
+    monkeypatch.setenv("NCCL_BLOCKING_WAIT", "1")
+
+    def body(rank: int) -> Any:
+        x = gpus.array(np.ones(3))
+        dist.all_reduce(x)
+        first = x.memory[0]
+        dist.all_reduce(x, async_op=True).wait()
+        return first, x.memory[0]
+
+    assert run_threads(body, 2, "nccl") == [(2.0, 4.0)] * 2

@@ -232,3 +232,13 @@ def test_events_are_used_again(scene: Scene) -> None:
     scene.group.over = {"one", "two"}
     scene.watch.tick()
     assert [scene.watch.spare_event(), scene.watch.spare_event()] == ["one", None]
+
+
+def test_who_leaves_sends_alone(scene: Scene) -> None:
+    """After the goodbye the watchdog touches the way to the next rank no more."""
+    scene.comparison.note(1, "a")
+    scene.watch.leave(5.0)
+    scene.comparison.note(2, "b")
+    scene.watch.tick()
+    assert scene.neighbours.sent == [b"1 a", b""]
+    assert not scene.watch.busy

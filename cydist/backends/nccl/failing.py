@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from cydist import config
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -128,6 +131,17 @@ class Failures(ProcessGroup):
         if self._alarm is not None:
             self._alarm.tell(error)
         self.host.fail(error, call)
+        self._end_process(error)
+
+    def _end_process(self, error: BaseException) -> None:
+        """Where the user asked for it: no program goes on with what a failed call left."""
+        if config.NCCL_ERROR_HANDLING.get().strip() in ("1", "3"):
+            here = self.ranks[self._rank]
+            sys.stderr.write(
+                f"cydist: rank {here} ends, as asked: {type(error).__name__}: {error}\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
 
     def heard(self, error: DistError) -> None:
         """Another rank has failed, and tells everybody itself."""
@@ -135,6 +149,7 @@ class Failures(ProcessGroup):
             ProcessGroup.fail(self, error)
             self._watch.stop()
             self.end_comm(abort=True)
+            self._end_process(error)
 
     def abort(self) -> None:
         """End every call under way, here and on the others, now."""

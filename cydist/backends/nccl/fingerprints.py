@@ -122,6 +122,7 @@ class Comparison:
         try:
             while self._unsent and time.monotonic() < end:
                 self._send()
+                time.sleep(0.001)
             self._neighbours.leave(max(0.0, end - time.monotonic()))
         except DistError as error:
             self.lost = error

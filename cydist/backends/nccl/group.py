@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from cydist import devices
+from cydist import config, devices
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.alarms import Alarm
 from cydist.backends.nccl.failing import Failures
@@ -82,6 +82,8 @@ class NcclGroup(Failures, ProcessGroup):
         self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs go on using
+        self._capture_stream: int | None = None  # while a graph is captured
+        self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
 
     @property
     def comm(self) -> Communicator:
@@ -138,7 +140,7 @@ class NcclGroup(Failures, ProcessGroup):
             work = self._enqueue(call, array, async_op or array is None, body, result)
         if async_op:
             return work
-        if array is None:
+        if array is None or self._blocking_wait:
             work.wait()
         return None
 
@@ -170,14 +172,10 @@ class NcclGroup(Failures, ProcessGroup):
         finally:
             call.over = True
             self._flight = None
-        work = StreamWork(self, flight, result, current, blocking=array is None)
-        if capturing:
-            self._captured.append(flight.keep)
-            flight.over = True
-        else:
-            flight.reusable = not on_own
-            self._record(flight, stream)
-        return work
+        blocking = not capturing and (array is None or self._blocking_wait)
+        flight.reusable = not on_own and not blocking
+        self._record(flight, stream, capturing)
+        return StreamWork(self, flight, result, current, blocking)
 
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
@@ -192,11 +190,16 @@ class NcclGroup(Failures, ProcessGroup):
             self._watch.begin(flight)
         return flight
 
-    def _record(self, flight: Flight, stream: int) -> None:
+    def _record(self, flight: Flight, stream: int, capturing: bool) -> None:
         library = self.gpu.library
-        event = self._watch.spare_event() or library.event(self.gpu.index)
+        spare = None if capturing else self._watch.spare_event()
+        event = spare or library.event(self.gpu.index)
         library.record(event, self.gpu.index, stream)
         flight.event = event
+        if capturing:
+            flight.captured = flight.over = True
+            self._captured.append((event, flight.keep))
+            self._capture_stream = stream
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
         """What is enqueued on `stream` from now on comes after what those streams hold."""
@@ -210,13 +213,26 @@ class NcclGroup(Failures, ProcessGroup):
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
         streams = self.gpu.current_streams()
-        if not flight.over:
+        if flight.captured or not flight.over:
             for stream in streams:
                 self.gpu.library.wait(self.gpu.index, stream, flight.event)
         return streams
 
     def is_over(self, flight: Flight) -> bool:
-        return flight.over or (flight.event is not None and self.gpu.library.is_over(flight.event))
+        if flight.over or flight.event is None:
+            return flight.over
+        return not self._in_capture() and self.gpu.library.is_over(flight.event)
+
+    def _in_capture(self) -> bool:
+        """Is a graph being captured? Its mode may forbid to ask for events, even elsewhere."""
+        stream = self._capture_stream
+        if stream is None:
+            return False
+        with self.gpu.library.on_stream(self.gpu.index, stream):
+            going_on = self.gpu.library.is_capturing(self.gpu.index)
+        if not going_on:
+            self._capture_stream = None
+        return going_on
 
     def _note(self, call: Call, text: str) -> None:
         """What the next rank has to do too."""
@@ -311,11 +327,7 @@ class NcclGroup(Failures, ProcessGroup):
             self.refused(flights[0].call, error)
             raise
         for flight in flights:
-            if capturing:
-                self._captured.append(flight.keep)
-                flight.over = True
-            else:
-                self._record(flight, self._stream)
+            self._record(flight, self._stream, capturing)
 
     # Collectives. What all ranks must agree on is noted first.
 
@@ -423,9 +435,8 @@ class NcclGroup(Failures, ProcessGroup):
         while watch.oldest is not None and self._failed is None:
             watch.tick()
             time.sleep(0.001)
-        if self._failed is None and watch.comparison is not None:
-            watch.comparison.leave(LEAVE_SECONDS)
-        watch.stop()
+        if self._failed is None:
+            watch.leave(LEAVE_SECONDS)
         self.end_comm(abort=self._failed is not None)
         self.host.destroy()
 

@@ -38,15 +38,17 @@ class Flight:
     event       behind it on its stream; None: the calling thread is still in it
     keep        what must stay alive until then
     over        it has ended well
+    captured    it is part of a CUDA graph: nobody asks for its event, streams may wait for it
     """
 
-    __slots__ = ("call", "event", "keep", "over", "reusable")
+    __slots__ = ("call", "captured", "event", "keep", "over", "reusable")
 
     def __init__(self, call: StreamCall, keep: object) -> None:
         self.call = call
         self.event: Any = None
         self.keep: object = keep
         self.over = False
+        self.captured = False
         self.reusable = False
 
 
@@ -178,8 +180,15 @@ class Watch:
             self._flights.popleft()
 
     def stop(self) -> None:
-        """The group has failed, or ends."""
+        """The group has failed."""
         self.ended = True
+
+    def leave(self, seconds: float) -> None:
+        """The group ends, and the next rank is told: by this thread alone."""
+        with self._lock:
+            self.ended = True
+        if self.comparison is not None:
+            self.comparison.leave(seconds)
 
 
 class Watchdog:
