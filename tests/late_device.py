@@ -145,6 +145,8 @@ class LateDevice(devices.Library):
     def _enqueue(self, stream: int, work: Callable[[], None]) -> None:
         with self._lock:
             self._streams.setdefault(stream, Stream()).queue.append(work)
+            if any(line.running for line in self._streams.values()):
+                return  # the collector came here in the middle of a copy
             if self.order == "eager":
                 self._run(stream, len(self._streams[stream].queue))
             elif self.order != "late" and not self.stuck:
