@@ -422,7 +422,7 @@ cdef class Message:
             else:
                 with nogil:
                     status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
-        if status == INTERRUPTED and load_int(&self.request.status) == PENDING:
+        if status == INTERRUPTED:       # though it may be complete by now
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING

@@ -173,10 +173,14 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
 # Every wait
 
 
-def ctrl_c(call: Callable[[], Any]) -> None:
-    """Run `call`, which waits; SIGINT comes in a moment, and must end it."""
+def ctrl_c(call: Callable[[], Any], first: Callable[[], Any] = lambda: None) -> None:
+    """Run `call`, which waits; SIGINT comes in a moment, and must end it.
+
+    first       what the handler does before it raises
+    """
 
     def handler(number: int, frame: Any) -> None:
+        first()
         raise CtrlC
 
     before = signal.signal(signal.SIGINT, handler)
@@ -294,6 +298,34 @@ def test_ctrl_c_ends_only_the_wait_for_a_work(pair: Pair, call: str) -> None:
     done = pair.other(lambda: answer[call](np.full(8, 5.0), group=theirs))
     work.wait(DEADLINE)
     done.result(DEADLINE)
+    assert [5.0] * 8 == array.tolist()
+
+
+LATE: dict[str, Callable[[Any, Any], Any]] = {
+    "recv": lambda group, array: dist.recv(array, 1, group),
+    "recv from anyone": lambda group, array: dist.recv(array, None, group),
+    "work": lambda group, array: dist.irecv(array, 1, group).wait(),
+}
+
+
+@pytest.mark.parametrize("call", LATE)
+@pytest.mark.parametrize("default", [False, True], ids=["group", "default group"])
+def test_ctrl_c_is_not_lost_when_the_message_comes(pair: Pair, call: str, default: bool) -> None:
+    """What the handler raised is raised, though the wait is over when it returns."""
+    group, theirs = (None, None) if default else pair.both(lambda: dist.new_group([0, 1]))
+    array, other = np.zeros(8), np.zeros(1)
+    spare = dist.irecv(other, 1, tag=9)
+    assert spare is not None
+
+    def arrives() -> None:
+        sent = pair.other(lambda: dist.send(np.full(8, 5.0), 0, theirs))
+        limit = time.monotonic() + DEADLINE
+        while array[-1] != 5.0:
+            assert time.monotonic() < limit
+            spare.is_completed()  # moves messages on
+        sent.result(DEADLINE)
+
+    ctrl_c(lambda: LATE[call](group, array), arrives)
     assert [5.0] * 8 == array.tolist()
 
 

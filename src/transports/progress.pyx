@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport timespec
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, MISMATCH, OK, PENDING, Request, Transport, now_ns, slice_end,
+    ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
 from cydist._native.incoming cimport readable
@@ -183,7 +183,8 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     if net.background_polls:
         eventfd_write(net.wake, 1)
     status = wait_locked(net, t, r, deadline_ns)
-    if r.status != PENDING:
+    # What a signal handler raised is held for whoever hears of it: complete or not.
+    if r.status != PENDING and status != INTERRUPTED:
         status = r.status
     net.waiters -= 1
     if net.sleepers != 0:
