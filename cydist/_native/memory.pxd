@@ -21,8 +21,7 @@ ctypedef struct Plot:           # the windows of one group
     uint64_t context
     uint64_t offset
     uint64_t nbytes             # 0: the members have no windows
-    int members
-    int left                # members that have gone; all of them: free, with its memory
+    int members             # 0: free, with its memory; as well when none of them is there
 
 
 ctypedef struct Member:         # 64 bytes
@@ -36,7 +35,8 @@ ctypedef struct Member:         # 64 bytes
 
 
 # Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of
-# ranks, a word: 0, NO_RINGS, or where its two rings lie; see rings.pxd.
+# ranks, a word: 0, NO_RINGS, or where its two rings lie; see rings.pxd. Then, for each plot
+# and once more, a bit for each rank: see SharedMemory.
 ctypedef struct Head:
     char token[TOKEN_BYTES]     # random: who reads the same shares the memory
     pthread_mutex_t lock        # of what follows
@@ -62,6 +62,9 @@ cdef class SharedMemory:
     cdef Head *head
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
+    cdef uint64_t *present      # [plot * words]: members that have not left, a bit for each place
+    cdef uint64_t *buried       # [words]: whose process is known to have ended
+    cdef int words
     cdef char *base
     cdef uint64_t nbytes
     cdef int ranks
@@ -73,10 +76,21 @@ cdef class SharedMemory:
     cdef int map(self, uint64_t nbytes) except -1
     cdef void learn(self) noexcept
     # Where the windows of a group lie, zeroed by whoever asks first; 0: it has none.
-    cdef uint64_t open(self, uint64_t context, int size, uint64_t nbytes) noexcept nogil
-    # A member's view was closed; the last one's frees the plot.
-    cdef void leave(self, uint64_t context) noexcept nogil
-
+    # peers, size     the group's members; place[peer] is where each stands in the table
+    cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
+                       uint64_t nbytes) noexcept nogil
+    # This member's view was closed, whether or not anybody had windows; the last one's frees the
+    # plot.
+    cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
+                    int own) noexcept nogil
+    # The process at this place has ended: it counts as having left whatever it was in.
+    cdef void bury(self, int place) noexcept nogil
+    cdef bint is_free(self, int i) noexcept nogil
+    cdef int find(self, uint64_t context) noexcept nogil
+    cdef int take(self, uint64_t nbytes, int most) noexcept nogil
+    cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
+                     int size) noexcept nogil
+    cdef void strike(self, int i, int place) noexcept nogil
 
 # Under the lock, which outlives its holder.
 cdef void lock(Head *head) noexcept nogil

@@ -20,7 +20,7 @@ from cydist._native.linux cimport (
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
     take_pages,
 )
-from cydist._native.waiting cimport store_int, store_u64
+from cydist._native.waiting cimport load_u64, store_int, store_u64
 
 from cydist._native.heap import Heap
 
@@ -53,51 +53,6 @@ cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexc
     # is two groups'.
     store_u64(&head.used, offset + nbytes)
     return offset
-
-
-cdef inline bint is_free(const Plot *plot) noexcept nogil:
-    return plot.left >= plot.members
-
-
-cdef Plot *find(Head *head, uint64_t context) noexcept nogil:
-    cdef int i
-    for i in range(head.plots):
-        if not is_free(&head.plot[i]) and head.plot[i].context == context:
-            return &head.plot[i]
-    return NULL
-
-
-cdef Plot *take(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
-    """A plot of so many bytes: one that is free again, or new memory, or one without any."""
-    cdef Plot *plot
-    cdef Plot *bare = NULL
-    cdef uint64_t offset
-    cdef int i
-    for i in range(head.plots):
-        plot = &head.plot[i]
-        if is_free(plot) and plot.nbytes == nbytes:
-            return plot
-        if is_free(plot) and plot.nbytes == 0:
-            bare = plot
-    if bare == NULL and head.plots < PLOTS:
-        bare = &head.plot[head.plots]
-        head.plots += 1
-    if bare == NULL:
-        head.spent = 1
-        return NULL
-    offset = reserve(head, fd, limit, nbytes)
-    if offset != 0:
-        bare.offset = offset
-        store_u64(&bare.nbytes, nbytes)
-    return bare
-
-
-cdef void occupy(Plot *plot, uint64_t context, int size) noexcept nogil:
-    """A free plot belongs to a group of so many members from now on."""
-    plot.context = context
-    store_int(&plot.members, 0)
-    store_int(&plot.left, 0)
-    store_int(&plot.members, size)
 
 
 cdef class SharedMemory:
@@ -184,6 +139,9 @@ cdef class SharedMemory:
         self.ring_bytes = self.head.ring_bytes
         self.members = <Member *>(self.base + members_at())
         self.pairs = <uint64_t *>(self.members + self.ranks)
+        self.words = <int>words_for(self.ranks)
+        self.present = self.pairs + <size_t>self.ranks * self.ranks
+        self.buried = self.present + <size_t>PLOTS * self.words
 
     def heap(self, uint64_t place):
         """What gives arrays to the rank of this number among those who joined."""
@@ -199,36 +157,124 @@ cdef class SharedMemory:
         """Bytes that were given to groups, or are kept for the next ones."""
         return self.head.used
 
-    cdef uint64_t open(self, uint64_t context, int size, uint64_t nbytes) noexcept nogil:
-        """Where the windows of a group lie, zeroed by whoever asks first; 0: it has none."""
+    cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
+                       uint64_t nbytes) noexcept nogil:
         cdef uint64_t offset = 0
         cdef Plot *plot
+        cdef int i
         lock(self.head)
-        plot = find(self.head, context)
-        if plot == NULL and not self.head.spent:
-            plot = take(self.head, self.fd, self.head.limit, nbytes)
-            if plot != NULL:
+        i = self.find(context)
+        if i < 0 and not self.head.spent:
+            i = self.take(nbytes, PLOTS)
+            if i < 0:
+                self.head.spent = 1
+            else:
+                plot = &self.head.plot[i]
                 if plot.nbytes != 0:
                     memset(self.base + plot.offset, 0, plot.nbytes)
-                occupy(plot, context, size)
-        if plot != NULL and plot.members == size and plot.nbytes == nbytes:
-            offset = plot.offset
+                self.occupy(i, context, peers, place, size)
+        if i >= 0:
+            plot = &self.head.plot[i]
+            if plot.members == size and plot.nbytes == nbytes:
+                offset = plot.offset
         unlock(self.head)
         return offset
 
-    cdef void leave(self, uint64_t context) noexcept nogil:
-        """A member's view was closed; the last one's frees the plot."""
-        cdef Plot *plot
+    cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
+                    int own) noexcept nogil:
+        cdef int i
         lock(self.head)
-        plot = find(self.head, context)
-        if plot != NULL:
-            plot.left += 1
+        i = self.find(context)
+        if i < 0 and size > 1:
+            # Who asks later finds no windows, which nobody else would use. Where there is no plot
+            # to say so, it keeps its own until all members' processes have ended.
+            i = self.take(0, PLOTS // 2)
+            if i >= 0:
+                self.occupy(i, context, peers, place, size)
+        if i >= 0:
+            self.strike(i, own)
         unlock(self.head)
+
+    cdef void bury(self, int place) noexcept nogil:
+        cdef uint64_t bit = 1ULL << (place % 64)
+        cdef int i
+        if load_u64(&self.buried[place // 64]) & bit:
+            return
+        lock(self.head)
+        for i in range(self.head.plots):
+            self.strike(i, place)
+        store_u64(&self.buried[place // 64], self.buried[place // 64] | bit)
+        unlock(self.head)
+
+    # Under the lock. A plot is known by its number.
+
+    cdef bint is_free(self, int i) noexcept nogil:
+        cdef const uint64_t *present = self.present + <size_t>i * self.words
+        cdef int k
+        for k in range(self.words):
+            if self.head.plot[i].members != 0 and present[k] != 0:
+                return False
+        return True
+
+    cdef int find(self, uint64_t context) noexcept nogil:
+        """-1: this group has no plot."""
+        cdef int i
+        for i in range(self.head.plots):
+            if self.head.plot[i].context == context and not self.is_free(i):
+                return i
+        return -1
+
+    cdef int take(self, uint64_t nbytes, int most) noexcept nogil:
+        """A plot of so many bytes: one that is free again, or new memory, or one without any.
+
+        -1: none of the first `most` is free.
+        """
+        cdef Head *head = self.head
+        cdef int i, bare = -1
+        cdef uint64_t offset
+        for i in range(min(head.plots, most)):
+            if head.plot[i].nbytes == nbytes and self.is_free(i):
+                return i
+            if head.plot[i].nbytes == 0 and self.is_free(i):
+                bare = i
+        if bare < 0 and head.plots < most:
+            bare = head.plots
+            head.plots += 1
+        if bare < 0 or nbytes == 0:
+            return bare
+        offset = reserve(head, self.fd, head.limit, nbytes)
+        if offset != 0:
+            head.plot[bare].offset = offset
+            store_u64(&head.plot[bare].nbytes, nbytes)
+        return bare
+
+    cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
+                     int size) noexcept nogil:
+        """A free plot belongs to this group from now on."""
+        cdef uint64_t *present = self.present + <size_t>i * self.words
+        cdef int k, at
+        store_int(&self.head.plot[i].members, 0)
+        self.head.plot[i].context = context
+        for k in range(self.words):
+            present[k] = 0
+        for k in range(size):
+            at = place[peers[k]]
+            present[at // 64] |= (1ULL << (at % 64)) & ~self.buried[at // 64]
+        store_int(&self.head.plot[i].members, size)
+
+    cdef void strike(self, int i, int place) noexcept nogil:
+        """This member has left, or never will."""
+        cdef uint64_t *word = self.present + <size_t>i * self.words + place // 64
+        store_u64(word, word[0] & ~(1ULL << (place % 64)))
 
 
 cdef uint64_t head_bytes(int ranks) noexcept nogil:
-    return whole_pages(
-        members_at() + ranks * (sizeof(Member) + ranks * sizeof(uint64_t)))
+    return whole_pages(members_at() + ranks * (sizeof(Member) + ranks * sizeof(uint64_t))
+                       + (PLOTS + 1) * words_for(ranks) * sizeof(uint64_t))
+
+
+cdef inline uint64_t words_for(int ranks) noexcept nogil:
+    return (ranks + 63) // 64
 
 
 cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:

@@ -74,6 +74,15 @@ cdef char *mapped(Transport *t, int peer, char *theirs, size_t nbytes) noexcept 
     return NULL
 
 
+cdef bint all_near(const Nearby *n, const Transport *t) noexcept nogil:
+    """Do all members of the group share memory?"""
+    cdef int i
+    for i in range(t.size):
+        if n.place[t.peers[i]] < 0:
+            return False
+    return True
+
+
 # A group that ends needs the memory, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class ShmLink(Link):
@@ -111,20 +120,23 @@ cdef class ShmLink(Link):
         cdef size_t nbytes = t.size * window_bytes(SLOTS, SLOT_BYTES)
         cdef uint64_t offset
         cdef View *view
+        cdef Nearby *n = self.nearby
         cdef int i
-        for i in range(t.size):
-            if self.nearby.place[t.peers[i]] < 0:
-                return 0
+        if not all_near(n, t):
+            return 0
         nbytes = whole_pages(nbytes)
         view = <View *>calloc(1, sizeof(View) + t.size * sizeof(Window))
         if view == NULL:
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
         with nogil:
-            offset = self.memory.open(t.context, t.size, nbytes)
+            for i in range(n.places):
+                if i != n.own and has_ended(n, i):
+                    self.memory.bury(i)
+            offset = self.memory.open(t.context, t.peers, n.place, t.size, nbytes)
         if offset == 0:
             free(view)
             return 0
-        view.nearby = self.nearby
+        view.nearby = n
         view.windows.of = <Window *>(view + 1)
         view.windows.spins = view.windows.most_spins = self.most_spins
         view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
@@ -132,7 +144,7 @@ cdef class ShmLink(Link):
         view.windows.ended = ended
         view.windows.pull = pull
         view.windows.push = push
-        if self.nearby.limit < self.nearby.nbytes:
+        if n.limit < n.nbytes:
             view.windows.mapped = mapped
         lay_out(&view.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
         t.raise_flag = raise_flag
@@ -142,9 +154,11 @@ cdef class ShmLink(Link):
 
     cdef void close_view(self, Transport *t) noexcept:
         self.messages.close_view(t)
-        if getpid() == self.memory.pid:     # a forked child leaves nobody's group
+        cdef Nearby *n = self.nearby
+        # A forked child leaves nobody's group.
+        if getpid() == self.memory.pid and all_near(n, t):
             with nogil:
-                self.memory.leave(t.context)
+                self.memory.leave(t.context, t.peers, n.place, t.size, n.own)
         free(t.windows)
         t.windows = NULL
 
