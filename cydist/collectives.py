@@ -418,7 +418,8 @@ def all_to_all_single(
             f"{name}: rank {me} sends itself {taken[me]} elements (input_split_sizes) but "
             f"expects {given[me]} (output_split_sizes)"
         )
-    even = not output_split_sizes and not input_split_sizes
+    sizes = (output_split_sizes, input_split_sizes)
+    even = all(each is None or len(each) == 0 for each in sizes)
     dense = Dense([into], filled=False)
     return _all_to_all(
         chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,

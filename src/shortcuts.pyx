@@ -68,8 +68,8 @@ def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *
 
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None,
                       async_op=False, *, timeout=None):
-    if (not async_op and timeout is None and not output_split_sizes and not input_split_sizes
-            and short_all_to_all(output, input, group)):
+    if (not async_op and timeout is None and output_split_sizes is None
+            and input_split_sizes is None and short_all_to_all(output, input, group)):
         return None
     return long_ways["all_to_all_single"](
         output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout)

@@ -409,3 +409,21 @@ print("ok", flush=True)
 def test_a_receive_that_was_posted_before_comes_first(tmp_path: Any, source: str) -> None:
     """Though a second one looks for itself while the first is the background's."""
     run_processes(POSTED.replace("SOURCE", source), tmp_path)
+
+
+@pytest.mark.parametrize("made", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_sizes_of_any_kind(made: Callable[[list[int]], Any]) -> None:
+    """Sizes that are given are no question of truth: an array of them is as good as a list."""
+
+    def body(rank: int, group: Any) -> None:
+        rows = np.arange(2.0 * RANKS) + 10 * rank
+        for sizes in ([2] * RANKS, []):
+            swapped = np.zeros(2 * RANKS)
+            dist.all_to_all_single(swapped, rows, made(sizes), made(sizes), group)
+            assert swapped.tolist() == [
+                10.0 * r + 2 * rank + i for r in range(RANKS) for i in (0, 1)
+            ]
+        with pytest.raises(ValueError, match="output_split_sizes"):
+            dist.all_to_all_single(swapped, rows, made([1] * RANKS), None, group)
+
+    on_ranks(body)
