@@ -61,7 +61,7 @@ def test_peers() -> None:
     specs = options.peers(
         "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist"
     )
-    assert [(spec.name, spec.library, spec.python) for spec in specs] == [
+    assert [(spec.name, spec.kind, spec.python) for spec in specs] == [
         ("gloo", "torch", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
         ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
         ("windows", "cydist", None), ("torch:cydist", "torch", None),

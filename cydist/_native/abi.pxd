@@ -263,9 +263,6 @@ ctypedef struct Block:
     size_t nbytes
 
 
-ctypedef struct Call
-
-
 ctypedef struct Call:           # one collective, as one rank sees it
     # Blocks, by collective (p ranks; memory is contiguous within a block):
     #   broadcast        inputs 1, outputs 1: the same memory on every rank

@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20  # of one write
 
 
 class Raw:
-    """A library for two ranks, see `libraries.Library`. Raises ValueError for other numbers."""
+    """A library for two ranks; see Library in libraries.py. ValueError for other numbers."""
 
     def __init__(self) -> None:
         store, self.rank, self.size = rendezvous(timeout=60)

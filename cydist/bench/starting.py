@@ -30,14 +30,14 @@ class Spec:
     """What to start.
 
     name        what it is called in the table
-    library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
+    kind        "cydist", "torch", "mpi", "mpi-polled" or "raw"
     python      for mpirun: an interpreter of an environment with mpi4py; None: children of ours
     options     what `rank.start` is told
     arguments   for mpirun
     """
 
     name: str
-    library: str
+    kind: str
     python: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -75,7 +75,7 @@ def start(spec: Spec, size: int, address: str, log: str) -> Processes:
 
 
 def _spawned(spec: Spec, size: int, address: str, log: str) -> Processes:
-    context = spawn(_child, (address, log, spec.library, dict(spec.options)), size, join=False)
+    context = spawn(_child, (address, log, spec.kind, dict(spec.options)), size, join=False)
     assert isinstance(context, ProcessContext)
     children = context.processes
 
@@ -99,7 +99,7 @@ def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
     assert spec.python is not None
     options = json.dumps(dict(spec.options))
     variables = {**os.environ, **MPIRUN_VARIABLES}
-    if spec.library == "cydist":
+    if spec.kind == "cydist":
         program = ["-m", "cydist.bench.rank"]
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     else:
@@ -107,7 +107,7 @@ def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
     command = [mpirun(spec.python), *spec.arguments, "-n", str(size), spec.python, *program]
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            [*command, address, log, spec.library, options],
+            [*command, address, log, spec.kind, options],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

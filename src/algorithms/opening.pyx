@@ -217,26 +217,30 @@ cdef inline bint end_visit(Transport *t, int peer) noexcept nogil:
 
 
 cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil:
-    cdef int peer
     swap_u64(&t.windows.of[t.rank].flags.visiting, EVERYBODY)
     fence()
     reach(SEND_MID)
-    for peer in range(t.size):
-        if is_barred(t, peer):
-            store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-            return refused(t, c, a, peer, UNREACHABLE)
-    return OK
+    cdef int peer = first_barred(t)
+    if peer < 0:
+        return OK
+    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+    return refused(t, c, a, peer, UNREACHABLE)
 
 
 cdef int end_visits(Transport *t, Call *c, Access *a) noexcept nogil:
-    cdef int peer
     fence()
+    cdef int peer = first_barred(t)
+    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
+    return OK if peer < 0 else refused(t, c, a, peer, UNREACHABLE)
+
+
+cdef int first_barred(Transport *t) noexcept nogil:
+    """A peer whose arrays may not be visited; -1: none."""
+    cdef int peer
     for peer in range(t.size):
         if is_barred(t, peer):
-            store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-            return refused(t, c, a, peer, UNREACHABLE)
-    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-    return OK
+            return peer
+    return -1
 
 
 cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
