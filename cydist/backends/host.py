@@ -18,7 +18,7 @@ from weakref import ref
 
 from cydist import _native, tuning
 from cydist.backends.endpoint import Endpoint, of_threads
-from cydist.backends.messages import MessageWork, timed_out
+from cydist.backends.messages import MessageWork, timed_out, wire_tag
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 EVEN = 1  # abi.pxd: all blocks have the same size
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
-DERIVED_TAG = 1 << 62
 
 # How the others are told of an error that the engine does not know; else: "raised".
 STATUSES: dict[type[BaseException], str] = {
@@ -437,11 +436,6 @@ def context_of(name: str, peers: Sequence[int]) -> int:
     """A number for a group's messages, the same on all members and for no other group."""
     digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
-
-
-def wire_tag(tag: int) -> int:
-    """A tag as the wire has it: the derived collectives' own lies above all of the users'."""
-    return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
 
 
 def same_sizes(blocks: Sequence[Array]) -> bool:

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING
 from cydist import _native
 from cydist.errors import DistError, from_failure
 from cydist.executor import THREADS
+from cydist.group import COLLECTIVE_TAG
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Message
     from cydist.backends.host import HostGroup
+
+
+DERIVED_TAG = 1 << 62
+
+
+def wire_tag(tag: int) -> int:
+    """A tag as the wire has it: the derived collectives' own lies above all of the users'."""
+    return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
 
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
