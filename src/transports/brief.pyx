@@ -10,7 +10,7 @@ from cydist._native.peers cimport unread_by
 from cydist._native.progress cimport is_costly
 from cydist._native.rings cimport has_room_for, unread, was_read
 from cydist._native.stream cimport EAGER, LIVE, MAGIC, Connection, Header, Net
-from cydist._native.waiting cimport LOOKS, load_u32, pause
+from cydist._native.waiting cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:
@@ -57,7 +57,7 @@ cdef inline int recv_now(Net *net, Connection *c, Transport *t, Request *r) noex
     cdef const char *bytes = NULL
     cdef size_t charge = sizeof(Header) + r.nbytes
     cdef size_t nbytes = 0
-    cdef int _look, looks = LOOKS if net.most_spins != 0 else 1
+    cdef int _look, looks = 1 + net.spins // (SPINS // LOOKS)     # few where spinning does not pay
     if (c.header_read != 0 or c.to_read != 0 or c.over != 0
             or find_arrived(&net.queues, t.context, c.peer, r.tag) != NULL
             or find_posted(&net.queues, t.context, c.peer, r.tag) != NULL):
