@@ -216,6 +216,7 @@ ctypedef struct Transport:
     # NULL, or `comm` is 0: there is none.
     int (*collective)(Transport *t, Call *c) noexcept nogil
     size_t comm                 # the group in that library
+    void *own                   # the link's, of this group
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports

@@ -1,5 +1,18 @@
 """MPI's own collectives; see src/transports/mpi_collectives.pyx."""
-from cydist._native.abi cimport Call, Transport
+from cydist._native.abi cimport Call, Fingerprint, Request, Transport
 
+
+ctypedef struct Check:          # a neighbour's fingerprint, on its way or not
+    Request request
+    Fingerprint fingerprint     # what it is compared with
+
+
+ctypedef struct Checks:         # a view's own
+    Check of[2]                 # the last calls', by turns
+    int turn
+
+
+# A view is about to close: take what neighbours have sent for its last calls, for a moment.
+cdef void await_checks(Transport *t) noexcept nogil
 # A view's function; its link is a Net, its comm a communicator of the members.
 cdef int collective(Transport *t, Call *c) noexcept nogil

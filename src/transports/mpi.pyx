@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport Transport
 from cydist._native.linux cimport getpid, pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_collectives cimport collective
+from cydist._native.mpi_collectives cimport Checks, await_checks, collective
 from cydist._native.mpi_moves cimport (
     Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of, progress,
 )
@@ -80,18 +80,26 @@ cdef class MpiLink(MessageLink):
             free(self.mpi)
 
     cdef int open_view(self, Transport *t) except -1:
+        t.own = calloc(1, sizeof(Checks))
+        if t.own == NULL:
+            raise MemoryError("no memory for a group")
         MessageLink.open_view(self, t)
         t.lingers = lingers
         t.collective = collective
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:
+        if self.net.pid == getpid():
+            with nogil:
+                await_checks(t)
         MessageLink.close_view(self, t)
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
                 drop_moves(self.mpi, t.context)
                 pthread_mutex_unlock(&self.net.lock)
+        free(t.own)
+        t.own = NULL
 
     def share(self, Neighbours neighbours not None):
         """As MessageLink's; MPI carries what goes to the others, and does not run without any."""

@@ -2,7 +2,8 @@
 
 MPI returns wrong numbers when ranks disagree on dtype, operation or count, or hangs. So every rank
 also sends its fingerprint to the next one and compares the one before it: where all neighbours
-agree, all do. That message is on its way while MPI's collective is, and comes no later than it.
+agree, all do. A call whose numbers have come does not wait for that message, so that it makes no
+rank wait which MPI would not; the next call of the group does.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -10,18 +11,20 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE, MISMATCH,
-    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, Transport, complete,
-    copy, now_ns, post_recv, post_send, slice_end, withdraw,
+    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, TIMEOUT, Transport,
+    complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
 from cydist._native.stream cimport Net
+from cydist._native.waiting cimport load_int
 
 cdef enum:
     DTYPES = 64                 # more than there are, and below
     OPS = 32
     EXPLAIN_NS = 500000000
+    SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
@@ -206,21 +209,58 @@ cdef void note(Call *c, const Request *r, int status) noexcept nogil:
         c.theirs_bytes = r.theirs_bytes
 
 
-cdef int explained(Transport *t, int64_t deadline_ns) noexcept nogil:
+cdef int explained(Transport *t, Call *c, Request *check) noexcept nogil:
     """MPI reports an error: mostly, that ranks disagree. Who has seen how will say so soon."""
     cdef int status = OK
     cdef int64_t until = now_ns() + EXPLAIN_NS
     while status == OK and now_ns() < until:
         usleep(PAUSE_US)
-        status = slice_end(t, deadline_ns)
+        status = slice_end(t, c.deadline_ns)
+        if load_int(&check.status) == MISMATCH:
+            return complete(t, c, check, 1)
     return PEER_LOST if status == OK else status
 
 
+cdef int compared(Transport *t, Call *c, Request *check) noexcept nogil:
+    """Wait for a neighbour's fingerprint, and find out what it is doing if it does not come."""
+    cdef int status = complete(t, c, check, 1)
+    c.failed_step = -1
+    return status
+
+
+cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcept nogil:
+    cdef int64_t soon = now_ns() + SOON_NS
+    cdef int status = t.wait(t, running, soon if soon < c.deadline_ns else c.deadline_ns)
+    if status == TIMEOUT and soon < c.deadline_ns:
+        status = compared(t, c, check)
+        if status != OK:
+            return status
+        status = t.wait(t, running, c.deadline_ns)
+    note(c, running, status)
+    if status == PEER_LOST:
+        status = explained(t, c, check)
+    if status == OK and load_int(&check.status) != PENDING:
+        status = compared(t, c, check)
+    return status
+
+
+cdef void await_checks(Transport *t) noexcept nogil:
+    cdef Checks *checks = <Checks *>t.own
+    cdef int i
+    for i in range(2):
+        if load_int(&checks.of[i].request.status) == PENDING:
+            t.wait(t, &checks.of[i].request, now_ns() + SOON_NS)
+
+
 cdef int collective(Transport *t, Call *c) noexcept nogil:
-    cdef Request checks[2]
+    cdef Checks *checks = <Checks *>t.own
+    cdef Check *check = &checks.of[checks.turn & 1]
+    cdef Request sent
     cdef Request running
     cdef Buffers b
-    cdef int status
+    cdef int status = compared(t, c, &checks.of[(checks.turn + 1) & 1].request)
+    if status != OK:
+        return status
     if not is_mpis(t, c):
         return ELSEWHERE
     status = prepare(t, c, &b)
@@ -231,21 +271,22 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     running.tag = c.tag
     running.expected = &c.fingerprint
     running.status = PENDING
-    post_recv(t, c, &checks[0], NULL, 0, (t.rank + t.size - 1) % t.size, 0)
-    post_send(t, c, &checks[1], NULL, 0, (t.rank + 1) % t.size, 0)
+    checks.turn += 1
+    check.fingerprint = c.fingerprint
+    post_recv(t, c, &check.request, NULL, 0, (t.rank + t.size - 1) % t.size, 0)
+    check.request.expected = &check.fingerprint     # which outlives the call
+    post_send(t, c, &sent, NULL, 0, (t.rank + 1) % t.size, 0)
     status = begin(t, c, &b, &running)
     if status == OK:
-        status = complete(t, c, checks, 2)
+        status = complete(t, c, &sent, 1)
         if status == OK:
-            status = t.wait(t, &running, c.deadline_ns)
-            note(c, &running, status)
-        if status == PEER_LOST:
-            status = explained(t, c.deadline_ns)
+            status = waited(t, c, &running, &check.request)
         if status != OK:
             let_go(t, &running, &b)
-    else:
-        withdraw(t, checks, 2)
     if status == OK:
         deliver(t, c, &b)
+    else:
+        withdraw(t, &sent, 1)
+        withdraw(t, &check.request, 1)
     free(b.scratch)
     return status

@@ -39,7 +39,8 @@ cdef enum:
     LOOKS_PER_FAR = 4
     SHORT_NAP_US = 20
     LONG_NAP_US = 1000
-    DOZE_NS = 1000000000        # how long a wait takes short naps
+    PATIENT_NS = 1000000000
+    DOZE_NS = 10000000000       # how long a wait takes short naps
     SPIN_NS = 200000            # the longest spin at sockets takes about so long
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
@@ -138,10 +139,14 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
 
 
 cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
-    """Sleep where nobody would wake us: a library moves things when it is asked to."""
+    """Sleep where nobody would wake us: a library moves things when it is asked to, so as long as
+    there are cores for it, and something may be moving, this gives its core away but sleeps not."""
     net.polling = True
     pthread_mutex_unlock(&net.lock)
-    usleep(SHORT_NAP_US if waited_ns < DOZE_NS else LONG_NAP_US)
+    if net.most_spins != 0 and waited_ns < PATIENT_NS:
+        sched_yield()
+    else:
+        usleep(SHORT_NAP_US if waited_ns < DOZE_NS else LONG_NAP_US)
     pthread_mutex_lock(&net.lock)
     net.polling = False
     return progress(net)
