@@ -49,6 +49,7 @@ ctypedef struct Mpi:
     size_t piece_bytes          # one call of MPI moves no more
     Slot *slots
     int slot                    # the oldest
+    unsigned int turn           # how often MPI was asked
     Move moves                  # the head of the ring of those under way
     char *outbox                # in which the next small message is put together; or NULL
     size_t held_bytes           # in messages that were copied to be sent

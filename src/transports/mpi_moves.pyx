@@ -30,6 +30,7 @@ cdef enum:
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
     PATIENCE_NS = 50000000      # how long a message that is withdrawn may take to complete
     PAUSE_US = 20
+    TURNS = 2                   # while something is under way, headers are asked for so rarely
 
 
 cdef void init_mpi(Mpi *mpi) noexcept nogil:
@@ -138,6 +139,9 @@ cdef bint progress(Net *net) noexcept nogil:
             moved = True
         error = SUCCESS
         move = following
+    mpi.turn += 1
+    if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
+        return moved            # each question takes as long as all that MPI does meanwhile
     slot = &mpi.slots[mpi.slot]
     while slot.request != 0 and is_done(&slot.request, &error):
         slot.request = 0

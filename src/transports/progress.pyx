@@ -37,6 +37,7 @@ cdef enum:
     LOOKS_PER_DEATH = 1000
     MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
     LOOKS_PER_FAR = 4
+    LOOKS_PER_YIELD = 20
     SHORT_NAP_US = 20
     LONG_NAP_US = 1000
     PATIENT_NS = 1000000000
@@ -138,6 +139,17 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     return look(net) or count > 0
 
 
+cdef bint ask_again(Net *net) noexcept nogil:
+    """A library may move some of its bytes each time; so, with a core to itself, a rank that
+    waits asks more often than it gives that away."""
+    cdef int _look
+    if net.far.needed and net.most_spins != 0:
+        for _look in range(LOOKS_PER_YIELD):
+            if net.far.progress(net):
+                return True
+    return False
+
+
 cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
     """Sleep where nobody would wake us: a library moves things when it is asked to, so as long as
     there are cores for it, and something may be moving, this gives its core away but sleeps not."""
@@ -149,7 +161,7 @@ cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
         usleep(SHORT_NAP_US if waited_ns < DOZE_NS else LONG_NAP_US)
     pthread_mutex_lock(&net.lock)
     net.polling = False
-    return progress(net)
+    return progress(net) or ask_again(net)
 
 
 cdef bint poll(Net *net, int64_t timeout_ns) noexcept nogil:
@@ -249,7 +261,7 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
         pthread_mutex_lock(&net.lock)
         turn += 1
         now = now_ns()
-        if move(net, turn):
+        if move(net, turn) or (net.far != NULL and ask_again(net)):
             idle_until = now + YIELD_NS
 
 

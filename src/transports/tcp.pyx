@@ -10,7 +10,9 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
-from cydist._native.abi cimport Link, NO_MEMORY, OK, PENDING, Request, Transport, now_ns
+from cydist._native.abi cimport (
+    Link, NO_MEMORY, NOTICE_TAG, OK, PENDING, Request, Transport, now_ns,
+)
 from cydist._native.brief cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.forks cimport abandon, close_descriptors, forget, remember
@@ -42,6 +44,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of small messages that a peer may have under way to us
+    TESTS_PER_FAR = 4
     LINGER_NS = 1000000000      # the longest that close() waits for our last bytes to arrive
 
 
@@ -77,7 +80,10 @@ cdef int test(Transport *t, Request *r) noexcept nogil:
     if load_int(&r.status) == PENDING:
         pthread_mutex_lock(&net.lock)
         net.tests += 1
-        move(net, net.tests)
+        # Every call looks for notices; the library, which takes long to ask, is asked by waits.
+        if (net.far == NULL or not net.far.needed or r.tag != NOTICE_TAG
+                or net.tests % TESTS_PER_FAR == 0):
+            move(net, net.tests)
         if net.far != NULL and r.status == PENDING and r.place == net.far:
             net.far.give_up(net, r)
         pthread_mutex_unlock(&net.lock)
