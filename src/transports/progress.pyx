@@ -158,7 +158,7 @@ cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
     if net.most_spins != 0 and waited_ns < PATIENT_NS:
         sched_yield()
     else:
-        usleep(SHORT_NAP_US if waited_ns < DOZE_NS else LONG_NAP_US)
+        usleep(SHORT_NAP_US if waited_ns < <int64_t>DOZE_NS else LONG_NAP_US)
     pthread_mutex_lock(&net.lock)
     net.polling = False
     return progress(net) or ask_again(net)
