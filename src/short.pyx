@@ -415,6 +415,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
         # While this thread came for the GIL, another's wait may have completed it.
         if status != INTERRUPTED and load_int(&r.status) != PENDING:
             status = r.status
+        native.keep_while_used(tensor, None)
     native.running -= 1
     native.leave_view()
     if status != OK:
