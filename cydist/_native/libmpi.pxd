@@ -27,6 +27,13 @@ ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
                      Handle *) noexcept nogil
     int (*ireduce_scatter_block)(const void *, void *, int, Handle, Handle, Handle,
                                  Handle *) noexcept nogil
+    # Of MPIs that outlive a rank (User-Level Failure Mitigation); NULL in others.
+    int (*failure_ack)(Handle) noexcept nogil
+    int (*failure_get_acked)(Handle, Handle *) noexcept nogil
+    int (*comm_group)(Handle, Handle *) noexcept nogil
+    int (*group_size)(Handle, int *) noexcept nogil
+    int (*translate_ranks)(Handle, int, const int *, Handle, int *) noexcept nogil
+    int (*group_free)(Handle *) noexcept nogil
 
 
 cdef Library lib                # filled in by load()
@@ -34,3 +41,8 @@ cdef Library lib                # filled in by load()
 
 # Is the request complete, or broken? Sets `error` to MPI's code if it is not SUCCESS.
 cdef bint is_done(Handle *request, int *error) noexcept nogil
+
+
+# The ranks of a communicator that MPI knows to have died, and from now on receives from anyone
+# without: fills `dead`, as long as the communicator; how many. 0 where MPI does not outlive a rank.
+cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil

@@ -72,6 +72,8 @@ cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count)
 cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil
 # Do what can be done at once; was there anything?
 cdef bint progress(Net *net) noexcept nogil
+# MPI has reported an error: give up the ranks that died, if it was that.
+cdef void bury(Mpi *mpi) noexcept nogil
 # Begin to receive the next header.
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil
 # A group is gone: end what it has under way.

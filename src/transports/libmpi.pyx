@@ -1,4 +1,6 @@
 """The MPI library that mpi4py has loaded; see libmpi.pxd."""
+from libc.stdlib cimport free, malloc
+
 cdef extern from "<dlfcn.h>" nogil:
     void *dlopen(const char *, int)
     void *dlsym(void *, const char *)
@@ -9,6 +11,10 @@ NAMES = (
     b"MPI_Isend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier", b"MPI_Ibcast",
     b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
     b"MPI_Ireduce_scatter_block",
+)
+OPTIONAL = (
+    b"MPIX_Comm_failure_ack", b"MPIX_Comm_failure_get_acked", b"MPI_Comm_group", b"MPI_Group_size",
+    b"MPI_Group_translate_ranks", b"MPI_Group_free",
 )
 
 
@@ -23,9 +29,9 @@ def load(path) -> None:
     cdef void *library = dlopen(where, RTLD_NOW)
     if library == NULL:
         raise OSError(f"cannot load {path}")
-    for i, name in enumerate(NAMES):
+    for i, name in enumerate(NAMES + OPTIONAL):
         functions[i] = dlsym(library, name)
-        if functions[i] == NULL:
+        if functions[i] == NULL and name in NAMES:
             raise OSError(f"{path} knows no {name.decode()}")
 
 
@@ -36,3 +42,27 @@ cdef bint is_done(Handle *request, int *error) noexcept nogil:
     if code != SUCCESS:
         error[0] = code
     return done != 0 or code != SUCCESS
+
+
+cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil:
+    cdef Handle failed = 0, everybody = 0
+    cdef int i, count = 0
+    cdef int *places
+    if lib.failure_ack == NULL or lib.failure_get_acked == NULL:
+        return 0
+    if lib.failure_ack(comm) != SUCCESS or lib.failure_get_acked(comm, &failed) != SUCCESS:
+        return 0
+    if lib.group_size(failed, &count) != SUCCESS or not 0 < count <= size:
+        return 0
+    places = <int *>malloc(count * sizeof(int))
+    if places == NULL or lib.comm_group(comm, &everybody) != SUCCESS:
+        free(places)
+        return 0
+    for i in range(count):
+        places[i] = i
+    if lib.translate_ranks(failed, count, places, everybody, dead) != SUCCESS:
+        count = 0
+    free(places)
+    lib.group_free(&failed)
+    lib.group_free(&everybody)
+    return count

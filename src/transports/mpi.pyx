@@ -14,7 +14,8 @@ from cydist._native.mpi_moves cimport (
     Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of, progress,
 )
 from cydist._native.neighbours cimport Neighbours
-from cydist._native.stream cimport Net
+from cydist._native.outgoing cimport is_near
+from cydist._native.stream cimport DIED, Net
 from cydist._native.tcp cimport MessageLink
 from cydist._native.waiting cimport SPINS, cores
 
@@ -125,6 +126,12 @@ cdef class MpiLink(MessageLink):
                 end_slots(self.mpi)
             self.ended = self.mpi.lingering == 0
         return self.ended
+
+    def lost(self, int peer):
+        """As MessageLink's; MPI may know of a death."""
+        if 0 <= peer < self.size and self.net.lost[peer] == DIED and not is_near(self.net, peer):
+            return "its process died, says MPI"
+        return MessageLink.lost(self, peer)
 
     @property
     def error(self):

@@ -16,7 +16,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.mpi_moves cimport Move, Mpi, bury, end_move, mpi_of, new_move
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
 
@@ -185,6 +185,7 @@ cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nog
             code = call_one(t, c, b, i * step_bytes(mpi, c), &move.handles[i])
     if code != SUCCESS:
         mpi.error = code
+        bury(mpi)
         move.request = NULL
         end_move(mpi, move, OK)
     pthread_mutex_unlock(&net.lock)
@@ -207,6 +208,16 @@ cdef void note(Call *c, const Request *r, int status) noexcept nogil:
         c.failed_peer = r.source
         c.theirs = r.theirs
         c.theirs_bytes = r.theirs_bytes
+
+
+cdef int lost_member(const Transport *t) noexcept nogil:
+    """A group rank that has left or died; -1: none."""
+    cdef const Net *net = <const Net *>t.link
+    cdef int rank
+    for rank in range(t.size):
+        if net.lost[t.peers[rank]] != 0:
+            return rank
+    return -1
 
 
 cdef int explained(Transport *t, Call *c, Request *check) noexcept nogil:
@@ -283,6 +294,8 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
             status = waited(t, c, &running, &check.request)
         if status != OK:
             let_go(t, &running, &b)
+    if status == PEER_LOST and c.failed_peer < 0:
+        c.failed_peer = lost_member(t)
     if status == OK:
         deliver(t, c, &b)
     else:

@@ -12,14 +12,14 @@ from libc.string cimport memcpy, memset
 from cydist._native.abi cimport (
     CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
 )
-from cydist._native.libmpi cimport SUCCESS, Handle, is_done, lib
+from cydist._native.libmpi cimport SUCCESS, Handle, find_dead, is_done, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.matching cimport (
     Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, remove,
 )
 from cydist._native.outgoing cimport begin, complete, forget, is_near
 from cydist._native.peers cimport lose
-from cydist._native.stream cimport BEYOND, LEFT, Incoming, incoming
+from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
 from cydist._native.waiting cimport sched_yield
 
 cdef enum:
@@ -125,6 +125,7 @@ cdef bint progress(Net *net) noexcept nogil:
     cdef Move *move = mpi.moves.next
     cdef Move *following
     cdef Slot *slot
+    cdef Handle awaited
     cdef int error = SUCCESS
     cdef bint moved = False
     # Before a goodbye is heard, that what came before it is over.
@@ -135,6 +136,7 @@ cdef bint progress(Net *net) noexcept nogil:
         if move.done == move.count:
             if error != SUCCESS:
                 mpi.error = error
+                bury(mpi)
             end_move(mpi, move, OK if error == SUCCESS else PEER_LOST)
             moved = True
         error = SUCCESS
@@ -143,22 +145,49 @@ cdef bint progress(Net *net) noexcept nogil:
     if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
         return moved            # each question takes as long as all that MPI does meanwhile
     slot = &mpi.slots[mpi.slot]
+    awaited = slot.request
     while slot.request != 0 and is_done(&slot.request, &error):
-        slot.request = 0
         if error == SUCCESS:
             arrived(mpi, &slot.header, slot.data)
+            moved = True
+        else:
+            mpi.error = error
+            bury(mpi)
+            if slot.request == awaited:     # from anyone: MPI goes on with it
+                break
         listen(mpi, slot)
         mpi.slot = (mpi.slot + 1) % SLOTS
         slot = &mpi.slots[mpi.slot]
-        moved = True
+        awaited = slot.request
+        if error != SUCCESS:
+            break
     return moved
 
 
+cdef void bury(Mpi *mpi) noexcept nogil:
+    cdef int i, count, peer
+    cdef int *dead = <int *>malloc(mpi.net.size * sizeof(int))
+    if dead == NULL:
+        return
+    count = find_dead(mpi.comm, mpi.net.size, dead)
+    for i in range(count):
+        peer = dead[i]
+        if 0 <= peer < mpi.net.size and mpi.left_at[peer] == 0:
+            mpi.left += 1
+            mpi.left_at[peer] = now_ns()
+            if not is_near(mpi.net, peer):
+                lose(mpi.net, peer, DIED)
+    free(dead)
+
+
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
-    slot.request = 0
-    if lib.irecv(&slot.header, sizeof(Header) + INLINE_BYTES, mpi.byte, mpi.any_source, HEADER_TAG,
-                 mpi.comm, &slot.request) != SUCCESS:
+    cdef int _time
+    for _time in range(2):
+        if lib.irecv(&slot.header, sizeof(Header) + INLINE_BYTES, mpi.byte, mpi.any_source,
+                     HEADER_TAG, mpi.comm, &slot.request) == SUCCESS:
+            return
         slot.request = 0
+        bury(mpi)
 
 
 # Sending
