@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from cydist import _native, launchers, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import EVEN, HostGroup
-from cydist.backends.mpi_process import ExitGuard, Threads, load, wait_until
+from cydist.backends.mpi_process import (
+    ExitGuard,
+    Threads,
+    call_before_the_end,
+    load,
+    wait_until,
+)
 from cydist.backends.sharing import share_memory
 from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
@@ -87,6 +93,7 @@ class MpiEndpoint(Endpoint):
         self.trouble = self._trouble
         self.made = 0  # communicators of groups
         self._guard = ExitGuard(MPI, self.leave_at_exit)
+        _open.append(self)
 
     def _trouble(self, peer: int) -> str:
         code = self.messages.error
@@ -96,6 +103,7 @@ class MpiEndpoint(Endpoint):
         """The last group has ended. MPI may give the communicator's number to another one when
         it is freed, which must not find what is still on its way to this one."""
         self._guard.remove()
+        _open.remove(self)
         self.link.close()
         _closing.append(self)
         _sweep()
@@ -116,6 +124,7 @@ class MpiEndpoint(Endpoint):
             self.comm.Free()
 
 
+_open: list[MpiEndpoint] = []
 _closing: list[MpiEndpoint] = []
 
 
@@ -125,6 +134,15 @@ def _sweep() -> None:
         if each.messages.advance():
             _closing.remove(each)
             each.end()
+
+
+def _end_all() -> None:
+    """Somebody ends MPI: so do all groups, while it still works."""
+    for endpoint in tuple(_open):
+        for known in tuple(endpoint.groups.values()):
+            if (group := known()) is not None:
+                group.destroy()
+    _leave_all(os.getpid())
 
 
 def _leave_all(pid: int) -> None:
@@ -311,6 +329,7 @@ def _prepare(MPI: Any) -> None:
                 MPI._handleof(getattr(MPI, operation)),
             )
     atexit.register(_leave_all, os.getpid())
+    call_before_the_end(MPI, _end_all)
 
 
 def _places(MPI: Any, options: BackendOptions) -> list[int]:

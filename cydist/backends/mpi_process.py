@@ -110,6 +110,22 @@ def _finalize(MPI: Any, pid: int) -> None:
         MPI.Finalize()
 
 
+def call_before_the_end(MPI: Any, leave: Callable[[], None]) -> None:
+    """Have `leave` called when MPI_Finalize begins, whoever calls it.
+
+    MPI first lets go of what hangs on COMM_SELF (Message Passing Interface Forum, "MPI: A
+    Message-Passing Interface Standard, Version 4.1", 2023, section 11.2.4).
+    """
+    pid = os.getpid()
+
+    def going(comm: object, key: int, value: object) -> None:
+        if os.getpid() == pid and not ExitGuard.aborting:
+            leave()
+
+    key = MPI.Comm.Create_keyval(delete_fn=going)
+    MPI.COMM_SELF.Set_attr(key, None)
+
+
 class Threads:
     """Which threads of this process may call MPI.
 
