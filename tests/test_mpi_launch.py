@@ -58,9 +58,9 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(mpi: Path, way: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def start(mpi: Path, *way: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     """Ranks of the program that ends in some way."""
-    return run(mpi / "mpirun", "-n", ranks, mpi / "python", PROGRAM, way)
+    return run(mpi / "mpirun", "-n", ranks, mpi / "python", PROGRAM, *way)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "tcp"])
@@ -74,7 +74,7 @@ def test_every_call(mpi: Path, backend: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_mpirun_says_everything(mpi: Path, ranks: int) -> None:
     """init_process_group() alone: rank, size, store and the backend come from MPI."""
-    done = start(mpi, "well", ranks)
+    done = start(mpi, "well", ranks=ranks)
     assert done.returncode == 0, done.stdout
     said = sorted(re.findall(r"rank \d of \d on mpi: \d+", done.stdout))
     everybody = sum(range(ranks))
@@ -100,10 +100,18 @@ def test_tcp_under_mpirun(mpi: Path) -> None:
 
 
 def test_an_uncaught_exception_ends_the_job(mpi: Path) -> None:
-    """The traceback is printed once, and nobody waits for the rank that is gone."""
+    """The traceback is printed once, MPI_Abort's code is the job's, and nobody waits for the rank
+    that is gone."""
     done = start(mpi, "raising")
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert done.stdout.count("LookupError: nothing here") == 1
+
+
+def test_an_interrupt_that_nobody_catches_ends_the_job(mpi: Path) -> None:
+    """With the exit code of Ctrl-C, though the other rank waits for this one."""
+    done = start(mpi, "interrupted")
+    assert done.returncode == 130
+    assert "KeyboardInterrupt" in done.stdout
 
 
 def test_an_exception_after_leaving_the_job_is_not_ours(mpi: Path) -> None:
@@ -135,6 +143,59 @@ def test_mpi_without_threads(mpi: Path) -> None:
     assert done.returncode == 0, done.stdout
     said = sorted(re.findall(r"rank \d: \[[\d, ]+\] \d\.\d", done.stdout))
     assert ["rank 0: [0, 2, 4, 6] 1.0", "rank 1: [0, 2, 4, 6] 0.0"] == said
+
+
+# What the levels of MPI_Init_thread allow: asynchronous calls after the call that started them,
+# and calls on other threads.
+LEVELS = {
+    "single": ("SINGLE", "at once", "UnsupportedError"),
+    "funneled": ("FUNNELED", "at once", "UnsupportedError"),
+    "serialized": ("SERIALIZED", "at once", "2"),
+    "multiple": ("MULTIPLE", "later", "2"),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels_of_threads(mpi: Path, level: str) -> None:
+    """With each that MPI may have been started at by the user, what it allows works, and the rest
+    is refused."""
+    done = start(mpi, "thread-level", level)
+    assert done.returncode == 0, done.stdout
+    granted, asynchronous, elsewhere = LEVELS[level]
+    for rank in range(2):
+        assert f"rank {rank}: {granted}, {asynchronous}, elsewhere {elsewhere}" in done.stdout
+
+
+def test_the_user_may_finalize(mpi: Path) -> None:
+    """After the job has been left MPI is the user's, to its end; no receive of ours is left in it,
+    of which MPICH would warn."""
+    done = start(mpi, "finalizing")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("finalized") == 2
+    assert "WARN" not in done.stdout
+
+
+def test_finalizing_destroys_the_groups(mpi: Path) -> None:
+    """MPI.Finalize() in a job is as destroy_process_group() before it; later calls say so."""
+    done = start(mpi, "finalizing-first")
+    assert done.returncode == 0, done.stdout
+    for rank in range(2):
+        for call in ("all_reduce", "isend"):
+            assert f"rank {rank}: {call}: group '0' was destroyed" in done.stdout
+    assert done.stdout.count("finalized") == 2
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_ranks_go_on_without_a_dead_one(transport: str) -> None:
+    """Under an mpirun that tolerates deaths the others learn which rank died, and shrink_group
+    leaves a world in which everything works."""
+    openmpi = binaries("openmpi")
+    done = run(
+        openmpi / "mpirun", "--with-ft", "ulfm", "-x", f"CYDIST_TRANSPORT={transport}",
+        "-n", 3, openmpi / "python", PROGRAM, "killed",
+    )  # fmt: skip
+    for rank in range(2):
+        assert f"rank {rank} of 2: 2 are left, heard {1 - rank}" in done.stdout, done.stdout
 
 
 def test_mpi_that_nobody_started(mpi: Path) -> None:

@@ -124,6 +124,26 @@ def test_many_groups(rank, size):
         dist.destroy_process_group(group)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_ten_thousand_groups(rank, size):
+    """At once: each computes, whether it got a communicator, windows, or neither."""
+    groups = [dist.new_group() for _ in range(10_000)]
+    mine = np.zeros(1, int)
+    for i, group in enumerate(groups):
+        mine[0] = i + rank
+        dist.all_reduce(mine, group=group, timeout=60)
+        assert [i * size + sum(range(size))] == mine.tolist()
+    with_own = sum(group.windows or group._native.comm != 0 for group in groups)
+    assert 0 < with_own < len(groups)
+    for i in (0, 5_000, 9_999):
+        mine[0] = rank
+        dist.all_reduce(mine, group=groups[i])
+        assert [sum(range(size))] == mine.tolist()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def test_communicators_are_given_back(rank, size):
     """More groups, one after the other, than an MPI has communicators."""
     for _ in range(2500 // (size * size)):

@@ -1,4 +1,4 @@
-"""A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_ends.py WAY`.
+"""A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_ends.py WAY [ARGUMENT]`.
 
 Calls have ten minutes here, so whoever waits for a rank that is gone shows its stack and ends
 before they do.
@@ -6,7 +6,9 @@ before they do.
 
 import faulthandler
 import os
+import signal
 import sys
+import threading
 
 import numpy as np
 
@@ -109,6 +111,113 @@ def without_threads():
 
 
 @way
+def thread_level(name):
+    """MPI was started by the user at some level; say which it is, and what works there."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = name
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    level = {getattr(MPI, f"THREAD_{each}"): each for each in levels}[MPI.Query_thread()]
+    rank, size = join()
+    array = np.full(1000, rank)
+    work = dist.all_reduce(array, async_op=True)
+    during = work.is_completed()
+    work.wait()
+    assert [size * (size - 1) // 2] * 1000 == array.tolist()
+    into = np.zeros(100_000)
+    receiving = dist.irecv(into, (rank - 1) % size)
+    dist.isend(np.full(100_000, float(rank)), (rank + 1) % size).wait()
+    receiving.wait()
+    assert into[-1] == (rank - 1) % size
+
+    said = []
+
+    def elsewhere():
+        try:
+            said.append(total(1))
+        except dist.UnsupportedError as error:
+            said.append(type(error).__name__ if "main thread" in str(error) else str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert MPI.COMM_WORLD.allreduce(1) == total(1) == size
+    asynchronous = "later" if level == "MULTIPLE" else "at once"
+    assert during or level == "MULTIPLE"
+    print(f"rank {rank}: {level}, {asynchronous}, elsewhere {said[0]}", flush=True)
+
+
+@way
+def finalizing():
+    """The user started MPI, leaves the job, and ends MPI."""
+    from mpi4py import MPI
+
+    rank, size = join()
+    assert total(1) == size
+    dist.destroy_process_group()
+    assert MPI.COMM_WORLD.allreduce(1) == size
+    MPI.Finalize()
+    print(f"rank {rank}: finalized", flush=True)
+
+
+@way
+def finalizing_first():
+    """As `finalizing`, without leaving the job before."""
+    from mpi4py import MPI
+
+    rank, size = join()
+    assert total(1) == size
+    MPI.Finalize()
+    for call in (lambda: total(1), lambda: dist.isend(np.ones(3), 1 - rank)):
+        try:
+            call()
+        except dist.DistError as error:
+            print(f"rank {rank}: {error}", flush=True)
+    dist.destroy_process_group()
+    print(f"rank {rank}: finalized", flush=True)
+
+
+@way
+def interrupted():
+    """One rank gets a Ctrl-C that nobody catches, while it waits for the others."""
+    rank, _ = join()
+    total(1)
+    if rank == 1:
+        signal.raise_signal(signal.SIGINT)
+    total(1)
+
+
+@way
+def killed():
+    """The last rank is killed; the others go on without it."""
+    rank, size = join()
+    total(1)
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dead = ()
+    while not dead:
+        try:
+            total(1)
+        except dist.PeerFailedError as error:
+            dead = error.ranks
+    assert (size - 1,) == dead
+    dist.shrink_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    into = np.zeros(100_000)
+    receiving = dist.irecv(into, (rank - 1) % size)
+    dist.isend(np.full(100_000, float(rank)), (rank + 1) % size).wait()
+    receiving.wait()
+    group = dist.new_group()
+    dist.barrier(group)
+    print(f"rank {rank} of {size}: {total(1)} are left, heard {into[-1]:.0f}", flush=True)
+    total(1)
+    dist.destroy_process_group()
+    os._exit(0)  # MPI_Finalize of Open MPI 5.0 does not always end after a death
+
+
+@way
 def before_anybody():
     """mpi4py was told not to start MPI."""
     import mpi4py
@@ -157,4 +266,4 @@ def over_mpi():
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(25, exit=True)
-    WAYS[sys.argv[1]]()
+    WAYS[sys.argv[1]](*sys.argv[2:])
