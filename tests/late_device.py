@@ -56,7 +56,7 @@ class LateArray:
 
     def __init__(self, device: LateDevice, memory: np.ndarray, index: int) -> None:
         self.memory = memory
-        self.library = device
+        self.lib = device
         self.index = index
         self.dtype = memory.dtype
         self.whole: LateArray | None = None
@@ -76,13 +76,13 @@ class LateArray:
 
     def view(self, memory: np.ndarray) -> LateArray:
         """Another view of the memory."""
-        made = LateArray(self.library, memory, self.index)
+        made = LateArray(self.lib, memory, self.index)
         made.whole = self
         return made
 
     def get(self) -> np.ndarray:
         """What is in it when the current stream has come so far."""
-        self.library.synchronize(self.library.current_stream(self.index))
+        self.lib.synchronize(self.lib.current_stream(self.index))
         return self.memory.copy()
 
 
@@ -174,7 +174,7 @@ class LateDevice(devices.Library):
     # What cydist asks.
 
     def owns(self, owner: object) -> bool:
-        return isinstance(owner, LateArray) and owner.library is self
+        return isinstance(owner, LateArray) and owner.lib is self
 
     def current_stream(self, device: int) -> int:
         stream: int = getattr(self._local, str(device), 10 + device)

@@ -51,7 +51,7 @@ class GpuArray:
     """Memory of a GPU, with the interface of CUDA arrays."""
 
     def __init__(self, library: Gpus, memory: np.ndarray, index: int) -> None:
-        self.library = library
+        self.lib = library
         self.memory = memory
         self.index = index
         self.whole: GpuArray | None = None
@@ -76,13 +76,13 @@ class GpuArray:
 
     def view(self, memory: np.ndarray) -> GpuArray:
         """Another view of this memory."""
-        made = GpuArray(self.library, memory, self.index)
+        made = GpuArray(self.lib, memory, self.index)
         made.whole = self
         return made
 
     def get(self) -> np.ndarray:
         """What is in it when the current stream has come so far."""
-        self.library.synchronize(self.library.current_stream(self.index))
+        self.lib.synchronize(self.lib.current_stream(self.index))
         return self.memory.copy()
 
 
@@ -219,7 +219,7 @@ class Gpu:
 
     def __init__(self, library: Gpus, capability: int = 90) -> None:
         self.index = here()
-        self.library = library
+        self.lib = library
         self.functions = Functions(library, self.index)
         self._capability = capability
         self.high_priority: list[bool] = []
@@ -229,10 +229,10 @@ class Gpu:
 
     def stream(self, high_priority: bool) -> int:
         self.high_priority.append(high_priority)
-        return self.library.stream(self.index)
+        return self.lib.stream(self.index)
 
     def current_streams(self) -> list[int]:
-        return [self.library.current_stream(self.index)]
+        return [self.lib.current_stream(self.index)]
 
     def view(self, address: int, count: int, dtype: str) -> np.ndarray:
         kind = np.dtype(dtype)

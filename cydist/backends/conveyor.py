@@ -71,7 +71,7 @@ class Conveyor:
 
     def __init__(self, library: Library, device: int, slots: int, slot_bytes: int) -> None:
         sweep()
-        self.library = library
+        self.lib = library
         self.device = device
         self.slot_bytes = slot_bytes
         try:
@@ -83,8 +83,8 @@ class Conveyor:
         self._next = 0
 
     def _recorded(self) -> Any:
-        event = self.library.event(self.device)
-        self.library.record(event, self.device, self.into)
+        event = self.lib.event(self.device)
+        self.lib.record(event, self.device, self.into)
         return event
 
     # Before and after a call.
@@ -93,27 +93,27 @@ class Conveyor:
         """Events that say when what is on these streams now is over."""
         events = [self._new_event() for _ in streams]
         for event, stream in zip(events, streams, strict=True):
-            self.library.record(event, self.device, stream)
+            self.lib.record(event, self.device, stream)
         return events
 
     def _new_event(self) -> Any:
         try:
             return self._events.pop()  # calls on several threads take from it
         except IndexError:
-            return self.library.event(self.device)
+            return self.lib.event(self.device)
 
     def follow(self, events: list[Any]) -> None:
         """All copies from now on come after these events."""
         for event in events:
-            self.library.wait(self.device, self.out, event)
-            self.library.wait(self.device, self.into, event)
+            self.lib.wait(self.device, self.out, event)
+            self.lib.wait(self.device, self.into, event)
         self._events += events
 
     def lead(self, streams: Sequence[int]) -> None:
         """What comes on these streams from now on comes after the copies to the device."""
         (event,) = self.mark([self.into])
         for stream in streams:
-            self.library.wait(self.device, stream, event)
+            self.lib.wait(self.device, stream, event)
         self._events.append(event)
 
     def finish(self, turn: Turn) -> None:
@@ -151,26 +151,26 @@ class Conveyor:
         if slot.memory.nbytes < chunk.nbytes:
             self._await(slot.emptied, turn)
             room = min(1 << (chunk.nbytes - 1).bit_length(), self.slot_bytes)
-            slot.memory = self.library.pinned(max(room, chunk.nbytes, SMALLEST_BYTES))
+            slot.memory = self.lib.pinned(max(room, chunk.nbytes, SMALLEST_BYTES))
         # Also where nothing is copied out: the network may write into the slot.
-        self.library.wait(self.device, self.out, slot.emptied)
+        self.lib.wait(self.device, self.out, slot.emptied)
         for start, array in chunk.outs:
             if array.nbytes:
-                self.library.move(part(slot.memory, start, array), array, self.device, self.out)
-        self.library.record(slot.filled, self.device, self.out)
+                self.lib.move(part(slot.memory, start, array), array, self.device, self.out)
+        self.lib.record(slot.filled, self.device, self.out)
         return slot
 
     def unload(self, chunk: Chunk, slot: Slot) -> None:
         """Enqueue the copies to the device."""
         for start, array in chunk.ins:
             if array.nbytes:
-                self.library.move(array, part(slot.memory, start, array), self.device, self.into)
-        self.library.record(slot.emptied, self.device, self.into)
+                self.lib.move(array, part(slot.memory, start, array), self.device, self.into)
+        self.lib.record(slot.emptied, self.device, self.into)
 
     def _await(self, event: Any, turn: Turn) -> None:
         """Wait for an event, with an eye on the clock and the group: a GPU may be stuck."""
         looks = 0
-        while not self.library.is_over(event):
+        while not self.lib.is_over(event):
             looks += 1
             if looks < SPIN:
                 continue
@@ -194,19 +194,19 @@ class Conveyor:
         try:
             events = [self._new_event(), self._new_event()]
             for event, stream in zip(events, (self.out, self.into), strict=True):
-                self.library.record(event, self.device, stream)
-            _lingering.append((self.library, events, [old, arrays]))
+                self.lib.record(event, self.device, stream)
+            _lingering.append((self.lib, events, [old, arrays]))
             self._slots = [Slot(self._recorded(), self._recorded()) for _ in old]
         except Exception:
             # The device has failed, and takes no more calls; who knows what it still copies.
-            _lingering.append((self.library, [], [old, arrays]))
+            _lingering.append((self.lib, [], [old, arrays]))
         sweep()
 
     def close(self) -> None:
         """Free the slots, now or when nothing copies there any more."""
         self.let_go()
         self._slots = []
-        _idle[self.library.name, self.device].append((self.out, self.into))
+        _idle[self.lib.name, self.device].append((self.out, self.into))
 
 
 _idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of conveyors that were closed

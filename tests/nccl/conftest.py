@@ -23,27 +23,27 @@ class Standin:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.library: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        self.library.standin_log.restype = ctypes.c_size_t
+        self.lib: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self.lib.standin_log.restype = ctypes.c_size_t
         self._callback: Any = None
 
     def log(self) -> list[str]:
         """The calls since the last time: rank and call; -1 for no rank's."""
         into = ctypes.create_string_buffer(LOG_BYTES)
-        size = self.library.standin_log(into, ctypes.c_size_t(LOG_BYTES))
+        size = self.lib.standin_log(into, ctypes.c_size_t(LOG_BYTES))
         return into.raw[:size].decode().splitlines()
 
     def use_streams(self, gpus: thread_gpu.Gpus | None) -> None:
         """Calls run on these streams; None: at once."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        run = self.library.standin_run
+        run = self.lib.standin_run
 
         def enqueue(stream: int, task: int) -> None:
             assert gpus is not None
             gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
 
         self._callback = None if gpus is None else kind(enqueue)
-        self.library.standin_use_streams(self._callback)
+        self.lib.standin_use_streams(self._callback)
 
 
 @pytest.fixture(scope="session")

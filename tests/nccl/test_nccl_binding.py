@@ -127,7 +127,7 @@ def test_an_end_comes_once(alone: Any, standin: Any) -> None:
 def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:
     """The supplement asks the library itself; without it cupy's check does."""
     assert alone.async_error() == ""
-    standin.library.standin_fail(ctypes.c_void_p(alone._pointer), 6)
+    standin.lib.standin_fail(ctypes.c_void_p(alone._pointer), 6)
     assert "remote process exited" in alone.async_error()
     alone._supplement = types.SimpleNamespace(async_error=lambda comm: None)
     assert "NCCL_ERROR_REMOTE_ERROR" in alone.async_error()

@@ -128,7 +128,7 @@ def test_an_asynchronous_error_of_nccl_fails_the_group(gpus: Any, standin: Any) 
         gate = gpus.hold()
         work = dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
         if rank == 0:
-            standin.library.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
+            standin.lib.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
         error = failed()
         gate.set()
         with pytest.raises(dist.PeerFailedError):

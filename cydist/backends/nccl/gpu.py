@@ -52,7 +52,7 @@ class CupyGpu:
         self.functions: Any = importlib.import_module("cupy")
         self._cuda: Any = self.functions.cuda
         self._runtime: Any = self._cuda.runtime
-        self.library: devices.Library = devices.Cupy()
+        self.lib: devices.Library = devices.Cupy()
         self.index = int(self._runtime.getDevice())
 
     def use(self) -> None:
@@ -66,7 +66,7 @@ class CupyGpu:
         return int(self._runtime.streamCreateWithFlags(NON_BLOCKING))
 
     def current_streams(self) -> list[int]:
-        found = [self.library.current_stream(self.index)]
+        found = [self.lib.current_stream(self.index)]
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             stream = int(torch.cuda.current_stream(self.index).cuda_stream)

@@ -153,7 +153,7 @@ class NcclGroup(Failures, ProcessGroup):
         result: object,
     ) -> StreamWork:
         current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
-        capturing = self._capturing = self.gpu.library.is_capturing(self.gpu.index)
+        capturing = self._capturing = self.gpu.lib.is_capturing(self.gpu.index)
         stream = self._stream if on_own else current[0]
         flight = self._begin(call, (body, array, result), capturing)
         self._stream_now, self._flight = stream, flight
@@ -180,7 +180,7 @@ class NcclGroup(Failures, ProcessGroup):
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
         """Strided results are unpacked on the stream of the call, by the array's library."""
-        library = self.gpu.library if array is None else devices.library_of(array)
+        library = self.gpu.lib if array is None else devices.library_of(array)
         with library.on_stream(self.gpu.index, stream):
             yield
 
@@ -191,7 +191,7 @@ class NcclGroup(Failures, ProcessGroup):
         return flight
 
     def _record(self, flight: Flight, stream: int, capturing: bool) -> None:
-        library = self.gpu.library
+        library = self.gpu.lib
         spare = None if capturing else self._watch.spare_event()
         event = spare or library.event(self.gpu.index)
         library.record(event, self.gpu.index, stream)
@@ -203,7 +203,7 @@ class NcclGroup(Failures, ProcessGroup):
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
         """What is enqueued on `stream` from now on comes after what those streams hold."""
-        library, index = self.gpu.library, self.gpu.index
+        library, index = self.gpu.lib, self.gpu.index
         for each in current:
             event = library.event(index)
             library.record(event, index, each)
@@ -215,21 +215,21 @@ class NcclGroup(Failures, ProcessGroup):
         streams = self.gpu.current_streams()
         if flight.captured or not flight.over:
             for stream in streams:
-                self.gpu.library.wait(self.gpu.index, stream, flight.event)
+                self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams
 
     def is_over(self, flight: Flight) -> bool:
         if flight.over or flight.event is None:
             return flight.over
-        return not self._in_capture() and self.gpu.library.is_over(flight.event)
+        return not self._in_capture() and self.gpu.lib.is_over(flight.event)
 
     def _in_capture(self) -> bool:
         """Is a graph being captured? Its mode may forbid to ask for events, even elsewhere."""
         stream = self._capture_stream
         if stream is None:
             return False
-        with self.gpu.library.on_stream(self.gpu.index, stream):
-            going_on = self.gpu.library.is_capturing(self.gpu.index)
+        with self.gpu.lib.on_stream(self.gpu.index, stream):
+            going_on = self.gpu.lib.is_capturing(self.gpu.index)
         if not going_on:
             self._capture_stream = None
         return going_on
@@ -311,7 +311,7 @@ class NcclGroup(Failures, ProcessGroup):
 
     def _start_messages(self, messages: Sequence[tuple[Item, StreamWork]]) -> None:
         self.gpu.use()
-        capturing = self.gpu.library.is_capturing(self.gpu.index)
+        capturing = self.gpu.lib.is_capturing(self.gpu.index)
         flights = [work.flight for _, work in messages]
         streams = sorted({stream for _, work in messages for stream in work.streams})
         for flight in flights:
@@ -396,7 +396,7 @@ class NcclGroup(Failures, ProcessGroup):
         """Everybody's byte is reduced; `execute` waits for the GPU to have done so."""
         self._note(call, "")
         if self._token is None:
-            self._token = self.gpu.library.allocate(self.gpu.index, 1)
+            self._token = self.gpu.lib.allocate(self.gpu.index, 1)
         sum_ = Reduction("SUM", 0, "uint8")
         self._run(plans.all_reduce(self._rank, self._size, 1, sum_), [self._token])
 

@@ -63,13 +63,13 @@ class Runner:
         return scratch
 
     def _scratch(self, nbytes: int, stream: int) -> Array:
-        with self._gpu.library.on_stream(self._gpu.index, stream):
-            return self._gpu.library.allocate(self._gpu.index, max(nbytes, 1))
+        with self._gpu.lib.on_stream(self._gpu.index, stream):
+            return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
 
     def _local(
         self, step: Local, at: Callable[[Span], int], factor: complex | None, stream: int
     ) -> None:
-        with self._gpu.library.on_stream(self._gpu.index, stream):
+        with self._gpu.lib.on_stream(self._gpu.index, stream):
             local.run(step, at, self._gpu.view, self._gpu.functions, factor)
 
     def _together(self, calls: Sequence[Any], stream: int) -> None:
