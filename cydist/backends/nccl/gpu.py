@@ -23,7 +23,7 @@ class Gpu(Protocol):
     """
 
     index: int
-    library: devices.Library
+    lib: devices.Library
     functions: Any
 
     def use(self) -> None:
