@@ -33,6 +33,9 @@ def load(path) -> None:
         functions[i] = dlsym(library, name)
         if functions[i] == NULL and name in NAMES:
             raise OSError(f"{path} knows no {name.decode()}")
+    # MPICH has functions of these names, which end the process; of this name it has none.
+    if dlsym(library, b"MPIX_Comm_ack_failed") == NULL:
+        lib.failure_ack = NULL
 
 
 cdef bint is_done(Handle *request, int *error) noexcept nogil:
