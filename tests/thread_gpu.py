@@ -31,6 +31,9 @@ class Stream:
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+    def start(self) -> None:
+        """Do what comes from now on, and what came."""
         threading.Thread(target=self._run, name="stream", daemon=True).start()
 
     def _run(self) -> None:
@@ -94,7 +97,6 @@ class Gpus(devices.Library):
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(5000)
-        self._lock = threading.Lock()
         self._local = threading.local()
         self.capturing = False
         self.error: Exception | None = None  # what the device says from now on
@@ -118,11 +120,16 @@ class Gpus(devices.Library):
     # The timeline.
 
     def enqueue(self, stream: int, work: Callable[[], object]) -> None:
-        """Something to do for a stream."""
-        with self._lock:
-            line = self._streams.get(stream)
-            if line is None:
-                line = self._streams[stream] = Stream()
+        """Something to do for a stream.
+
+        Takes no lock: the collector, which gives memory up, may come in the middle of it.
+        """
+        line = self._streams.get(stream)
+        if line is None:
+            made = Stream()
+            line = self._streams.setdefault(stream, made)
+            if line is made:
+                line.start()
         line.queue.put(work)
 
     def hold(self, stream: int | None = None) -> threading.Event:

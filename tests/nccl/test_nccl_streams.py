@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -369,3 +370,33 @@ def test_blocking_wait_blocks(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         return first, x.memory[0]
 
     assert run_threads(body, 2, "nccl") == [(2.0, 4.0)] * 2
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["for-that-stream", "for-another"])
+def test_the_collector_may_come_while_a_stream_is_made(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Memory that it gives up then goes to its stream, which exists once."""
+    library = thread_gpu.Gpus()
+    with library.on_stream(0, number):
+        kept = [library.allocate(0, 1)]
+    threads: list[threading.Thread] = []
+
+    def collected() -> thread_gpu.Stream:
+        monkeypatch.undo()
+        kept.clear()
+        library.enqueue(number, lambda: threads.append(threading.current_thread()))
+        return original()
+
+    def use() -> None:
+        for stream in (1, number):
+            library.enqueue(stream, lambda: threads.append(threading.current_thread()))
+            library.synchronize(stream)
+
+    original = thread_gpu.Stream
+    monkeypatch.setattr(thread_gpu, "Stream", collected)
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    user.join(thread_gpu.DEADLINE)
+    assert not user.is_alive()
+    assert len(set(threads)) == number
