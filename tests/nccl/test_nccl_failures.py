@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import thread_gpu
 from thread_gpu import until
 
 import cydist as dist
+from cydist.backends.nccl import making
 from cydist.testing import run_threads
 
 SIZE = 4
@@ -173,6 +175,32 @@ def test_abort_ends_calls_on_every_rank(gpus: Any) -> None:
         x.get()
         return str(raised.value)
 
+    for text in run_threads(body, 2, "nccl"):
+        assert "group '0' was aborted" in text
+
+
+def test_who_has_its_group_last_hears_why_it_failed(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another rank aborted it before, in that one's words."""
+    aborted = threading.Event()
+
+    def late(*arguments: Any) -> Any:
+        if thread_gpu.here() == 1:
+            assert aborted.wait(thread_gpu.DEADLINE)
+        return made(*arguments)
+
+    def body(rank: int) -> str:
+        if rank == 0:
+            dist.abort()
+            aborted.set()
+            return str(failed())
+        with pytest.raises(dist.GroupFailedError) as raised:
+            dist.all_reduce(gpus.array(np.ones(3)), async_op=True).synchronize()
+        return str(raised.value)
+
+    made = making.NcclGroup
+    monkeypatch.setattr(making, "NcclGroup", late)
     for text in run_threads(body, 2, "nccl"):
         assert "group '0' was aborted" in text
 

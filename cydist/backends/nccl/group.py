@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import config, devices
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.alarms import Alarm
 from cydist.backends.nccl.failing import Failures
 from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
 from cydist.backends.nccl.reductions import Reduction, check_fp8, reduction
@@ -31,6 +30,7 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.backends.nccl.alarms import Alarm
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.control import ControlGroup
     from cydist.backends.nccl.gpu import Gpu
@@ -43,6 +43,7 @@ class NcclGroup(Failures, ProcessGroup):
     """A group of ranks with a GPU each.
 
     host    the group of CPU memory with the same ranks
+    alarm   listens on it since before the first rank had its group; None in a group of one rank
     """
 
     joins_calls = True
@@ -55,6 +56,7 @@ class NcclGroup(Failures, ProcessGroup):
         host: ControlGroup,
         store: MembersStore | None,
         high_priority: bool,
+        alarm: Alarm | None,
     ) -> None:
         super().__init__(
             host.rank(), host.size(), timeout=host.timeout, name=host.group_name,
@@ -71,7 +73,7 @@ class NcclGroup(Failures, ProcessGroup):
         self._stream = gpu.stream(high_priority)
         self._lock = threading.RLock()  # a communicator takes one thread at a time
         comparison = Comparison(HostNeighbours(host)) if self._size > 1 else None
-        self._alarm = Alarm(host) if self._size > 1 else None
+        self._alarm = alarm
         self._watch = Watch(self, comparison)
         WATCHDOG.add(self._watch)
         self._flight: Flight | None = None  # of the call that is being enqueued

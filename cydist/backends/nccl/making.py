@@ -8,6 +8,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
+from cydist.backends.nccl.alarms import Alarm
 from cydist.backends.nccl.binding import Binding, abort_all, load
 from cydist.backends.nccl.control import ControlGroup
 from cydist.backends.nccl.group import NcclGroup
@@ -53,8 +54,10 @@ def make(
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
+        # Before they meet: whoever is done first may fail before the last one has its group.
+        alarm = Alarm(host) if host.size() > 1 else None
         comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
-        return NcclGroup(binding(), comm, gpu, host, store, priority)
+        return NcclGroup(binding(), comm, gpu, host, store, priority, alarm)
     except BaseException:
         host.destroy()
         raise
