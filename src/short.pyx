@@ -387,7 +387,9 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     r.expected = &f
     r.attended = True
     r.status = PENDING
-    if native.view.at_once != NULL and native.view.at_once(&native.view, &r, sending) == OK:
+    # A notice that has come stands in no ring any more.
+    if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
+            and native.view.at_once(&native.view, &r, sending) == OK):
         return True
     cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()

@@ -122,3 +122,37 @@ def test_a_failure_elsewhere_is_heard(transport: str, name: str) -> None:
             getattr(dist, name)(x, 1 - rank, group)
 
     run_threads(body, 3, transport)
+
+
+@pytest.mark.parametrize("name", ["send", "recv"])
+def test_a_failure_that_another_group_read_is_heard(transport: str, name: str) -> None:
+    """By the next message, though the notice has left the ring for another group's call."""
+    failed = threading.Event()
+
+    def body(rank: int) -> None:
+        group, x = dist.group.WORLD, numbers(0)
+        assert group is not None
+        other = dist.new_group([0, 1, 2])
+        for each in (group, other):
+            if rank == 2:
+                dist.send(x, 0, each)
+                dist.send(x, 1, each)
+            else:
+                dist.recv(x, 2, each)
+        if rank < 2:
+            dist.send(x, 1 - rank, group)
+            dist.recv(x, 1 - rank, group)
+            dist.send(x, 1 - rank, group)
+        dist.barrier()
+        if rank == 2:
+            group.abort()
+            for peer in (0, 1):
+                dist.send(x, peer, other, 3)
+            failed.set()
+            return
+        assert failed.wait(SECONDS)
+        dist.recv(x, 2, other, 3)
+        with pytest.raises(dist.GroupFailedError, match="rank 2"):
+            getattr(dist, name)(x, 1 - rank, group)
+
+    run_threads(body, 3, transport)
