@@ -2,7 +2,8 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, BARRIER, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Call, Fingerprint,
+    ABORTED, BARRIER, CHUNK, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Call,
+    Fingerprint,
 )
 from cydist._native.notices cimport RECENT, Notice, Notices
 
@@ -60,6 +61,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
         count = f"{f.count} " if f.count else ""
         words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
     parts = [words]
+    if f.flags & CHUNK:
+        parts.append("in chunks, as arrays on a GPU go")
     if f.op:
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
     if f.root >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -224,6 +225,49 @@ def test_ranks_that_disagree_find_out(device, sizes) -> None:
 
     run_threads(body, 2)
     assert pinned(device) == 0
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather_into_tensor"])
+def test_the_other_kind_of_memory_is_a_mismatch(device, backend, name) -> None:
+    """A rank whose array is on the CPU and one whose array goes in chunks: both are told."""
+
+    def body(rank):
+        on = np.array if rank else device.array
+        x, y = on(np.ones(300, "i4")), on(np.ones(600, "i4"))
+        call, *arguments = {
+            "all_reduce": (dist.all_reduce, x),
+            "broadcast": (dist.broadcast, x, 0),
+            "all_gather_into_tensor": (dist.all_gather_into_tensor, y, x),
+        }[name]
+        with pytest.raises(dist.MismatchError, match="in chunks, as arrays on a GPU go"):
+            call(*arguments)
+        dist.destroy_process_group()
+
+    run_threads(body, 2, backend)
+
+
+def test_threads_that_come_first_share(device, monkeypatch) -> None:
+    """Two threads' first arrays of a GPU at a time go the same way, with one count of messages."""
+    made, make = [], staging.StagedGroup.__init__
+
+    def body(rank):
+        group, found = dist.group.WORLD, []
+        other = threading.Thread(target=lambda: found.append(group.for_device("cuda")))
+
+        def meanwhile(self, host):
+            if not made:
+                made.append(self)
+                other.start()
+                other.join(0.2)  # it has to wait
+            make(self, host)
+
+        monkeypatch.setattr(staging.StagedGroup, "__init__", meanwhile)
+        found.append(group.for_device("cuda"))
+        other.join(60)
+        assert found[0] is found[1]
+
+    run_threads(body, 1)
 
 
 def test_sizes_that_only_pairs_know_are_compared(device) -> None:

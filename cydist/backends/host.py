@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cydist.backends.staging import StagedGroup
     from cydist.registry import BackendOptions
 
-EVEN = 1  # abi.pxd: all blocks have the same size
+EVEN, CHUNK = 1, 2  # Fingerprint.flags in abi.pxd
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
 
@@ -90,7 +90,7 @@ class HostGroup(ProcessGroup):
         if self._staged is None:
             from cydist.backends.staging import StagedGroup  # few need it
 
-            self._staged = StagedGroup(self)
+            return StagedGroup.of(self)
         return self._staged
 
     @property
@@ -379,6 +379,7 @@ class HostGroup(ProcessGroup):
         root: int = -1,
         count: int = 0,
         even: bool = True,
+        chunk: bool = False,
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
         algorithm = tuning.choose(
@@ -398,7 +399,7 @@ class HostGroup(ProcessGroup):
                 factor=factor,
                 root=root,
                 count=count,
-                flags=EVEN if even else 0,
+                flags=(EVEN if even else 0) | (CHUNK if chunk else 0),
                 segment_bytes=segment_bytes,
             )  # fmt: skip
 

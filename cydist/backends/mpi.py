@@ -229,12 +229,14 @@ class MpiGroup(HostGroup):
         root: int = -1,
         count: int = 0,
         even: bool = True,
+        chunk: bool = False,
     ) -> None:
         if not self._met:
             self._meet(call)
         super()._run(
-            call, collective, inputs, outputs, nbytes, op=op, root=root, count=count, even=even
-        )
+            call, collective, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
+            chunk=chunk,
+        )  # fmt: skip
 
     def _meet(self, call: Call) -> None:
         """The group's first collective begins: make its communicator, or agree to do without.

@@ -12,6 +12,7 @@ current wait for it. An asynchronous one is over when that copy is.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 SLOTS = 3
 SLOT_BYTES = 4 << 20
 
+_MAKING = threading.Lock()  # of what several threads may ask for first
+
 
 class StagedGroup(ProcessGroup):
     """The device arrays' side of a host group."""
@@ -47,7 +50,16 @@ class StagedGroup(ProcessGroup):
         self._conveyors: dict[int, Conveyor] = {}
         self._chosen: Conveyor | None = None  # of the call that runs
         self._numbered: Call | None = None  # the call whose number was used
+        self._cut = False  # into several calls of the host group's, which others must cut, too
         self._messages = StagedMessages(host)
+
+    @classmethod
+    def of(cls, host: HostGroup) -> StagedGroup:
+        """The host group's, made when first asked for; the same for every thread."""
+        with _MAKING:
+            if host._staged is None:
+                host._staged = cls(host)
+            return host._staged
 
     # What it shares with the host group.
 
@@ -84,7 +96,7 @@ class StagedGroup(ProcessGroup):
         events = conveyor.mark(streams)
 
         def staged(call: Call) -> None:
-            self._chosen = conveyor
+            self._chosen, self._cut = conveyor, False
             conveyor.follow(events)
             with devices.on_stream(conveyor.device, conveyor.into):
                 body(call)
@@ -99,10 +111,11 @@ class StagedGroup(ProcessGroup):
     def _conveyor(self, array: Array) -> Conveyor:
         """The one for the array's device."""
         index = array.device_index
-        if index not in self._conveyors:
-            library = devices.copier_of(array)
-            self._conveyors[index] = Conveyor(library, index, SLOTS, SLOT_BYTES)
-        return self._conveyors[index]
+        with _MAKING:
+            if index not in self._conveyors:
+                lib = devices.copier_of(array)
+                self._conveyors[index] = Conveyor(lib, index, SLOTS, SLOT_BYTES)
+            return self._conveyors[index]
 
     # Point to point.
 
@@ -232,6 +245,7 @@ class StagedGroup(ProcessGroup):
         out, into   is an array copied out of the device before, into it after the exchange?
         """
         cut = [pieces(array, each, count) for array in arrays]
+        self._cut = count > 1
 
         def chunk(i: int) -> Chunk:
             row = [parts[i] for parts in cut]
@@ -265,8 +279,9 @@ class StagedGroup(ProcessGroup):
         even = not uneven and same_sizes(blocks)
         nbytes = 0 if uneven else sum(block.nbytes for block in blocks)
         self.host._run(
-            call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even
-        )
+            call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
+            chunk=self._cut,
+        )  # fmt: skip
 
     def _agree(
         self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],
