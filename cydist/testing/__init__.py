@@ -20,7 +20,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ from cydist.testing.weather import Killed, Weather
 __all__ = ["Killed", "ThreadJob", "Weather", "run_threads"]
 
 T = TypeVar("T")
+Ended = SimpleQueue[tuple[int, Any, BaseException | None]]  # rank, what it returned or raised
+Task = tuple[Callable[[int], Any], Ended]
 DEADLINE = 60.0  # seconds that a body may take, unless told otherwise
 
 
@@ -50,6 +53,8 @@ class ThreadJob:
         timeout: float = DEADLINE,
         weather: Weather | None = None,
     ) -> None:
+        if size < 1:
+            raise ValueError(f"ThreadJob: size must be 1 rank or more, not {size}")
         if unknown := sorted(set(weather.kill if weather else ()) - set(range(size))):
             raise ValueError(f"{weather} kills ranks {unknown}, and there are 0 to {size - 1}")
         self._weather = weather
@@ -58,10 +63,8 @@ class ThreadJob:
         self.broken = False  # a body raised or is late: its ranks may be out of step
         self._store = HashStore()
         self._timeout = timeout
-        self._tasks: list[SimpleQueue[Callable[[int], Any] | None]] = [
-            SimpleQueue() for _ in range(size)
-        ]
-        self._ended: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+        self._closed = False
+        self._tasks: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in range(size)]
         self._threads = [
             threading.Thread(target=self._rank, args=(r,), name=f"rank {r}", daemon=True)
             for r in range(size)
@@ -80,47 +83,58 @@ class ThreadJob:
                 timeout=self._timeout,
             )
         except BaseException as error:
-            self._tasks[rank].get()
-            self._ended.put((rank, None, error))
+            self._stay_dead(rank, None, error)
             return
         if self._weather is not None:
             self._weather.on(rank).come()
-        while (body := self._tasks[rank].get()) is not None:
+        while (task := self._tasks[rank].get()) is not None:
+            body, ended = task
             try:
-                self._ended.put((rank, body(rank), None))
+                ended.put((rank, body(rank), None))
             except Killed as end:
-                self._stay_dead(rank, end)
+                ended.put((rank, end, None))
+                self._stay_dead(rank, end, None)
                 return
             except BaseException as error:
-                self._ended.put((rank, None, error))
-            del body
+                ended.put((rank, None, error))
+            del task, body, ended
         if world.is_initialized():  # the body may have left
             world.destroy_process_group()
 
-    def _stay_dead(self, rank: int, end: Killed) -> None:
-        self._ended.put((rank, end, None))
-        while self._tasks[rank].get() is not None:
-            self._ended.put((rank, end, None))
+    def _stay_dead(self, rank: int, result: Any, error: BaseException | None) -> None:
+        while (task := self._tasks[rank].get()) is not None:
+            _, ended = task
+            ended.put((rank, result, error))
 
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
         """Call `body(rank)` on every rank; what they return, by rank.
 
         A rank that the weather kills has its `Killed` as result, then and in later runs.
         Raises what the lowest rank raised that raised; TimeoutError, after printing every
-        thread's stack, when a rank does not end in `timeout` seconds.
+        thread's stack, when a rank does not end in `timeout` seconds. Such a rank takes part in
+        the next run when it has ended; what it returns then is nobody's.
         """
+        if self._closed:
+            raise RuntimeError("ThreadJob.run: the job was closed, and its ranks have ended")
+        ended: Ended = SimpleQueue()  # not for those who are late in an earlier run
         for tasks in self._tasks:
-            tasks.put(body)
-        results: dict[int, T] = {}
+            tasks.put((body, ended))
+        try:
+            return self._results(ended, timeout)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _results(self, ended: Ended, timeout: float) -> list[Any]:
+        results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         deadline = time.monotonic() + timeout
         while len(results) + len(errors) < self.size:
             try:
-                rank, result, error = self._ended.get(timeout=max(0, deadline - time.monotonic()))
-            except Exception:
-                self.broken = True
+                rank, result, error = ended.get(timeout=max(0, deadline - time.monotonic()))
+            except Empty:
                 if not errors:
-                    faulthandler.dump_traceback(sys.stderr)
+                    _print_stacks()
                     missing = set(range(self.size)) - results.keys()
                     raise TimeoutError(
                         f"ranks {sorted(missing)} run for over {timeout} s"
@@ -130,7 +144,6 @@ class ThreadJob:
                 results[rank] = result
             else:
                 errors[rank] = error
-                self.broken = True
                 # The others may wait for this rank: give them a moment, not a minute.
                 deadline = min(deadline, time.monotonic() + 5)
         if errors:
@@ -139,6 +152,7 @@ class ThreadJob:
 
     def close(self, timeout: float = DEADLINE) -> None:
         """End the ranks."""
+        self._closed = True
         for tasks in self._tasks:
             tasks.put(None)
         if not self.broken:
@@ -155,6 +169,14 @@ class ThreadJob:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _print_stacks() -> None:
+    """Every thread's, also where stderr is no file: a notebook's, or pytest's --capture=sys."""
+    with TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        print(file.read(), file=sys.stderr)
 
 
 def run_threads(
