@@ -24,7 +24,7 @@ from cydist.collectives import all_gather, broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.group import ProcessGroup
 from cydist.p2p import recv, send
-from cydist.world import AnyGroup, current, member, usable_group
+from cydist.world import AnyGroup, current, is_initialized, member, usable_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*args, **kwargs)
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) and is_initialized():
                 given = signature(call).bind(*args, **kwargs).arguments
                 if (group := member(given.get("group"))) is not None:
                     group.fail(error, call.__name__)

@@ -11,7 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from cydist.testing import ThreadJob, run_threads
+import cydist as dist
+from cydist.testing import Killed, ThreadJob, Weather, run_threads
 
 Jobs = Callable[..., ThreadJob]
 PATIENCE = 20.0  # seconds
@@ -73,3 +74,14 @@ def test_a_closed_job_runs_nothing(thread_job: Jobs) -> None:
     job.close()
     with pytest.raises(RuntimeError, match="the job was closed"):
         job.run(lambda rank: rank)
+
+
+def test_a_rank_dies_in_a_call_on_objects() -> None:
+    """Its result is Killed, though its groups are gone when the call ends."""
+
+    def body(rank: int) -> None:
+        with pytest.raises(dist.PeerFailedError):
+            dist.all_gather_object([None, None], rank)
+
+    _, end = run_threads(body, 2, weather=Weather(kill={1: 1}))
+    assert isinstance(end, Killed)
