@@ -1,6 +1,6 @@
 """Memory of GPUs: whose it is, which stream its library works on, copies there and back.
 
-What cydist asks of a GPU is one small class, `Library`, written once for cupy and once for torch.
+What cydist asks of a GPU is one small class, `ArrayLibrary`, written for cupy and for torch.
 Streams are the integers that CUDA knows them by, so those of either library are understood by the
 other. No library is imported before an array of a device has been passed.
 """
@@ -25,7 +25,7 @@ NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wa
 NO_TIMING = 2  # cudaEventDisableTiming
 
 
-class Library(ABC):
+class ArrayLibrary(ABC):
     """What cydist asks of the library that makes arrays on a device.
 
     `device` is a device's number. Whatever is enqueued returns at once; errors of CUDA are raised
@@ -92,7 +92,7 @@ class Library(ABC):
         """Enqueue a copy between contiguous arrays of as many bytes: one pinned, one there."""
 
 
-def library_of(array: Array) -> Library:
+def library_of(array: Array) -> ArrayLibrary:
     """The library of a device array: that which made it, or one that understands it.
 
     Raises ValueError when there is none.
@@ -103,14 +103,14 @@ def library_of(array: Array) -> Library:
     return _copier(array)
 
 
-def copier_of(array: Array) -> Library:
+def copier_of(array: Array) -> ArrayLibrary:
     """The library that copies between the host and an array's device: cupy, or torch where there
     is no cupy. Raises ValueError when neither is there."""
     library = library_of(array)
     return library if library.name in _others else _copier(array)
 
 
-def _copier(array: Array) -> Library:
+def _copier(array: Array) -> ArrayLibrary:
     for name in _KINDS:
         library = _library(name)
         if library is not None:
@@ -181,7 +181,7 @@ class _Event:
             self._destroy(self.handle)
 
 
-class Cupy(Library):
+class Cupy(ArrayLibrary):
     """By cupy, on addresses: it copies arrays of any library."""
 
     name = "cupy"
@@ -291,7 +291,7 @@ def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 # torch.
 
 
-class Torch(Library):
+class Torch(ArrayLibrary):
     """By torch, on tensors that share an array's memory."""
 
     name = "torch"
@@ -378,29 +378,29 @@ class Torch(Library):
         return view if not array.nbytes else view.view(self._torch.uint8)
 
 
-_KINDS: dict[str, type[Library]] = {"cupy": Cupy, "torch": Torch}
-_libraries: dict[str, Library | None] = {}
+_KINDS: dict[str, type[ArrayLibrary]] = {"cupy": Cupy, "torch": Torch}
+_libraries: dict[str, ArrayLibrary | None] = {}
 _others: set[str] = set()
 
 
-def use(library: Library) -> None:
+def use(library: ArrayLibrary) -> None:
     """From now on `library` copies the arrays that it owns: one that is neither cupy nor torch,
     or for tests a device that there is not."""
     _libraries[library.name] = library
     _others.add(library.name)
 
 
-def loaded_torch() -> Library | None:
+def loaded_torch() -> ArrayLibrary | None:
     """torch, if this process has imported it and it has a device."""
     return _library("torch") if "torch" in sys.modules else None
 
 
-def _loaded() -> list[Library]:
+def _loaded() -> list[ArrayLibrary]:
     names = (*_others, *(name for name in _KINDS if name in sys.modules))
     return [library for name in names if (library := _library(name)) is not None]
 
 
-def _library(name: str) -> Library | None:
+def _library(name: str) -> ArrayLibrary | None:
     """The library, if it is here and has a device to work on."""
     if name not in _libraries:
         _libraries[name] = _KINDS[name]() if _has_devices(name) else None

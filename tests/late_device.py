@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_array import DeviceArray
 
 from cydist import asarray, devices
 from cydist._native import Array
@@ -51,42 +52,11 @@ class Pinned:
         self.__array_interface__ = self.memory.__array_interface__
 
 
-class LateArray:
-    """Memory of the device, with the interface of CUDA arrays."""
-
-    def __init__(self, device: LateDevice, memory: np.ndarray, index: int) -> None:
-        self.memory = memory
-        self.lib = device
-        self.index = index
-        self.dtype = memory.dtype
-        self.whole: LateArray | None = None
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "version": 3, "shape": self.memory.shape, "typestr": self.memory.dtype.str,
-            "strides": self.memory.strides, "data": (self.memory.ctypes.data, False),
-        }  # fmt: skip
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.index
-
-    def __getitem__(self, key: Any) -> LateArray:
-        return self.view(self.memory[key])
-
-    def view(self, memory: np.ndarray) -> LateArray:
-        """Another view of the memory."""
-        made = LateArray(self.lib, memory, self.index)
-        made.whole = self
-        return made
-
-    def get(self) -> np.ndarray:
-        """What is in it when the current stream has come so far."""
-        self.lib.synchronize(self.lib.current_stream(self.index))
-        return self.memory.copy()
+class LateArray(DeviceArray):
+    """Memory of a LateDevice."""
 
 
-class LateDevice(devices.Library):
+class LateDevice(devices.ArrayLibrary):
     """The library of `LateArray`. Devices with different numbers do not know of each other."""
 
     name = "late"

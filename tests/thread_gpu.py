@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+from device_array import DeviceArray
 
 from cydist import asarray, devices
 from cydist._native import Array
@@ -50,46 +51,11 @@ class Event:
         self.reached = threading.Event()
 
 
-class GpuArray:
-    """Memory of a GPU, with the interface of CUDA arrays."""
-
-    def __init__(self, library: Gpus, memory: np.ndarray, index: int) -> None:
-        self.lib = library
-        self.memory = memory
-        self.index = index
-        self.whole: GpuArray | None = None
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "version": 3, "shape": self.memory.shape, "typestr": self.memory.dtype.str,
-            "strides": self.memory.strides, "data": (self.memory.ctypes.data, False),
-        }  # fmt: skip
-
-    @property
-    def dtype(self) -> np.dtype:
-        """numpy's, which knows the names of what has no typestr."""
-        return self.memory.dtype
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.index
-
-    def __getitem__(self, key: Any) -> GpuArray:
-        return self.view(self.memory[key])
-
-    def view(self, memory: np.ndarray) -> GpuArray:
-        """Another view of this memory."""
-        made = GpuArray(self.lib, memory, self.index)
-        made.whole = self
-        return made
-
-    def get(self) -> np.ndarray:
-        """What is in it when the current stream has come so far."""
-        self.lib.synchronize(self.lib.current_stream(self.index))
-        return self.memory.copy()
+class GpuArray(DeviceArray):
+    """Memory of one of Gpus."""
 
 
-class Gpus(devices.Library):
+class Gpus(devices.ArrayLibrary):
     """The library of `GpuArray`."""
 
     name = "threads"

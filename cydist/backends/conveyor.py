@@ -18,7 +18,7 @@ from cydist.errors import DistTimeoutError
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.devices import Library
+    from cydist.devices import ArrayLibrary
     from cydist.group import ProcessGroup
 
 SMALLEST_BYTES = 1 << 16  # of a slot
@@ -69,7 +69,7 @@ class Conveyor:
     slots       how many; each has `slot_bytes` at most, and as many as it has had to carry
     """
 
-    def __init__(self, library: Library, device: int, slots: int, slot_bytes: int) -> None:
+    def __init__(self, library: ArrayLibrary, device: int, slots: int, slot_bytes: int) -> None:
         sweep()
         self.lib = library
         self.device = device
@@ -210,7 +210,7 @@ class Conveyor:
 
 
 _idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of conveyors that were closed
-_lingering: list[tuple[Library, list[Any], object]] = []
+_lingering: list[tuple[ArrayLibrary, list[Any], object]] = []
 
 
 def sweep() -> None:

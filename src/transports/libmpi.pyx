@@ -48,24 +48,29 @@ cdef bint is_done(Handle *request, int *error) noexcept nogil:
 
 
 cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil:
-    cdef Handle failed = 0, everybody = 0
-    cdef int i, count = 0
-    cdef int *places
+    cdef Handle failed = 0
+    cdef int count = 0
     if lib.failure_ack == NULL or lib.failure_get_acked == NULL:
         return 0
     if lib.failure_ack(comm) != SUCCESS or lib.failure_get_acked(comm, &failed) != SUCCESS:
         return 0
-    if lib.group_size(failed, &count) != SUCCESS or not 0 < count <= size:
-        return 0
-    places = <int *>malloc(count * sizeof(int))
-    if places == NULL or lib.comm_group(comm, &everybody) != SUCCESS:
-        free(places)
-        return 0
-    for i in range(count):
-        places[i] = i
-    if lib.translate_ranks(failed, count, places, everybody, dead) != SUCCESS:
+    if lib.group_size(failed, &count) != SUCCESS or not 0 < count <= size \
+            or not ranks_of(failed, count, comm, dead):
         count = 0
-    free(places)
     lib.group_free(&failed)
-    lib.group_free(&everybody)
     return count
+
+
+cdef bint ranks_of(Handle group, int count, Handle comm, int *ranks) noexcept nogil:
+    """The ranks in `comm` of a group's members; False: MPI does not say."""
+    cdef Handle everybody = 0
+    cdef int *places = <int *>malloc(count * sizeof(int))
+    cdef bint known = False
+    cdef int i
+    if places != NULL and lib.comm_group(comm, &everybody) == SUCCESS:
+        for i in range(count):
+            places[i] = i
+        known = lib.translate_ranks(group, count, places, everybody, ranks) == SUCCESS
+        lib.group_free(&everybody)
+    free(places)
+    return known

@@ -15,7 +15,7 @@ HIGHEST = -100  # CUDA takes the highest priority that there is for what is beyo
 
 
 class Gpu(Protocol):
-    """What the backend asks of a GPU besides `devices.Library`.
+    """What the backend asks of a GPU besides `devices.ArrayLibrary`.
 
     index       its number in this process
     library     streams, events and memory
@@ -23,7 +23,7 @@ class Gpu(Protocol):
     """
 
     index: int
-    lib: devices.Library
+    lib: devices.ArrayLibrary
     functions: Any
 
     def use(self) -> None:
@@ -52,7 +52,7 @@ class CupyGpu:
         self.functions: Any = importlib.import_module("cupy")
         self._cuda: Any = self.functions.cuda
         self._runtime: Any = self._cuda.runtime
-        self.lib: devices.Library = devices.Cupy()
+        self.lib: devices.ArrayLibrary = devices.Cupy()
         self.index = int(self._runtime.getDevice())
 
     def use(self) -> None:
