@@ -15,6 +15,7 @@ from thread_gpu import until
 
 import cydist as dist
 from cydist.backends.nccl import making
+from cydist.backends.nccl.alarms import Alarm
 from cydist.testing import run_threads
 
 SIZE = 4
@@ -203,6 +204,33 @@ def test_who_has_its_group_last_hears_why_it_failed(
     monkeypatch.setattr(making, "NcclGroup", late)
     for text in run_threads(body, 2, "nccl"):
         assert "group '0' was aborted" in text
+
+
+def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is another thread that found the failure, and is slow to tell."""
+    left = threading.Event()
+
+    def slowly(alarm: Alarm, error: BaseException) -> None:
+        left.wait(1.0)  # it must not come before the others were told
+        tell(alarm, error)
+
+    def body(rank: int) -> str:
+        group: Any = dist.new_group([0, 1])
+        if rank == 0:
+            dist.all_reduce(gpus.array(np.ones(3)), group=group, timeout=0.2)
+        until(lambda: group._failed is not None or (rank == 1 and group._watch.tick()))
+        text = str(group._failed)
+        dist.destroy_process_group(group)
+        if rank == 0:
+            left.set()
+        return text
+
+    tell = Alarm.tell
+    monkeypatch.setattr(Alarm, "tell", slowly)
+    for text in run_threads(body, 2, "nccl"):
+        assert "timeout: the GPU has not come past it" in text
 
 
 def test_a_group_of_the_ranks_that_are_left(gpus: Any) -> None:

@@ -36,6 +36,7 @@ class Failures(ProcessGroup):
     host: ControlGroup
     _watch: Watch
     _alarm: Alarm | None
+    _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
 
     @property
     def comm(self) -> Communicator:
@@ -123,14 +124,15 @@ class Failures(ProcessGroup):
 
     def fail(self, error: BaseException, call: str = "") -> None:
         """Also ends the communicator, which ends what runs on the GPU, and tells the others."""
-        if self._failed is not None:
-            return
-        super().fail(error, call)
-        self._watch.stop()
-        self.end_comm(abort=True)
-        if self._alarm is not None:
-            self._alarm.tell(error)
-        self.host.fail(error, call)
+        with self._telling:
+            if self._failed is not None:
+                return
+            super().fail(error, call)
+            self._watch.stop()
+            self.end_comm(abort=True)
+            if self._alarm is not None:
+                self._alarm.tell(error)
+            self.host.fail(error, call)
         self._end_process(error)
 
     def _end_process(self, error: BaseException) -> None:

@@ -74,6 +74,7 @@ class NcclGroup(Failures, ProcessGroup):
         self._lock = threading.RLock()  # a communicator takes one thread at a time
         comparison = Comparison(HostNeighbours(host)) if self._size > 1 else None
         self._alarm = alarm
+        self._telling = threading.RLock()
         self._watch = Watch(self, comparison)
         WATCHDOG.add(self._watch)
         self._flight: Flight | None = None  # of the call that is being enqueued
@@ -440,7 +441,8 @@ class NcclGroup(Failures, ProcessGroup):
         if self._failed is None:
             watch.leave(LEAVE_SECONDS)
         self.end_comm(abort=self._failed is not None)
-        self.host.destroy()
+        with self._telling:  # by the thread that found the failure
+            self.host.destroy()
 
 
 def adjacent(arrays: Sequence[Array]) -> bool:
