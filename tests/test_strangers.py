@@ -292,7 +292,9 @@ def tell(party: Any, *datagrams: bytes, sender: str = "127.0.0.1") -> None:
         sock.bind((sender, 0))
         for datagram in datagrams:
             sock.sendto(datagram, party._to)
-    while select.select([party._receiver], [], [], 0)[0]:
+    arrived = select.poll()  # which knows no largest descriptor
+    arrived.register(party._receiver, select.POLLIN)
+    while arrived.poll(0):
         party._listen(time.monotonic() + 0.01)
     party.leading_store(time.monotonic() + DEADLINE)
 

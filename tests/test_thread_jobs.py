@@ -36,7 +36,7 @@ def test_stacks_are_printed_where_stderr_is_no_file(
     with pytest.raises(TimeoutError):
         job.run(lambda rank: go.wait(PATIENCE), timeout=0)
     go.set()
-    assert "_results" in printed.getvalue()
+    assert "(most recent call first)" in printed.getvalue()
 
 
 def test_ctrl_c_waits_for_nobody() -> None:

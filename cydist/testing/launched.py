@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from cydist import world
+from cydist import codec, world
 from cydist.errors import StoreTimeoutError
 
 T = TypeVar("T")
@@ -42,7 +41,9 @@ class Launched:
             store.wait(everybody, DEADLINE)
         except StoreTimeoutError as error:
             raise TimeoutError(f"ranks run for over {DEADLINE} s: {error}") from None
-        told = [pickle.loads(each) for each in store.multi_get(everybody[:ranks])]
+        told = [
+            codec.decode(each, allow_pickle=True) for each in store.multi_get(everybody[:ranks])
+        ]
         # Who has told of this run has read all of the last one.
         store.delete_key(f"ran/{self._runs - 1}/{rank}")
         for _, raised in told:
@@ -105,7 +106,7 @@ def _dumped(mine: tuple[object, BaseException | None], rank: int) -> bytes:
         where = "".join(traceback.format_exception(error))
         error.add_note(f"on rank {rank}:\n{where}")
     try:
-        return pickle.dumps((result, error))
+        return codec.encode((result, error), allow_pickle=True)
     except Exception as unsaid:
         what = RuntimeError(f"on rank {rank}: {error or unsaid!r}")
-        return pickle.dumps((None, what))
+        return codec.encode((None, what), allow_pickle=True)
