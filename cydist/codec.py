@@ -69,8 +69,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
 
 
 def _plain(dtype: np.dtype[Any]) -> bool:
-    """Numbers, strings and times of a fixed size."""
-    return dtype.kind in "biufcSUmM"
+    """numpy's own numbers, strings and times of a fixed size; others (2) may claim their kinds."""
+    return dtype.kind in "biufcSUmM" and dtype.isbuiltin != 2
 
 
 def _sized(tag: bytes, body: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """Objects as bytes: what goes in comes out, and nothing else can be made of bytes."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,6 +64,16 @@ def test_other_objects_need_pickle():
         codec.encode(Custom(), allow_pickle=False)
     with pytest.raises(TypeError, match="pickle is switched off"):
         codec.decode(data, allow_pickle=False)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
+def test_dtypes_of_others_keep_theirs(name):
+    """Though some take numpy's kinds for themselves; they need pickle."""
+    array = np.ones(3, getattr(ml_dtypes, name))
+    back = codec.decode(codec.encode([array, array[0]], allow_pickle=True), allow_pickle=True)
+    assert back[0].dtype == array.dtype
+    assert back[0].tobytes() == array.tobytes()
+    assert type(back[1]) is type(array[0])
 
 
 def test_a_subclass_is_not_mistaken_for_its_base():
