@@ -92,7 +92,7 @@ class ArrayLibrary(ABC):
         """Enqueue a copy between contiguous arrays of as many bytes: one pinned, one there."""
 
 
-def library_of(array: Array) -> ArrayLibrary:
+def whose(array: Array) -> ArrayLibrary:
     """The library of a device array: that which made it, or one that understands it.
 
     Raises ValueError when there is none.
@@ -106,7 +106,7 @@ def library_of(array: Array) -> ArrayLibrary:
 def copier_of(array: Array) -> ArrayLibrary:
     """The library that copies between the host and an array's device: cupy, or torch where there
     is no cupy. Raises ValueError when neither is there."""
-    library = library_of(array)
+    library = whose(array)
     return library if library.name in _others else _copier(array)
 
 
@@ -123,7 +123,7 @@ def _copier(array: Array) -> ArrayLibrary:
 
 def stream_of(array: Array) -> int:
     """The stream that whoever reads or writes a device array now must come after."""
-    library = library_of(array)
+    library = whose(array)
     if not library.owns(array.owner):
         interface = getattr(array.owner, "__cuda_array_interface__", None) or {}
         stream: int | None = interface.get("stream")
@@ -156,12 +156,12 @@ def is_capturing(device: int) -> bool:
 
 def allocate(nbytes: int, like: Array) -> Array:
     """So many bytes on the device of an array, by its library."""
-    return library_of(like).allocate(like.device_index, max(nbytes, 1))
+    return whose(like).allocate(like.device_index, max(nbytes, 1))
 
 
 def copy(into: Array, source: Array) -> None:
     """Enqueue a copy within a device on the current stream of the library of `into`."""
-    library = library_of(into)
+    library = whose(into)
     with library.on_stream(into.device_index, library.current_stream(into.device_index)):
         library.copy(into, source)
 

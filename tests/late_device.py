@@ -12,19 +12,16 @@ import ctypes
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from device_array import DeviceArray
+from device_array import POISON, DeviceArray, HostMemory, copying
 
 from cydist import asarray, devices
 from cydist._native import Array
 from cydist.backends import conveyor, staged_messages, staging
-
-POISON = 0xA5
 
 
 class Stream:
@@ -56,21 +53,21 @@ class LateArray(DeviceArray):
     """Memory of a LateDevice."""
 
 
-class LateDevice(devices.ArrayLibrary):
+class LateDevice(HostMemory):
     """The library of `LateArray`. Devices with different numbers do not know of each other."""
 
     name = "late"
+    kind = LateArray
+    first_stream = 10
 
     def __init__(self, order: str | int = "late") -> None:
+        super().__init__()
         self.order = order
         self._chance = random.Random(order if isinstance(order, int) else 0)
         self._lock = threading.RLock()
         self._streams: dict[int, Stream] = {}
-        self._local = threading.local()
         self._made = 1000
-        self.capturing = False
         self.stuck = False  # nothing on it gets done any more
-        self.error: Exception | None = None
         self.pinned_bytes = 0
         self.most_pinned_bytes = 0
         self.moved: list[tuple[str, int]] = []
@@ -79,30 +76,19 @@ class LateDevice(devices.ArrayLibrary):
 
     def array(self, values: Any, index: int = 0) -> LateArray:
         """Values on the device, written by its current stream, late."""
-        given = np.array(values, copy=True, order="C")
-        made = self._made_on(index, given.nbytes)
-        memory = made.memory[: given.nbytes].view(given.dtype).reshape(given.shape)
-        self._enqueue(self.current_stream(index), lambda: np.copyto(memory, given))
-        return made.view(memory)
-
-    def _made_on(self, index: int, nbytes: int) -> LateArray:
-        """Memory that, once given up, is used again by its stream, as pools of GPUs do."""
-        memory = np.full(max(nbytes, 1), POISON, np.uint8)
-        made = LateArray(self, memory, index)
-        stream = self.current_stream(index)
-        weakref.finalize(made, self._enqueue, stream, lambda: memory.fill(POISON))
+        made: LateArray = self.array_on(index, values)
         return made
 
     def fill(self, array: LateArray, values: Any) -> None:
         """Work of the user's on the current stream."""
         given = np.array(values)
-        self._enqueue(self.current_stream(array.index), lambda: np.copyto(array.memory, given))
+        self.enqueue(self.current_stream(array.index), lambda: np.copyto(array.memory, given))
 
     def read_later(self, array: LateArray) -> Callable[[], np.ndarray]:
         """Enqueue a copy on the current stream; call the result for what it found."""
         found = np.empty_like(array.memory)
         stream = self.current_stream(array.index)
-        self._enqueue(stream, lambda: np.copyto(found, array.memory))
+        self.enqueue(stream, lambda: np.copyto(found, array.memory))
 
         def result() -> np.ndarray:
             self.synchronize(stream)
@@ -112,7 +98,7 @@ class LateDevice(devices.ArrayLibrary):
 
     # The timeline.
 
-    def _enqueue(self, stream: int, work: Callable[[], None]) -> None:
+    def enqueue(self, stream: int, work: Callable[[], None]) -> None:
         with self._lock:
             self._streams.setdefault(stream, Stream()).queue.append(work)
             if any(line.running for line in self._streams.values()):
@@ -146,39 +132,9 @@ class LateDevice(devices.ArrayLibrary):
     def owns(self, owner: object) -> bool:
         return isinstance(owner, LateArray) and owner.lib is self
 
-    def current_stream(self, device: int) -> int:
-        stream: int = getattr(self._local, str(device), 10 + device)
-        return stream
-
-    @contextmanager
-    def on_stream(self, device: int, stream: int) -> Iterator[None]:
-        before = self.current_stream(device)
-        setattr(self._local, str(device), stream)
-        try:
-            yield
-        finally:
-            setattr(self._local, str(device), before)
-
-    def is_capturing(self, device: int) -> bool:
-        return self.capturing
-
-    def allocate(self, device: int, nbytes: int) -> Array:
-        return asarray(self._made_on(device, nbytes))
-
     def copy(self, into: Array, source: Array) -> None:
-        target, given = self._view(into), self._view(source)
-        if into.contiguous:
-            target = target.reshape(given.shape)
-        else:
-            given = given.reshape(target.shape)
-        work = _checked(lambda: np.copyto(target, given), into, source)
-        self._enqueue(self.current_stream(into.device_index), work)
-
-    def _view(self, array: Array) -> np.ndarray:
-        shape, strides, word = devices.words(array)
-        start, end = array.extent
-        memory = (ctypes.c_ubyte * (end - start)).from_address(start)
-        return np.ndarray(shape, f"V{word}", memory, array.address - start, strides)
+        work = _checked(copying(into, source), into, source)
+        self.enqueue(self.current_stream(into.device_index), work)
 
     def pinned(self, nbytes: int) -> Array:
         made = Pinned(nbytes)
@@ -209,7 +165,7 @@ class LateDevice(devices.ArrayLibrary):
     def wait(self, device: int, stream: int, event: Event) -> None:
         if event.place is not None:
             place = event.place
-            self._enqueue(stream, lambda: self._run(*place))
+            self.enqueue(stream, lambda: self._run(*place))
 
     def is_over(self, event: Event) -> bool:
         with self._lock:
@@ -230,7 +186,7 @@ class LateDevice(devices.ArrayLibrary):
 
         to, given, nbytes = into.address, source.address, into.nbytes
         work = _checked(lambda: ctypes.memmove(to, given, nbytes), into, source)
-        self._enqueue(stream, work)
+        self.enqueue(stream, work)
 
 
 def install(patch: pytest.MonkeyPatch, order: str | int, slot_bytes: int) -> LateDevice:

@@ -10,19 +10,16 @@ import ctypes
 import itertools
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-from device_array import DeviceArray
+from device_array import DeviceArray, HostMemory
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import Array
 
-POISON = 0xA5
 DEADLINE = 30.0  # seconds that a test waits for a stream
 FIRST = 1000  # default streams are FIRST + device
 
@@ -55,32 +52,21 @@ class GpuArray(DeviceArray):
     """Memory of one of Gpus."""
 
 
-class Gpus(devices.ArrayLibrary):
+class Gpus(HostMemory):
     """The library of `GpuArray`."""
 
     name = "threads"
+    kind = GpuArray
+    first_stream = FIRST
 
     def __init__(self) -> None:
+        super().__init__()
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(5000)
-        self._local = threading.local()
-        self.capturing = False
-        self.error: Exception | None = None  # what the device says from now on
 
     def array(self, values: Any) -> GpuArray:
         """Values on this thread's GPU, written by its current stream."""
-        given = np.array(values, copy=True, order="C")
-        made = self._made(here(), given.nbytes)
-        memory = made.memory[: given.nbytes].view(given.dtype).reshape(given.shape)
-        self.enqueue(self.current_stream(here()), lambda: np.copyto(memory, given))
-        return made.view(memory)
-
-    def _made(self, index: int, nbytes: int) -> GpuArray:
-        """Memory that its stream uses for something else as soon as it is given up."""
-        memory = np.full(max(nbytes, 1), POISON, np.uint8)
-        made = GpuArray(self, memory, index)
-        stream = self.current_stream(index)
-        weakref.finalize(made, self.enqueue, stream, lambda: memory.fill(POISON))
+        made: GpuArray = self.array_on(here(), values)
         return made
 
     # The timeline.
@@ -116,33 +102,6 @@ class Gpus(devices.ArrayLibrary):
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, GpuArray)
-
-    def current_stream(self, device: int) -> int:
-        stream: int = getattr(self._local, str(device), FIRST + device)
-        return stream
-
-    @contextmanager
-    def on_stream(self, device: int, stream: int) -> Iterator[None]:
-        before = self.current_stream(device)
-        setattr(self._local, str(device), stream)
-        try:
-            yield
-        finally:
-            setattr(self._local, str(device), before)
-
-    def is_capturing(self, device: int) -> bool:
-        return self.capturing
-
-    def allocate(self, device: int, nbytes: int) -> Array:
-        return asarray(self._made(device, nbytes))
-
-    def copy(self, into: Array, source: Array) -> None:
-        target, given = strided(into), strided(source)
-        if into.contiguous:
-            target = target.reshape(given.shape)
-        else:
-            given = given.reshape(target.shape)
-        self.enqueue(self.current_stream(into.device_index), lambda: np.copyto(target, given))
 
     def pinned(self, nbytes: int) -> Array:
         return asarray(np.empty(nbytes, np.uint8))
@@ -223,14 +182,6 @@ def here() -> int:
     """The GPU of this thread: that of its rank."""
     name = threading.current_thread().name
     return int(name.removeprefix("rank ")) if name.startswith("rank ") else 0
-
-
-def strided(array: Array) -> np.ndarray:
-    """The memory of an Array as numpy sees it, its elements as words or bytes."""
-    shape, strides, word = devices.words(array)
-    start, end = array.extent
-    memory = (ctypes.c_ubyte * (end - start)).from_address(start)
-    return np.ndarray(shape, f"V{word}", memory, array.address - start, strides)
 
 
 def until(condition: Callable[[], bool]) -> None:

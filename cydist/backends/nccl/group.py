@@ -183,7 +183,7 @@ class NcclGroup(Failures, ProcessGroup):
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
         """Strided results are unpacked on the stream of the call, by the array's library."""
-        library = self.gpu.lib if array is None else devices.library_of(array)
+        library = self.gpu.lib if array is None else devices.whose(array)
         with library.on_stream(self.gpu.index, stream):
             yield
 
