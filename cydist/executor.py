@@ -31,35 +31,37 @@ class Threads:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._idle = 0
+        # A queue for each: among several readers of one, get() may forget its timeout.
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
 
     def run(self, task: Callable[[], None]) -> None:
         """Run `task`, which must not raise, on some thread."""
         if os.getpid() != self._pid:
             self.__init__()  # type: ignore[misc]  # a forked child has none of these threads
         with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-                self._tasks.put(task)
+            if self._idle:
+                thread = self._idle[-1]
+                del self._idle[-1]
+                thread.put(task)
                 return
         threading.Thread(target=self._serve, args=(task,), name="cydist", daemon=True).start()
 
     def _serve(self, task: Callable[[], None]) -> None:
+        tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         while True:
             task()
             del task
             with self._lock:
-                self._idle += 1
+                self._idle.append(tasks)
             try:
-                task = self._tasks.get(timeout=IDLE_SECONDS)
+                task = tasks.get(timeout=IDLE_SECONDS)
             except Empty:
                 with self._lock:
-                    if self._idle > 0:
-                        self._idle -= 1
+                    if tasks in self._idle:
+                        self._idle.remove(tasks)
                         return
-                # Every idle place was taken by a caller, so a task is on its way to us.
-                task = self._tasks.get()
+                # A caller has taken this thread, so a task is on its way.
+                task = tasks.get()
 
 
 THREADS = Threads()
