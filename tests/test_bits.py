@@ -12,6 +12,7 @@ from cydist.testing import oracle, run_threads
 
 COUNT = 1003
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")
+ROUNDING = [oracle.DTYPES[name] for name in (*FLOATS, "complex64")]  # dtypes whose sums round
 ALGORITHMS = [
     (backend, collective, name)
     for backend in ("inproc", "tcp", "shm")
@@ -51,12 +52,6 @@ def forced(request, setting):
 def ranks(request):
     """World sizes: powers of two and others."""
     return request.param
-
-
-@pytest.fixture(params=[*FLOATS, "complex64"])
-def dtype(request):
-    """Dtypes whose sums round."""
-    return oracle.DTYPES[request.param]
 
 
 def inexact(size, count, dtype):
@@ -117,54 +112,61 @@ def same(expected, actual):
         assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
         width = f"u{expected.itemsize}" if expected.itemsize <= 8 else "u8"
         at = np.flatnonzero(expected.view(width) != actual.view(width))
-        pytest.fail(f"{at.size} differ: [{at[0]}] {expected.flat[at[0]]} {actual.flat[at[0]]}")
+        first = f"[{at[0]}] {expected.flat[at[0]]} {actual.flat[at[0]]}"
+        pytest.fail(f"{at.size} {expected.dtype}s differ: {first}")
 
 
-@pytest.mark.parametrize("values", [inexact, special], ids=["inexact", "any-bits"])
-def test_same_bits_on_all_ranks_and_in_every_run(jobs, forced, ranks, dtype, values):
+def test_same_bits_on_all_ranks_and_in_every_run(jobs, forced, ranks):
     """all_reduce gives all ranks the same bits; every call, what it gave before."""
     backend, collective = forced
-    given = values(ranks, COUNT, dtype) if values is inexact else values(ranks, dtype)
+    given = [inexact(ranks, COUNT, dtype) for dtype in ROUNDING]
+    given += [special(ranks, dtype) for dtype in ROUNDING]
 
     def body(rank):
-        return [once(collective, rank, ranks, given) for _ in range(2)]
+        return [[once(collective, rank, ranks, each) for each in given] for _ in range(2)]
 
     results = jobs.get(backend, ranks).run(body)
-    for first, second in results:
-        same(first, second)
-        if collective == "all_reduce":
-            same(results[0][0], first)
+    for before, again in results:
+        for first, second, of_rank_0 in zip(before, again, results[0][0], strict=True):
+            same(first, second)
+            if collective == "all_reduce":
+                same(of_rank_0, first)
 
 
-def test_same_bits_in_another_job(jobs, forced, dtype):
+def test_same_bits_in_another_job(jobs, forced):
     """New ranks on new connections give the bits of those before them."""
     backend, collective = forced
-    given = inexact(3, COUNT, dtype)
+    given = [inexact(3, COUNT, dtype) for dtype in ROUNDING]
 
     def body(rank):
-        return once(collective, rank, 3, given)
+        return [once(collective, rank, 3, each) for each in given]
 
-    for before, again in zip(
-        jobs.get(backend, 3).run(body), run_threads(body, 3, backend), strict=True
-    ):
-        same(before, again)
+    job = jobs.get(backend, 3)
+    for before, again in zip(job.run(body), run_threads(body, 3, backend), strict=True):
+        for expected, actual in zip(before, again, strict=True):
+            same(expected, actual)
 
 
-def test_same_bits_for_every_layout(jobs, forced, dtype):
+def test_same_bits_for_every_layout(jobs, forced):
     """An array of every third element, at an odd place, gives the bits of a contiguous one."""
     backend, collective = forced
-    given = inexact(4, COUNT, dtype)
+    given = [inexact(4, COUNT, dtype) for dtype in ROUNDING]
 
-    def strided(rank):
-        spread = [np.zeros(3 * COUNT + 1, dtype)[1::3] for _ in given]
-        for array, values in zip(spread, given, strict=True):
+    def strided(arrays):
+        spread = [np.zeros(3 * COUNT + 1, array.dtype)[1::3] for array in arrays]
+        for array, values in zip(spread, arrays, strict=True):
             array[...] = values
-        return once(collective, rank, 4, spread)
+        return spread
 
-    job = jobs.get(backend, 4)
-    plain = job.run(lambda rank: once(collective, rank, 4, given))
-    for expected, actual in zip(plain, job.run(strided), strict=True):
-        same(expected, actual)
+    def body(rank):
+        return [
+            (once(collective, rank, 4, each), once(collective, rank, 4, strided(each)))
+            for each in given
+        ]
+
+    for pairs in jobs.get(backend, 4).run(body):
+        for plain, spread in pairs:
+            same(plain, spread)
 
 
 def zeros_and_nans(size, dtype):
@@ -187,34 +189,34 @@ def extreme(op, arrays):
 
 
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
-@pytest.mark.parametrize("name", FLOATS)
-def test_min_and_max_of_nan_and_signed_zero(jobs, forced, name, op):
+def test_min_and_max_of_nan_and_signed_zero(jobs, forced, op):
     """A NaN on any rank makes the one NaN of the dtype, and -0 < +0, whoever gives what."""
     backend, collective = forced
-    dtype, size = oracle.DTYPES[name], 4
-    given = zeros_and_nans(size, dtype)
+    size = 4
+    given = [zeros_and_nans(size, oracle.DTYPES[name]) for name in FLOATS]
 
     def body(rank):
-        return once(collective, rank, size, given, getattr(dist.ReduceOp, op))
+        return [once(collective, rank, size, x, getattr(dist.ReduceOp, op)) for x in given]
 
-    for rank, actual in enumerate(jobs.get(backend, size).run(body)):
+    for rank, results in enumerate(jobs.get(backend, size).run(body)):
         if collective in ("scan", "exscan") and rank <= (collective == "exscan"):
             continue  # one contribution, nothing to combine
-        same(expected_of(collective, rank, size, given, lambda a: extreme(op, a)), actual)
+        for x, actual in zip(given, results, strict=True):
+            same(expected_of(collective, rank, size, x, lambda a: extreme(op, a)), actual)
 
 
-@pytest.mark.parametrize("name", oracle.INTEGERS)
 @pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
-def test_integers_wrap(jobs, forced, name, op):
+def test_integers_wrap(jobs, forced, op):
     """Integers of any bits add and multiply modulo 2**bits, in every algorithm."""
     backend, collective = forced
-    given = special(3, oracle.DTYPES[name])
+    given = [special(3, oracle.DTYPES[name]) for name in oracle.INTEGERS]
 
     def body(rank):
-        return once(collective, rank, 3, given, getattr(dist.ReduceOp, op))
+        return [once(collective, rank, 3, x, getattr(dist.ReduceOp, op)) for x in given]
 
-    for rank, actual in enumerate(jobs.get(backend, 3).run(body)):
-        same(expected_of(collective, rank, 3, given, lambda a: oracle.reduced(op, a)), actual)
+    for rank, results in enumerate(jobs.get(backend, 3).run(body)):
+        for x, actual in zip(given, results, strict=True):
+            same(expected_of(collective, rank, 3, x, lambda a: oracle.reduced(op, a)), actual)
 
 
 @pytest.fixture
@@ -231,19 +233,17 @@ OTHERS = [(op, name) for op in ("PRODUCT", "AVG") for name in ("float16", "bfloa
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("count", [7, 9001], ids=lambda count: f"{count}elements")
-@pytest.mark.parametrize(("op", "name"), [*SUMS, *OTHERS])
 @pytest.mark.parametrize("collective", sorted(tuning.REDUCING))
-def test_deterministic_is_rank_order_and_one_rounding(
-    jobs, backend, collective, ranks, op, name, count
-):
+def test_deterministic_is_rank_order_and_one_rounding(jobs, backend, collective, ranks, count):
     """The bits of the oracle, so equal on windows, on sockets, and where all is derived."""
-    given = inexact(ranks, count, oracle.DTYPES[name])
+    calls = [(op, inexact(ranks, count, oracle.DTYPES[name])) for op, name in (*SUMS, *OTHERS)]
 
     def body(rank):
-        return once(collective, rank, ranks, given, getattr(dist.ReduceOp, op))
+        return [once(collective, rank, ranks, x, getattr(dist.ReduceOp, op)) for op, x in calls]
 
-    for rank, actual in enumerate(jobs.get(backend, ranks).run(body)):
-        same(expected_of(collective, rank, ranks, given, scanned(op, ranks)), actual)
+    for rank, results in enumerate(jobs.get(backend, ranks).run(body)):
+        for (op, given), actual in zip(calls, results, strict=True):
+            same(expected_of(collective, rank, ranks, given, scanned(op, ranks)), actual)
 
 
 def scanned(op, ranks):
@@ -261,18 +261,23 @@ def scanned(op, ranks):
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_deterministic_premul_sum(jobs, backend, ranks, dtype):
+def test_deterministic_premul_sum(jobs, backend, ranks):
     """Each contribution times its rank's factor, rounded, then the sum in rank order."""
-    given = inexact(ranks, COUNT, dtype)
-    scaled = [(array * dtype.type(0.5**rank)).astype(dtype) for rank, array in enumerate(given)]
+    given = [inexact(ranks, COUNT, dtype) for dtype in ROUNDING]
+    scaled = [
+        [(array * array.dtype.type(0.5**rank)).astype(array.dtype) for rank, array in enumerate(x)]
+        for x in given
+    ]
 
     def body(rank):
-        mine = given[rank].copy()
-        dist.all_reduce(mine, dist.ReduceOp.PREMUL_SUM(0.5**rank))
+        mine = [x[rank].copy() for x in given]
+        for array in mine:
+            dist.all_reduce(array, dist.ReduceOp.PREMUL_SUM(0.5**rank))
         return mine
 
-    for actual in jobs.get(backend, ranks).run(body):
-        same(oracle.reduced("SUM", scaled), actual)
+    for results in jobs.get(backend, ranks).run(body):
+        for x, actual in zip(scaled, results, strict=True):
+            same(oracle.reduced("SUM", x), actual)
 
 
 @pytest.mark.usefixtures("deterministic")
