@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,76 +107,93 @@ def native_room(name: str) -> str:
     return ROOM_OF.get(name, name)
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=relative)
-def test_imports_point_down(path: Path) -> None:
+def check_each(paths: list[Path], found_in: Callable[[Path], object]) -> None:
+    """Assert that what is looked for is found in none of the files; say in which it is."""
+    assert paths
+    assert {relative(path): found for path in paths if (found := found_in(path))} == {}
+
+
+def test_imports_point_down() -> None:
     """A module imports from its own layer and from those below."""
-    if path == ROOT / "cydist/__init__.py":
-        return
-    layer = LAYER_OF[module_of(path)]
-    upward = {
-        name
-        for name in imports_of(path)
-        if (LAYER_OF[name.split(".")[1]] if "." in name else API) > layer
-    }
-    # Compiled code raises the classes of errors.py, nothing else of Python's.
-    if module_of(path) == "_native":
-        upward -= {"cydist.errors"}
-    assert upward == set()
+
+    def upward(path: Path) -> set[str]:
+        layer = LAYER_OF[module_of(path)]
+        # Compiled code raises the classes of errors.py, nothing else of Python's.
+        free = {"cydist.errors"} if module_of(path) == "_native" else set()
+        return {
+            name
+            for name in imports_of(path) - free
+            if (LAYER_OF[name.split(".")[1]] if "." in name else API) > layer
+        }
+
+    check_each([path for path in PYTHON if path != ROOT / "cydist/__init__.py"], upward)
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=relative)
-def test_one_door_to_compiled_code(path: Path) -> None:
+def test_one_door_to_compiled_code() -> None:
     """Outside cydist/_native, Python imports cydist._native and nothing inside it."""
-    if module_of(path) == "_native":
-        return
-    inside = {name for name in imports_of(path) if name.startswith("cydist._native.")}
-    assert inside == set()
+
+    def inside(path: Path) -> set[str]:
+        return {name for name in imports_of(path) if name.startswith("cydist._native.")}
+
+    check_each([path for path in PYTHON if module_of(path) != "_native"], inside)
 
 
-@pytest.mark.parametrize("path", CYTHON, ids=relative)
-def test_cimports_stay_in_their_room(path: Path) -> None:
+def test_cimports_stay_in_their_room() -> None:
     """An algorithm never sees a transport or a dtype, a transport never an algorithm."""
-    room = native_room(path.stem)
-    text = path.read_text()
-    cimported = set(re.findall(r"^\s*from\s+cydist\._native\.(\w+)\s+cimport", text, re.M))
-    cimported |= set(re.findall(r"^\s*cimport\s+cydist\._native\.(\w+)", text, re.M))
-    elsewhere = {name for name in cimported if native_room(name) not in CIMPORTS[room] | {room}}
-    assert elsewhere == set()
+
+    def elsewhere(path: Path) -> set[str]:
+        room, text = native_room(path.stem), path.read_text()
+        cimported = set(re.findall(r"^\s*from\s+cydist\._native\.(\w+)\s+cimport", text, re.M))
+        cimported |= set(re.findall(r"^\s*cimport\s+cydist\._native\.(\w+)", text, re.M))
+        return {name for name in cimported if native_room(name) not in CIMPORTS[room] | {room}}
+
+    check_each(CYTHON, elsewhere)
 
 
-@pytest.mark.parametrize("path", CYTHON, ids=relative)
-def test_compiled_code_imports_nothing_above_it(path: Path) -> None:
+def test_compiled_code_imports_nothing_above_it() -> None:
     """Compiled code knows errors.py; algorithms do not even know that."""
-    allowed = set() if native_room(path.stem) == "algorithms" else {"errors"}
-    assert set(ABOVE_THE_ENGINE.findall(path.read_text())) <= allowed
+
+    def above(path: Path) -> set[str]:
+        allowed = set() if native_room(path.stem) == "algorithms" else {"errors"}
+        return set(ABOVE_THE_ENGINE.findall(path.read_text())) - allowed
+
+    check_each(CYTHON, above)
 
 
-@pytest.mark.parametrize("path", CYTHON, ids=relative)
-def test_no_gil_below_the_engine(path: Path) -> None:
+def test_no_gil_below_the_engine() -> None:
     """Algorithms and transports never take the GIL in the middle of a call."""
-    if native_room(path.stem) in ("algorithms", "transports"):
-        assert "with gil" not in path.read_text()
+    below = [path for path in CYTHON if native_room(path.stem) in ("algorithms", "transports")]
+    check_each(below, lambda path: "with gil" in path.read_text())
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=relative)
-def test_kernels_are_plain_c(path: Path) -> None:
+def test_kernels_are_plain_c() -> None:
     """The loops over elements include libc and the compiler's headers, never Python's."""
-    included = re.findall(r"#\s*include\s*[<\"]([^>\"]+)", path.read_text())
-    assert [name for name in included if "Python" in name or "numpy" in name] == []
+
+    def python_s(path: Path) -> list[str]:
+        included = re.findall(r"#\s*include\s*[<\"]([^>\"]+)", path.read_text())
+        return [name for name in included if "Python" in name or "numpy" in name]
+
+    check_each(KERNELS, python_s)
 
 
-@pytest.mark.parametrize("path", CODE, ids=relative)
-def test_names_say_the_subject(path: Path) -> None:
+def test_names_say_the_subject() -> None:
     """No file or folder is named for its role."""
     roles = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
-    parts = {Path(part).stem.removeprefix("_") for part in path.relative_to(ROOT).parts}
-    assert parts & roles == set()
+
+    def role(path: Path) -> set[str]:
+        return roles & {Path(part).stem.removeprefix("_") for part in path.relative_to(ROOT).parts}
+
+    check_each(CODE, role)
 
 
-@pytest.mark.parametrize("path", CODE, ids=relative)
-def test_files_are_short(path: Path) -> None:
+def test_files_are_short() -> None:
     """A file past 500 lines is a request to split it."""
-    assert len(path.read_text().splitlines()) <= 500
+
+    def too_long(path: Path) -> int:
+        lines = len(path.read_text().splitlines())
+        return lines if lines > 500 else 0
+
+    check_each(CODE, too_long)
 
 
 def test_settings_are_declared_once() -> None:
@@ -195,12 +213,11 @@ def test_settings_are_used() -> None:
     assert [name for name in declared if not re.search(rf"\bconfig\.{name}\b", text)] == []
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=relative)
-def test_settings_are_read_in_one_place(path: Path) -> None:
+def test_settings_are_read_in_one_place() -> None:
     """Outside config.py nobody looks a CYDIST_* variable up in the environment."""
     look_up = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)[(\[]\s*[\"']CYDIST_")
-    if path.name != "config.py":
-        assert look_up.findall(path.read_text()) == []
+    elsewhere = [path for path in PYTHON if path.name != "config.py"]
+    check_each(elsewhere, lambda path: look_up.findall(path.read_text()))
 
 
 def fresh(program: str) -> str:
