@@ -10,9 +10,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -57,7 +56,6 @@ class HostGroup(ProcessGroup):
     devices = ("cpu", "cuda")
     sends_short = True  # its messages need no more checks than src/short.pyx makes, and
     calls_short = True  # its collectives may come that way
-    concurrent = True  # any thread may call, at any time
 
     def __init__(
         self,
@@ -186,19 +184,10 @@ class HostGroup(ProcessGroup):
         self._native.abort()
         super().abort()
 
-    def execute(
-        self,
-        name: str,
-        body: Callable[[Call], None],
-        *,
-        async_op: bool = False,
-        timeout: float | timedelta | None = None,
-        result: object = None,
-        array: Array | None = None,
-    ) -> Work | None:
+    def check_usable(self, name: str) -> None:
         """As the base class. Raises ValueError for bad settings before anything is sent."""
+        super().check_usable(name)
         tuning.check()
-        return super().execute(name, body, async_op=async_op, timeout=timeout, result=result)
 
     def next_seq(self) -> int:
         return self._native.next_seq()

@@ -12,7 +12,7 @@ import array as arrays
 import atexit
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,8 @@ from cydist.backends.sharing import share_memory
 from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType
-from cydist.work import CompletedWork, Work
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from cydist._native import Array
     from cydist.registry import BackendOptions
 
@@ -193,27 +190,6 @@ class MpiGroup(HostGroup):
             news = self.irecv(_native.asarray(bytearray(1)), 1 - min(self._rank, 1), NEWS_TAG)
             with suppress(DistTimeoutError):
                 news.wait(NEWS_SECONDS)
-
-    def execute(
-        self,
-        name: str,
-        body: Callable[[Call], None],
-        *,
-        async_op: bool = False,
-        timeout: float | timedelta | None = None,
-        result: object = None,
-        array: Array | None = None,
-    ) -> Work | None:
-        """As the base class; where MPI was initialised without support for threads an
-        asynchronous collective has run when its Work is returned."""
-        if not async_op or self._endpoint.threads.concurrent:
-            return super().execute(name, body, async_op=async_op, timeout=timeout, result=result)
-        self.check_usable(name)
-        try:
-            super().execute(name, body, timeout=timeout)
-        except Exception as error:
-            return CompletedWork(result, error)
-        return CompletedWork(result)
 
     # Its communicator.
 
