@@ -31,7 +31,8 @@ Job = ThreadJob | LaunchedJob
 
 
 class Jobs:
-    """Jobs that are kept between tests: (backend, size) -> ranks that wait for a body."""
+    """Jobs that are kept between the tests of a module: (backend, size) -> ranks that wait for a
+    body."""
 
     def __init__(self) -> None:
         self.found: dict[str, Capabilities] = {}
@@ -83,17 +84,30 @@ class Jobs:
             self._launched = Launched(backend)
         return self._launched.job(size)
 
-    def close(self) -> None:
-        """End them all."""
-        for job in self._kept.values():
+    def end_kept(self) -> None:
+        """End the jobs; the next that asks for one gets a new one."""
+        kept, self._kept = self._kept, {}
+        for job in kept.values():
             job.close()
+
+    def close(self) -> None:
+        """End all."""
+        self.end_kept()
         if self._launched is not None:
             self._launched.close()
 
 
+@pytest.fixture(scope="module")
+def jobs(session_jobs: Jobs) -> Iterator[Jobs]:
+    """Jobs by backend and size, made when first asked for. They end with the module: each holds a
+    thread and some descriptors for every rank."""
+    yield session_jobs
+    session_jobs.end_kept()
+
+
 @pytest.fixture(scope="session")
-def jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
-    """Jobs by backend and size, made when first asked for."""
+def session_jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
+    """Where jobs come from, and what is known of the backends."""
     kept = Jobs()
     yield kept
     if named_by_user(pytestconfig):
