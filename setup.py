@@ -54,6 +54,7 @@ MODULES = [
     native("turn", "src/turn.pyx"),
     native("short", "src/short.pyx"),
     native("shortcuts", "src/shortcuts.pyx"),
+    native("torch_options", "src/torch_options.pyx"),
     native("rehearsal", "src/rehearsal.pyx"),
     *(
         native(name, f"src/{room}/{name}.pyx")

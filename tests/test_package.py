@@ -58,6 +58,7 @@ ROOM_OF = {
     "choices": "engine",
     "short": "engine",
     "shortcuts": "engine",
+    "torch_options": "engine",
     "dlpack": "array",
     "overlaps": "array",
     "exporters": "array",

@@ -15,6 +15,9 @@ import torch.distributed as dist  # noqa: E402
 import torch_job  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
 
+from cydist._native import torch_options  # noqa: E402
+from cydist.interop.torch.options import REDUCTIONS  # noqa: E402
+
 if TYPE_CHECKING:
     from torch_job import Job
 
@@ -36,7 +39,7 @@ def blocking() -> Any:
         (lambda g: g.allreduce([], blocking()), "list of one entry, found 0"),
         (lambda g: g.allreduce([torch.ones(1, device="meta")]), "meta"),
         (lambda g: g.allreduce([torch.ones(1).to_sparse()], ReduceOp.MAX), "SUM only, not MAX"),
-        (lambda g: g._get_backend(torch.device("cuda")), "on the CPU, not on cuda"),
+        (lambda g: g._get_backend(torch.device("mps")), "on cpu, cuda, and this one is on mps"),
         (lambda g: g.send([torch.ones(1)], g.rank()), "itself"),
     ],
     ids=[
@@ -59,6 +62,82 @@ def test_refused(call: Callable[[Any], Any], message: str, shared: Job) -> None:
         return bool(group.barrier().wait())
 
     assert shared.run(body) == [True] * shared.size
+
+
+def changed(options: Any, **fields: Any) -> Any:
+    for name, value in fields.items():
+        setattr(options, name, value)
+    return options
+
+
+WANTED: dict[str, Callable[[Any, Any], Any]] = {
+    "SUM": torch.add, "AVG": lambda a, b: (a + b) / 2, "PRODUCT": torch.mul,
+    "MIN": torch.minimum, "MAX": torch.maximum, "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", REDUCTIONS, ids=[ours.name for ours in REDUCTIONS.values()])
+def test_options_are_read_in_place(op: Any, pair: Job) -> None:
+    """The short way takes a blocking call, and reduces as its options say."""
+    name = REDUCTIONS[op].name
+    dtype = torch.float64 if name == "AVG" else torch.int64
+    given = [torch.tensor([6, 5 + 3 * rank], dtype=dtype) for rank in range(2)]
+
+    def body(group: Any) -> tuple[bool, Any]:
+        group.allreduce([torch.ones(2, dtype=dtype)], blocking()).wait()  # an algorithm is chosen
+        x = given[group.rank()].clone()
+        taken = torch_options.all_reduce([x], changed(blocking(), reduceOp=op), group.host)
+        return taken, x
+
+    for taken, x in pair.run(body):
+        assert taken
+        assert torch.equal(x, WANTED[name](*given))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: changed(blocking(), asyncOp=True),
+        lambda: changed(blocking(), timeout=timedelta(seconds=30)),
+        lambda: changed(blocking(), timeout=timedelta(0)),
+        lambda: changed(blocking(), reduceOp=dist._make_nccl_premul_sum(2.0)),
+        lambda: None,
+        lambda: ReduceOp.SUM,
+        dist.BarrierOptions,
+    ],
+    ids=["async", "a limit", "a limit of zero", "a factor", "none", "an operation", "another's"],
+)
+def test_the_short_way_leaves_others_alone(options: Callable[[], Any], pair: Job) -> None:
+    """Asynchronous calls, those with a limit of their own, and whatever it does not know."""
+
+    def body(group: Any) -> tuple[bool, float]:
+        x = torch.ones(1)
+        group.allreduce([x], blocking()).wait()
+        return torch_options.all_reduce([x], options(), group.host), float(x)
+
+    assert pair.run(body) == [(False, 2.0)] * 2
+
+
+class Lookalike:
+    """Options as a class of Python's, which lie elsewhere."""
+
+    asyncOp, timeout, reduceOp = True, timedelta(milliseconds=-1), ReduceOp.SUM
+
+
+@pytest.mark.parametrize(
+    ("kind", "reductions"),
+    [
+        (Lookalike, REDUCTIONS),
+        (dist.BarrierOptions, REDUCTIONS),
+        (dist.AllreduceOptions, {ReduceOp.SUM: REDUCTIONS[ReduceOp.SUM]}),
+    ],
+    ids=["another language", "another class", "one reduction"],
+)
+def test_what_cannot_be_found_is_not_read(kind: type, reductions: dict[Any, Any]) -> None:
+    """A class whose fields have no clear places is refused, and the one that is known stays."""
+    assert torch_options.learn(dist.AllreduceOptions, REDUCTIONS)
+    assert not torch_options.learn(kind, reductions)
 
 
 def test_callbacks_may_communicate(shared: Job) -> None:

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import cydist
-from cydist._native import short
+from cydist._native import torch_options
 from cydist.group import ProcessGroup
 from cydist.interop.torch import sparse
-from cydist.interop.torch.options import OPERATIONS, given, limit, only, op_of, rooted
+from cydist.interop.torch.options import given, limit, only, op_of, rooted
 from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
 from cydist.work import Work
 from cydist.world import World
 
+DEVICES = ("cpu", "cuda")  # whose tensors we take; a GPU's go through the host
 Limit = timedelta | None
-AllreduceOptions = c10d.AllreduceOptions
 
 
 class Group(dist.ProcessGroup):
@@ -35,8 +35,6 @@ class Group(dist.ProcessGroup):
 
     Methods without a docstring do what torch's of that name do; docs/torch.md says what they take.
 
-    host    the group of ours that does the work. It is no default group, and a program's own
-            cydist.init_process_group does not meet it
     store   torch's
     world   what owns the connections; None for a group that shares its parent's
     """
@@ -49,12 +47,35 @@ class Group(dist.ProcessGroup):
         self, host: ProcessGroup, name: str, store: Any, world: World | None = None
     ) -> None:
         super().__init__(host.rank(), host.size())
-        self.host = host
+        self._host = host
+        self._settled = False  # does the host know which devices are its own?
         self._world = world
         self._store = store
         self._name = name
         self._desc = name
         self._parts: dict[tuple[int, ...], int] = {}  # how many were made of these ranks
+
+    @property
+    def host(self) -> ProcessGroup:
+        """The group of ours that does the work. It is no default group, and a program's own
+        cydist.init_process_group does not meet it."""
+        if not self._settled:
+            self._settle()
+        return self._host
+
+    def _settle(self) -> None:
+        """Leave to other backends, which torch has forgotten by now, what was given to them.
+
+        "cpu:cydist,cuda:nccl" reaches nobody but us: torch says so when it has made the group.
+        """
+        config = c10d._world.pg_backend_config.get(self)
+        if config is None:
+            return
+        backends = dict(pair.split(":") for pair in config.split(","))
+        self._host.devices = tuple(
+            device for device in DEVICES if device == "cpu" or backends.get(device) == "cydist"
+        )
+        self._settled = True
 
     # What torch asks a group about itself.
 
@@ -81,12 +102,13 @@ class Group(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [torch.device("cpu")]
+        return [torch.device(device) for device in self.host.devices]
 
     def _get_backend(self, device: Any) -> Group:
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"backend 'cydist' takes tensors on the CPU, not on {device}")
+        self.host.for_device(torch.device(device).type)
         return self
+
+    get_backend = _get_backend
 
     @property
     def options(self) -> Any:
@@ -122,6 +144,9 @@ class Group(dist.ProcessGroup):
     setTimeout = set_timeout
     _set_default_timeout = set_timeout
 
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Nothing: torch lets backends ignore this."""
+
     def abort(self) -> None:
         """End every call under way with an error, on all members. The group has failed then."""
         self.host.abort()
@@ -138,6 +163,7 @@ class Group(dist.ProcessGroup):
         # torch may give a name again when the group that had it is gone.
         host = self.host.subgroup(members, f"{name}/{count}", timeout)
         assert host is not None
+        host.devices = self.host.devices
         return Group(host, name, store)
 
     def split_group(
@@ -163,18 +189,12 @@ class Group(dist.ProcessGroup):
     # Collectives. `opts` may also be what comes second in torch's other forms.
 
     def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: Limit = None, *, op: Any = None
+        self, tensors: Any, opts: Any = None, timeout: Limit = None, op: Any = None
     ) -> dist.Work:
-        if type(opts) is AllreduceOptions and type(tensors) is list and not opts.asyncOp:
-            # The most frequent call, and often a small one: no step more than it needs.
-            kind = OPERATIONS.get(hash(opts.reduceOp))
-            if (
-                len(tensors) == 1
-                and opts.timeout.days < 0
-                and short.all_reduce(tensors[0], kind, self.host)
-            ):
-                return BLOCKING
-        opts = given(AllreduceOptions, opts, timeout, op)
+        # The most frequent call, and often a small one: no step more than it needs.
+        if torch_options.all_reduce(tensors, opts, self._host):
+            return BLOCKING
+        opts = given(c10d.AllreduceOptions, opts, timeout, op)
         tensor = only(tensors, "allreduce")
         kind = op_of(opts.reduceOp)
         if tensor.layout is not torch.strided:
@@ -271,6 +291,20 @@ class Group(dist.ProcessGroup):
             timeout=limit(opts),
         )  # fmt: skip
         return ended(work, outputs or [])
+
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
+        opts = rooted(c10d.GatherOptions, opts, None, 0)
+        here = self.rank() == opts.rootRank
+        if here and output.numel() != self.size() * input.numel():
+            raise ValueError(
+                f"gather_single: an output of {output.numel()} elements, for {self.size()} ranks "
+                f"with {input.numel()} each"
+            )
+        outputs = list(output.view(self.size(), *input.shape)) if here else None
+        work = cydist.gather(
+            input, outputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+        )
+        return ended(work, [output] if here else [])
 
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -383,12 +417,13 @@ class Group(dist.ProcessGroup):
     startCoalescing = _start_coalescing
     endCoalescing = _end_coalescing
 
-    # Names from before torch 2.13.
+    # Names from before torch 2.13, and one of 2.15.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
 
 
 def ended(work: Work | None, tensors: Any) -> dist.Work:

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cydist._native import torch_options
 from cydist.types import Op, PremulSum, RedOpType
 
-# By hash, which is the operation's number: comparing ReduceOps costs ten times as much.
-OPERATIONS: dict[int, Op] = {
-    hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): RedOpType[name]
+REDUCTIONS: dict[Any, Op] = {
+    getattr(dist.ReduceOp, name): RedOpType[name]
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
+# By hash, which is the operation's number: comparing ReduceOps costs ten times as much.
+OPERATIONS = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in REDUCTIONS.items()}
 assert len(OPERATIONS) == 8
+torch_options.learn(dist.AllreduceOptions, REDUCTIONS)
 
 
 def op_of(op: Any) -> Op:

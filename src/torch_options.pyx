@@ -1,0 +1,88 @@
+"""torch's options of an allreduce, read where they lie.
+
+torch.distributed hands an object of C++ to the most frequent of its calls. To ask it for its three
+fields from Python takes longer than the call. So the fields' places in its memory are found out
+once, by setting each and looking what changes. Where that says nothing clear (another layout,
+another binding) nothing is ever read, and the caller asks the object.
+"""
+from datetime import timedelta
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t
+
+from cydist._native.short cimport all_reduce as short_all_reduce
+
+cdef extern from "<malloc.h>" nogil:
+    size_t malloc_usable_size(void *)
+
+ctypedef struct Bound:          # how pybind11 lays out an object of one C++ class
+    Py_ssize_t references
+    void *type
+    unsigned char *value
+
+
+cdef object known = None        # the class whose fields' places follow
+cdef size_t op_at, timeout_at, async_at
+cdef list operations = [None] * 256     # ours, by the byte that says torch's
+
+
+cdef inline unsigned char *memory(object options) noexcept:
+    return (<Bound *><void *>options).value
+
+
+cdef bytes seen(object options):
+    cdef unsigned char *value = memory(options)
+    return PyBytes_FromStringAndSize(<char *>value, malloc_usable_size(value))
+
+
+cdef list changed(bytes before, bytes after):
+    return [i for i in range(len(before)) if before[i] != after[i]]
+
+
+def learn(object kind, dict reductions) -> bool:
+    """Find out where AllreduceOptions has its fields; False where they cannot be found.
+
+    kind        the class
+    reductions  our reduction for each of torch's
+    """
+    global known, op_at, timeout_at, async_at
+    fields = ("asyncOp", "timeout", "reduceOp")
+    if type(kind).__name__ != "pybind11_type" or not all(hasattr(kind, f) for f in fields):
+        return False
+    options = kind()
+    options.asyncOp, options.timeout = True, timedelta(milliseconds=-1)     # that is, unset
+    first = seen(options)
+    options.asyncOp = False
+    blocking = seen(options)
+    options.timeout = timedelta(0)
+    limited = seen(options)
+    flag, limit = changed(first, blocking), changed(blocking, limited)
+    if len(flag) != 1 or blocking[flag[0]] != 0:
+        return False
+    if len(limit) != 8 or limit[0] % 8 != 0 or limit[7] != limit[0] + 7:
+        return False
+    if blocking[limit[0]:limit[7] + 1] != b"\xff" * 8:
+        return False
+    looks = {}
+    for theirs in reductions:
+        options.reduceOp = theirs
+        looks[theirs] = seen(options)
+    places = {i for look in looks.values() for i in changed(limited, look)}
+    if len(places) != 1 or len(set(looks.values())) != len(looks):
+        return False
+    op_at, timeout_at, async_at = places.pop(), limit[0], flag[0]
+    for theirs, ours in reductions.items():
+        operations[looks[theirs][op_at]] = ours
+    known = kind
+    return True
+
+
+def all_reduce(object tensors, object options, object group) -> bool:
+    """torch's allreduce of one tensor by the short way, if it blocks and has no time limit of its
+    own. False: nothing has happened."""
+    if type(options) is not known or type(tensors) is not list or len(<list>tensors) != 1:
+        return False
+    cdef unsigned char *value = memory(options)
+    if value == NULL or value[async_at] != 0 or (<int64_t *>(value + timeout_at))[0] != -1:
+        return False
+    return short_all_reduce((<list>tensors)[0], (<list>operations)[value[op_at]], group)
