@@ -55,9 +55,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", scenarios())
 def test_same_numbers_as_gloo(name: str, results: Results) -> None:
-    """Two ranks find the same bits; more add up in another order, and differ by rounding."""
+    """The same bits: what ranks add together is exact in any order.
+
+    But for PowerSGD, which multiplies by random numbers. It trains in float64 here: there another
+    order changes a sum of four by at most 3 parts in 2**53, and to orthogonalize two columns
+    makes up to a million times as much of it.
+    """
     for rank in results:
         assert rank[name]["error"] == ""
-        if len(results) == 2:
+        if name == "ddp_powersgd_hook" and len(results) > 2:
+            assert rank[name]["difference"] < 1e6 * 3 / 2**53
+        else:
             assert rank[name]["same"]
-        assert rank[name]["difference"] < 1e-4
