@@ -239,6 +239,11 @@ def parse(spec: str) -> dict[str, str]:
         device, colon, name = pair.strip().partition(":")
         if not (device and colon and name and _is_name(name)):
             raise ValueError(f"{pair!r} in backend {spec!r} is not of the form device:backend")
+        if device in _families:
+            raise ValueError(
+                f"{pair!r} in backend {spec!r} names no device: write cpu:{pair.strip()}, or the "
+                "name alone for every device that it takes"
+            )
         if device in devices:
             raise ValueError(f"backend {spec!r} names device {device!r} twice")
         if device not in find(name).devices:

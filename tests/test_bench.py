@@ -66,6 +66,9 @@ def test_peers() -> None:
         ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
         ("windows", "cydist", None), ("torch:cydist", "torch", None),
     ]  # fmt: skip
+    assert [spec.name for spec in options.peers("GLOO,Torch:Cydist,OpenMPI=/A/python")] == [
+        "gloo", "torch:cydist", "openmpi"
+    ]  # fmt: skip
     assert specs[0].options == {"backend": "gloo"}
     assert specs[6].options == {"backend": "cydist"}
     assert specs[2].options["TRANSPORT"] == "tcp"

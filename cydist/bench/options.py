@@ -153,7 +153,9 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
     """What --vs asks for. Raises ValueError."""
     specs: dict[str, Spec] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        name, _, python = item.partition("=")
+        name, equals, python = item.partition("=")
+        name = name.lower()
+        item = name + equals + python
         if name in MPIS:
             if not python:
                 raise ValueError(f"--vs {name}=PYTHON: which interpreter has that MPI's mpi4py?")
