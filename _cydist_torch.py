@@ -13,7 +13,8 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available():
-        dist.Backend.register_backend("cydist", create, extended_api=True, devices=["cpu"])
+        devices = ["cpu", "cuda"]
+        dist.Backend.register_backend("cydist", create, extended_api=True, devices=devices)
 
 
 def create(options: Any, pg_options: object = None) -> Any:

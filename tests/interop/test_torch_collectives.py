@@ -105,6 +105,14 @@ def gather(g: Any, blocking: bool) -> Started:
     return work, out, rows(g.size(), 4) if out else []
 
 
+def gather_single(g: Any, blocking: bool) -> Started:
+    root = g.size() - 1
+    out = [torch.zeros(g.size(), 2, 2)] if g.rank() == root else []
+    opts = set_up(c10d.GatherOptions, blocking, rootRank=root)
+    work = g.gather_single(*out or [torch.zeros(0)], row(g.rank(), 2, 2), opts)
+    return work, out, [torch.stack(rows(g.size(), 2, 2))] if out else []
+
+
 def scatter(g: Any, blocking: bool) -> Started:
     out = torch.zeros(4)
     given = [rows(g.size(), 4)] if g.rank() == 0 else []
@@ -176,9 +184,9 @@ def sparse(g: Any, blocking: bool) -> Started:
 
 COLLECTIVES = (
     allreduce, allreduce_coalesced, broadcast, reduce, allgather, all_gather_single,
-    all_gather_single_coalesced, allgather_coalesced, gather, scatter, reduce_scatter,
-    reduce_scatter_single, reduce_scatter_single_coalesced, alltoall, all_to_all_single,
-    all_to_all_uneven, sparse,
+    all_gather_single_coalesced, allgather_coalesced, gather, gather_single, scatter,
+    reduce_scatter, reduce_scatter_single, reduce_scatter_single_coalesced, alltoall,
+    all_to_all_single, all_to_all_uneven, sparse,
 )  # fmt: skip
 
 
@@ -298,6 +306,13 @@ def test_dtype(dtype: Any, shared: Job) -> None:
     assert shared.run(body) == [True] * shared.size
 
 
+def premul_sum(factor: Any) -> Any:
+    """As torch 2.13 makes it, or those before."""
+    if callable(ReduceOp.PREMUL_SUM):
+        return ReduceOp.PREMUL_SUM(factor)
+    return dist._make_nccl_premul_sum([factor] if isinstance(factor, torch.Tensor) else factor)
+
+
 @pytest.mark.parametrize(
     ("op", "wanted"),
     [
@@ -305,8 +320,8 @@ def test_dtype(dtype: Any, shared: Job) -> None:
         (ReduceOp.PRODUCT, lambda all: torch.stack(all).prod(0)),
         (ReduceOp.MIN, lambda all: torch.stack(all).min(0).values),
         (ReduceOp.MAX, lambda all: torch.stack(all).max(0).values),
-        (ReduceOp.PREMUL_SUM(0.5), lambda all: sum(all) / 2),
-        (ReduceOp.PREMUL_SUM(torch.tensor([2.0])), lambda all: sum(all) * 2),
+        (premul_sum(0.5), lambda all: sum(all) / 2),
+        (premul_sum(torch.tensor([2.0])), lambda all: sum(all) * 2),
         (dist._make_nccl_premul_sum(4.0), lambda all: sum(all) * 4),
     ],
     ids=["AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", "PREMUL_SUM of a tensor", "nccl's"],

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cydist import crossings
-from cydist.interop.torch.group import Group
+from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous import own_address, rendezvous_by
 from cydist.stores import PrefixStore
 from cydist.stores.listening import public_address
@@ -23,7 +23,7 @@ NAME = "cydist"
 
 def register() -> None:
     """Make "cydist" a backend of torch.distributed; again changes nothing."""
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=[*DEVICES])
 
 
 def create(options: Any, pg_options: object = None) -> Group:

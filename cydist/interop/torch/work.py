@@ -14,6 +14,19 @@ from cydist.work import Work
 NO_TIMEOUT = timedelta(0)  # what C++ passes when its caller gave none
 
 
+def future_of(tensors: Any) -> Any:
+    """A torch Future that will have these tensors, in lists of any depth: it wants to know their
+    GPUs beforehand."""
+    devices = []
+    several = [tensors]
+    for each in several:
+        if isinstance(each, list | tuple):
+            several.extend(each)
+        elif getattr(each, "is_cuda", False):
+            devices.append(each.device)
+    return torch.futures.Future(devices=list(dict.fromkeys(devices)))
+
+
 class Done(dist.Work):
     """A call that was over when it returned."""
 
@@ -47,7 +60,7 @@ class Done(dist.Work):
 
     def get_future(self) -> Any:
         """A torch Future that has its value, `result`."""
-        future: Any = torch.futures.Future()
+        future = future_of(self._tensors)
         future.set_result(self._tensors)
         return future
 
@@ -110,8 +123,7 @@ class Pending(dist.Work):
     def get_future(self) -> Any:
         """A torch Future that gets `result`, or what the call raised."""
         if self._future is None:
-            future: Any = torch.futures.Future()
-            self._future = future
+            future = self._future = future_of(self._tensors)
 
             def fill() -> None:
                 # Grad mode belongs to a thread, and this one is not the caller's.
