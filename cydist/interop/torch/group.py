@@ -102,7 +102,10 @@ class Group(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [torch.device(device) for device in self.host.devices]
+        devices = self.host.devices
+        # None while torch makes the group: torch 2.15 then attaches its flight recorder, which
+        # takes groups of C++ only.
+        return [torch.device(device) for device in devices] if self._settled else []
 
     def _get_backend(self, device: Any) -> Group:
         self.host.for_device(torch.device(device).type)
