@@ -8,6 +8,7 @@ another binding) nothing is ever read, and the caller asks the object.
 from datetime import timedelta
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from cydist._native.short cimport all_reduce as short_all_reduce
@@ -16,8 +17,7 @@ cdef extern from "<malloc.h>" nogil:
     size_t malloc_usable_size(void *)
 
 ctypedef struct Bound:          # how pybind11 lays out an object of one C++ class
-    Py_ssize_t references
-    void *type
+    PyObject head
     unsigned char *value
 
 
