@@ -36,10 +36,10 @@ def looks_at_the_wall_clock(source: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if each not in ALLOWED])
-def test_no_module_looks_at_the_wall_clock(module: str) -> None:
+def test_no_module_looks_at_the_wall_clock() -> None:
     """Deadlines are on time.monotonic()."""
-    assert [] == looks_at_the_wall_clock((ROOT / module).read_text())
+    looks = {each: looks_at_the_wall_clock((ROOT / each).read_text()) for each in MODULES}
+    assert {each for each, lines in looks.items() if lines} - set(ALLOWED) == set()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The GPU is a stand-in whose copies happen as late as they may (tests/late_device
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,8 @@ import cydist as dist
 from cydist.testing import ThreadJob, oracle
 
 SLOT = 1 << 10  # bytes, so that few elements make many chunks
-SIZES = {"none": 0, "one": 1, "a chunk": 128, "several": 1024, "ragged": 777}
-DTYPES = ["bool", "bfloat16", "complex128"]
+SIZES = [0, 1, 128, 1024, 777]  # elements: none, one, a chunk, several, ragged
+DTYPES = [oracle.DTYPES[name] for name in ("bool", "bfloat16", "complex128")]
 long = pytest.mark.long
 ORDERS = ["late", 1, *(pytest.param(order, marks=long) for order in ("eager", 2, 3))]
 RANKS = [1, 2, 3, *(pytest.param(ranks, marks=long) for ranks in (4, 7))]
@@ -32,16 +33,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
 def job(request: pytest.FixtureRequest, device: LateDevice) -> Iterator[ThreadJob]:
     with ThreadJob(request.param) as made:
         yield made
-
-
-@pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
-def size(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
-@pytest.fixture(params=DTYPES)
-def dtype(request: pytest.FixtureRequest) -> np.dtype:
-    return oracle.DTYPES[request.param]
 
 
 @pytest.fixture(params=[False, True], ids=["blocking", "async"])
@@ -62,22 +53,25 @@ def given(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
     return oracle.contribution(rank, size, dtype)
 
 
-def check(job: ThreadJob, body: Callable[[int], tuple[Any, list[LateArray]]]) -> None:
-    """Run it on every rank; it returns what should be in which arrays."""
+def check(
+    job: ThreadJob, body: Callable[[int, int, np.dtype], tuple[Any, list[LateArray]]]
+) -> None:
+    """Run it on every rank with every size and dtype; it returns what should be in which arrays."""
 
     def run(rank: int) -> None:
-        wanted, arrays = body(rank)
-        for each, array in zip(wanted, arrays, strict=True):
-            found = array.get()
-            assert oracle.same_bits(each, found), (each, found)
+        for size, dtype in itertools.product(SIZES, DTYPES):
+            wanted, arrays = body(rank, size, dtype)
+            for each, array in zip(wanted, arrays, strict=True):
+                found = array.get()
+                assert oracle.same_bits(each, found), (size, each, found)
 
     job.run(run)
 
 
-def test_all_reduce(device, job, size, dtype, finish) -> None:
+def test_all_reduce(device, job, finish) -> None:
     """The sum of all ranks' arrays, in any number of chunks."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         finish(dist.all_reduce, x)
         return [oracle.reduced("SUM", [given(r, size, dtype) for r in range(job.size)])], [x]
@@ -85,11 +79,11 @@ def test_all_reduce(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_broadcast(device, job, size, dtype, finish) -> None:
+def test_broadcast(device, job, finish) -> None:
     """The root's array, which is only read there."""
     root = job.size - 1
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         finish(dist.broadcast, x, root)
         return [given(root, size, dtype)], [x]
@@ -97,10 +91,10 @@ def test_broadcast(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_reduce(device, job, size, dtype, finish) -> None:
+def test_reduce(device, job, finish) -> None:
     """The sum on one rank; the others keep what they had."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         finish(dist.reduce, x, 0)
         total = oracle.reduced("SUM", [given(r, size, dtype) for r in range(job.size)])
@@ -109,10 +103,10 @@ def test_reduce(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_scan(device, job, size, dtype, finish) -> None:
+def test_scan(device, job, finish) -> None:
     """The sum over the ranks up to this one."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         finish(dist.scan, x)
         return [oracle.reduced("SUM", [given(r, size, dtype) for r in range(rank + 1)])], [x]
@@ -120,10 +114,10 @@ def test_scan(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_all_gather_into_tensor(device, job, size, dtype, finish) -> None:
+def test_all_gather_into_tensor(device, job, finish) -> None:
     """All ranks' arrays, one after the other."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         out = device.array(np.zeros(job.size * size, dtype), rank)
         finish(dist.all_gather_into_tensor, out, x)
@@ -137,10 +131,10 @@ def uneven(rank: int, size: int) -> int:
     return size * rank // 2 + rank % 2
 
 
-def test_all_gather_of_different_sizes(device, job, size, dtype, finish) -> None:
+def test_all_gather_of_different_sizes(device, job, finish) -> None:
     """Lists of arrays whose sizes differ, in as many rounds as the largest takes."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, uneven(rank, size), dtype), rank)
         outs = [device.array(np.zeros(uneven(r, size), dtype), rank) for r in range(job.size)]
         finish(dist.all_gather, outs, x)
@@ -149,13 +143,13 @@ def test_all_gather_of_different_sizes(device, job, size, dtype, finish) -> None
     check(job, body)
 
 
-def test_reduce_scatter(device, job, size, dtype, finish) -> None:
+def test_reduce_scatter(device, job, finish) -> None:
     """Each rank's block of the sum, of different sizes."""
 
-    def block(rank, r):
-        return given(rank + r, uneven(r, size), dtype)
+    def body(rank, size, dtype):
+        def block(rank, r):
+            return given(rank + r, uneven(r, size), dtype)
 
-    def body(rank):
         xs = [device.array(block(rank, r), rank) for r in range(job.size)]
         out = device.array(np.zeros(uneven(rank, size), dtype), rank)
         finish(dist.reduce_scatter, out, xs)
@@ -164,10 +158,10 @@ def test_reduce_scatter(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_reduce_scatter_tensor(device, job, size, dtype, finish) -> None:
+def test_reduce_scatter_tensor(device, job, finish) -> None:
     """Each rank's block of the sum of whole arrays."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, job.size * size, dtype), rank)
         out = device.array(np.zeros(size, dtype), rank)
         finish(dist.reduce_scatter_tensor, out, x)
@@ -177,10 +171,10 @@ def test_reduce_scatter_tensor(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_gather(device, job, size, dtype, finish) -> None:
+def test_gather(device, job, finish) -> None:
     """Arrays of different sizes on the root."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, uneven(rank, size), dtype), rank)
         outs = [device.array(np.zeros(uneven(r, size), dtype), rank) for r in range(job.size)]
         finish(dist.gather, x, None if rank else outs, 0)
@@ -193,11 +187,11 @@ def test_gather(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_scatter(device, job, size, dtype, finish) -> None:
+def test_scatter(device, job, finish) -> None:
     """Arrays of different sizes from the root."""
     root = job.size - 1
 
-    def body(rank):
+    def body(rank, size, dtype):
         out = device.array(np.zeros(uneven(rank, size), dtype), rank)
         xs = [device.array(given(r, uneven(r, size), dtype), rank) for r in range(job.size)]
         finish(dist.scatter, out, xs if rank == root else None, root)
@@ -206,10 +200,10 @@ def test_scatter(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_all_to_all_single(device, job, size, dtype, finish) -> None:
+def test_all_to_all_single(device, job, finish) -> None:
     """Equal parts of an array to everybody."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, job.size * size, dtype), rank)
         out = device.array(np.zeros(job.size * size, dtype), rank)
         finish(dist.all_to_all_single, out, x)
@@ -222,13 +216,13 @@ def test_all_to_all_single(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_all_to_all_of_different_sizes(device, job, size, dtype, finish) -> None:
+def test_all_to_all_of_different_sizes(device, job, finish) -> None:
     """A different amount from every rank to every other."""
 
-    def part(source, target):
-        return given(source + target, uneven((2 * source + target) % 5, size), dtype)
+    def body(rank, size, dtype):
+        def part(source, target):
+            return given(source + target, uneven((2 * source + target) % 5, size), dtype)
 
-    def body(rank):
         xs = [device.array(part(rank, r), rank) for r in range(job.size)]
         outs = [device.array(np.zeros_like(part(r, rank)), rank) for r in range(job.size)]
         finish(dist.all_to_all, outs, xs)
@@ -237,11 +231,10 @@ def test_all_to_all_of_different_sizes(device, job, size, dtype, finish) -> None
     check(job, body)
 
 
-def test_coalesced(device, job, size, finish) -> None:
+def test_coalesced(device, job, finish) -> None:
     """Several arrays in one call, flattened on the device."""
-    dtype = np.dtype("float32")
 
-    def body(rank):
+    def body(rank, size, dtype):
         xs = [device.array(given(rank, n, dtype), rank) for n in (size, 3)]
         finish(dist.all_reduce_coalesced, xs)
         return [
@@ -251,10 +244,10 @@ def test_coalesced(device, job, size, finish) -> None:
     check(job, body)
 
 
-def test_strided(device, job, size, dtype, finish) -> None:
+def test_strided(device, job, finish) -> None:
     """Strided arrays are packed on the device and unpacked there; gaps stay as they are."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         values = np.stack([given(rank, size, dtype)] * 3, axis=1)
         whole = device.array(values, rank)
         finish(dist.all_reduce, whole[:, 1])
@@ -264,10 +257,10 @@ def test_strided(device, job, size, dtype, finish) -> None:
     check(job, body)
 
 
-def test_messages(device, job, size, dtype) -> None:
+def test_messages(device, job) -> None:
     """isend and irecv around a ring: several at once, one after the other with one tag."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         above, below = (rank + 1) % job.size, (rank - 1) % job.size
         xs = [device.array(given(rank + i, size, dtype), rank) for i in range(3)]
         outs = [device.array(np.zeros(size, dtype), rank) for i in range(3)]
@@ -282,17 +275,19 @@ def test_messages(device, job, size, dtype) -> None:
     check(job, body)
 
 
-def test_blocking_messages(device, job, size, dtype) -> None:
+def test_blocking_messages(device, job) -> None:
     """send and recv, from anyone."""
 
-    def body(rank):
+    def body(rank, size, dtype):
         x = device.array(given(rank, size, dtype), rank)
         if rank == 0:
             outs = [device.array(np.zeros(size, dtype), rank) for _ in range(1, job.size)]
             sources = [dist.recv(out) for out in outs]
             assert sorted(sources) == list(range(1, job.size))
+            dist.barrier()  # the next ones are of another size
             return [given(source, size, dtype) for source in sources], outs
         dist.send(x, 0)
+        dist.barrier()
         return [], []
 
     check(job, body)
