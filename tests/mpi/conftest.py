@@ -6,7 +6,6 @@ import pytest
 
 import cydist as dist
 from cydist.launchers import place
-from cydist.testing import oracle
 
 # One rank sends to nobody, and agrees with itself.
 collect_ignore = ["test_messages.py", "test_failures.py"] if place().size == 1 else []
@@ -67,9 +66,3 @@ def spare():
     made = dist.new_group()
     yield made
     dist.destroy_process_group(made)
-
-
-@pytest.fixture(params=oracle.DTYPES.values(), ids=oracle.DTYPES)
-def dtype(request):
-    """Every dtype that can be reduced."""
-    return request.param

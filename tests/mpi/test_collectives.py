@@ -6,6 +6,7 @@ import pytest
 import cydist as dist
 from cydist.testing import oracle
 
+DTYPES = oracle.DTYPES.values()
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
 LAYOUTS = {
     "every-second": lambda n, dtype: np.zeros(2 * n, dtype)[::2],
@@ -36,16 +37,17 @@ def uneven(size, dtype, salt=0):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_equals_the_oracle(group, rank, size, op, dtype):
+def test_all_reduce_equals_the_oracle(group, rank, size, op):
     """Every operation and dtype, by MPI's reductions or by ours."""
-    given = everyone(size, 17, dtype)
-    mine = given[rank].copy()
-    if not oracle.makes_sense(op, dtype):
-        with pytest.raises(TypeError, match="not defined"):
-            dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
-        return
-    dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
-    same(oracle.reduced(op, given), mine)
+    for dtype in DTYPES:
+        given = everyone(size, 17, dtype)
+        mine = given[rank].copy()
+        if not oracle.makes_sense(op, dtype):
+            with pytest.raises(TypeError, match="not defined"):
+                dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
+            continue
+        dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
+        same(oracle.reduced(op, given), mine)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 100_000])
@@ -114,13 +116,14 @@ def test_deterministic_reduces_in_rank_order(group, rank, size, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_broadcast_from_the_last_rank(group, rank, size, dtype, count):
+def test_broadcast_from_the_last_rank(group, rank, size, count):
     """Every dtype."""
     root = size - 1
-    expected = oracle.contribution(root, count, dtype)
-    mine = expected.copy() if rank == root else np.zeros(count, dtype)
-    dist.broadcast(mine, root, group)
-    same(expected, mine)
+    for dtype in DTYPES:
+        expected = oracle.contribution(root, count, dtype)
+        mine = expected.copy() if rank == root else np.zeros(count, dtype)
+        dist.broadcast(mine, root, group)
+        same(expected, mine)
 
 
 def test_dtypes_that_are_only_moved(group, rank, size):
@@ -133,25 +136,27 @@ def test_dtypes_that_are_only_moved(group, rank, size):
 
 
 @pytest.mark.parametrize("op", ["SUM", "MAX", "AVG"])
-def test_reduce_to_the_last_rank(group, rank, size, op, dtype):
+def test_reduce_to_the_last_rank(group, rank, size, op):
     """The root has the result, the others what they had."""
-    given = everyone(size, 17, dtype)
-    mine = given[rank].copy()
-    if not oracle.makes_sense(op, dtype):
-        with pytest.raises(TypeError, match="not defined"):
-            dist.reduce(mine, size - 1, getattr(dist.ReduceOp, op), group)
-        return
-    dist.reduce(mine, size - 1, getattr(dist.ReduceOp, op), group)
-    same(oracle.reduced(op, given) if rank == size - 1 else given[rank], mine)
+    for dtype in DTYPES:
+        given = everyone(size, 17, dtype)
+        mine = given[rank].copy()
+        if not oracle.makes_sense(op, dtype):
+            with pytest.raises(TypeError, match="not defined"):
+                dist.reduce(mine, size - 1, getattr(dist.ReduceOp, op), group)
+            continue
+        dist.reduce(mine, size - 1, getattr(dist.ReduceOp, op), group)
+        same(oracle.reduced(op, given) if rank == size - 1 else given[rank], mine)
 
 
-def test_all_gather_into_separate_arrays(group, rank, size, dtype):
+def test_all_gather_into_separate_arrays(group, rank, size):
     """Equal blocks, far apart in memory."""
-    given = everyone(size, 13, dtype)
-    into = [np.zeros(13, dtype) for _ in given]
-    dist.all_gather(into, given[rank], group)
-    for expected, actual in zip(given, into, strict=True):
-        same(expected, actual)
+    for dtype in DTYPES:
+        given = everyone(size, 13, dtype)
+        into = [np.zeros(13, dtype) for _ in given]
+        dist.all_gather(into, given[rank], group)
+        for expected, actual in zip(given, into, strict=True):
+            same(expected, actual)
 
 
 @pytest.mark.parametrize("count", [1000, 50_000], ids=["staged", "by-messages"])
@@ -173,12 +178,13 @@ def test_all_gather_of_uneven_blocks_of_one_array(group, rank, size):
     same(np.repeat(np.arange(size, dtype="i2"), sizes), whole)
 
 
-def test_all_gather_into_tensor(group, rank, size, dtype):
+def test_all_gather_into_tensor(group, rank, size):
     """Blocks behind each other, in rank order."""
-    given = everyone(size, 9, dtype)
-    into = np.zeros(9 * size, dtype)
-    dist.all_gather_into_tensor(into, given[rank], group)
-    same(np.concatenate(given), into)
+    for dtype in DTYPES:
+        given = everyone(size, 9, dtype)
+        into = np.zeros(9 * size, dtype)
+        dist.all_gather_into_tensor(into, given[rank], group)
+        same(np.concatenate(given), into)
 
 
 def test_all_gather_in_place(group, rank, size):
@@ -189,32 +195,37 @@ def test_all_gather_in_place(group, rank, size):
     same(np.repeat(np.arange(float(size)), 4).reshape(size, 4), into)
 
 
-def test_gather_of_uneven_blocks(group, rank, size, dtype):
+def test_gather_of_uneven_blocks(group, rank, size):
     """The root receives blocks of any sizes."""
-    given = uneven(size, dtype)
-    root = size // 2
-    into = [np.zeros_like(block) for block in given] if rank == root else None
-    dist.gather(given[rank], into, root, group)
-    for expected, actual in zip(given, into or given, strict=True):
-        same(expected, actual)
+    for dtype in DTYPES:
+        given = uneven(size, dtype)
+        root = size // 2
+        into = [np.zeros_like(block) for block in given] if rank == root else None
+        dist.gather(given[rank], into, root, group)
+        for expected, actual in zip(given, into or given, strict=True):
+            same(expected, actual)
 
 
-def test_scatter_of_uneven_blocks(group, rank, size, dtype):
+def test_scatter_of_uneven_blocks(group, rank, size):
     """Every rank receives its block."""
-    given = uneven(size, dtype)
-    into = np.zeros_like(given[rank])
-    dist.scatter(into, given if rank == size - 1 else None, size - 1, group)
-    same(given[rank], into)
+    for dtype in DTYPES:
+        given = uneven(size, dtype)
+        into = np.zeros_like(given[rank])
+        dist.scatter(into, given if rank == size - 1 else None, size - 1, group)
+        same(given[rank], into)
 
 
-def test_reduce_scatter_of_uneven_blocks(group, rank, size, dtype):
+def test_reduce_scatter_of_uneven_blocks(group, rank, size):
     """Rank r has the reduction of everybody's block r."""
-    lists = [uneven(size, dtype, salt) for salt in range(size)]
-    lists = [[np.resize(block, (2 * r) % 5) for r, block in enumerate(blocks)] for blocks in lists]
-    into = np.zeros_like(lists[0][rank])
-    op = "SUM" if dtype.kind == "c" else "MAX"
-    dist.reduce_scatter(into, lists[rank], getattr(dist.ReduceOp, op), group)
-    same(oracle.reduced(op, [blocks[rank] for blocks in lists]), into)
+    for dtype in DTYPES:
+        lists = [uneven(size, dtype, salt) for salt in range(size)]
+        lists = [
+            [np.resize(block, (2 * r) % 5) for r, block in enumerate(blocks)] for blocks in lists
+        ]
+        into = np.zeros_like(lists[0][rank])
+        op = "SUM" if dtype.kind == "c" else "MAX"
+        dist.reduce_scatter(into, lists[rank], getattr(dist.ReduceOp, op), group)
+        same(oracle.reduced(op, [blocks[rank] for blocks in lists]), into)
 
 
 def test_reduce_scatter_tensor(group, rank, size):
@@ -225,13 +236,14 @@ def test_reduce_scatter_tensor(group, rank, size):
     same(sum(given)[3 * rank : 3 * rank + 3], into)
 
 
-def test_all_to_all_of_uneven_blocks(group, rank, size, dtype):
+def test_all_to_all_of_uneven_blocks(group, rank, size):
     """Block [r][s] goes from r to s."""
-    blocks = [uneven(size, dtype, salt) for salt in range(size)]
-    into = [np.zeros_like(blocks[source][rank]) for source in range(size)]
-    dist.all_to_all(into, blocks[rank], group)
-    for source, actual in enumerate(into):
-        same(blocks[source][rank], actual)
+    for dtype in DTYPES:
+        blocks = [uneven(size, dtype, salt) for salt in range(size)]
+        into = [np.zeros_like(blocks[source][rank]) for source in range(size)]
+        dist.all_to_all(into, blocks[rank], group)
+        for source, actual in enumerate(into):
+            same(blocks[source][rank], actual)
 
 
 def test_all_to_all_single(group, rank, size):
