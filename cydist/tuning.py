@@ -40,6 +40,9 @@ ONE_ROUNDING = frozenset({"direct", "flat", "staged", "ordered", "ordered_scatte
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 
+# Nobody knows all blocks' sizes before these calls, so these do not count.
+UNSIZED = frozenset({"gather", "scatter"})
+
 DEFAULT_SEGMENT_BYTES = 256 * KiB
 
 
@@ -49,6 +52,7 @@ class Rule(NamedTuple):
     most_bytes      a power of two; what is counted is the whole array that a call reduces or
                     broadcasts, or all blocks together
     least_ranks, most_ranks, power_of_two   of the group
+    constant        why `python -m cydist.bench --tune` does not measure it; "": it does
     """
 
     collective: str
@@ -57,6 +61,7 @@ class Rule(NamedTuple):
     least_ranks: int = 1
     most_ranks: int | None = None
     power_of_two: bool = False
+    constant: str = ""
 
     def fits(self, size_class: int, ranks: int) -> bool:
         """Is a call of at most 2**size_class bytes within the limits?"""
@@ -73,6 +78,9 @@ IN_LIBRARIES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
 )  # fmt: skip
 
+ORDER_MATTERS = "for reductions that do not commute, of which the API has none"
+IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
+
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library.
 # What is said of messages on 2 to 4 ranks is what `python -m cydist.bench --tune
@@ -84,12 +92,15 @@ TABLE = (
     Rule("all_reduce", "staged", most_bytes=128 * KiB, least_ranks=3),
     *(
         Rule(collective, "flat", most_bytes=most_bytes, least_ranks=least_ranks)
-        for collective in sorted(DIRECT - {"all_reduce"})
+        for collective in sorted(DIRECT - UNSIZED - {"all_reduce"})
         for most_bytes, least_ranks in ((16 * KiB, 1), (512 * KiB, 3))
     ),
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
     *(Rule(collective, "flat") for collective in ("barrier", "scan", "exscan")),
-    *(Rule(collective, "native") for collective in IN_LIBRARIES),
+    *(
+        Rule(collective, "native", constant="the library chooses among its own")
+        for collective in IN_LIBRARIES
+    ),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),
@@ -97,19 +108,17 @@ TABLE = (
     Rule("all_reduce", "halving_doubling", most_ranks=4, power_of_two=True),
     Rule("all_reduce", "halving_doubling", most_bytes=512 * KiB, power_of_two=True),
     Rule("all_reduce", "ring"),
-    Rule("all_reduce", "halving_doubling"),
+    Rule("all_reduce", "halving_doubling", constant=ORDER_MATTERS),
     Rule("reduce", "tree"),
     Rule("all_gather", "bruck", most_bytes=8 * KiB, most_ranks=2),
     Rule("all_gather", "bruck", most_bytes=32 * KiB, least_ranks=3),
     Rule("all_gather", "ring"),
-    Rule("gather", "tree", most_bytes=64 * KiB, least_ranks=5),
     Rule("gather", "linear"),
-    Rule("scatter", "tree", most_bytes=64 * KiB, least_ranks=5),
     Rule("scatter", "linear"),
     Rule("reduce_scatter", "pairwise", least_ranks=3, most_ranks=4),
     Rule("reduce_scatter", "pairwise", most_bytes=512 * KiB),
     Rule("reduce_scatter", "ring"),
-    Rule("reduce_scatter", "ordered"),
+    Rule("reduce_scatter", "ordered", constant=ORDER_MATTERS),
     Rule("all_to_all", "bruck", most_bytes=4 * KiB, least_ranks=5),
     Rule("all_to_all", "pairwise"),
     Rule("barrier", "dissemination"),
@@ -119,13 +128,15 @@ TABLE = (
 
 # With CYDIST_DETERMINISTIC, instead of the rows above whose algorithm is not in ONE_ROUNDING.
 DETERMINISTIC_TABLE = (
-    Rule("all_reduce", "ordered", most_bytes=4 * KiB),
-    Rule("all_reduce", "ordered_scatter"),
-    Rule("reduce", "ordered"),
-    Rule("reduce_scatter", "ordered"),
-    Rule("scan", "ordered"),
-    Rule("exscan", "ordered"),
-)
+    Rule("all_reduce", "ordered", most_bytes=4 * KiB, constant=IN_RANK_ORDER),
+    *(
+        Rule(collective, name, constant=IN_RANK_ORDER)
+        for collective, name in (
+            ("all_reduce", "ordered_scatter"), ("reduce", "ordered"), ("reduce_scatter", "ordered"),
+            ("scan", "ordered"), ("exscan", "ordered"),
+        )
+    ),
+)  # fmt: skip
 
 
 # What was measured here, by (collective, ranks, windows) and by (ranks, windows): see `tune`.
@@ -154,6 +165,15 @@ def choose(
     """
     size_class = (nbytes - 1).bit_length() if nbytes > 1 else 0
     return _chosen(collective, size_class, ranks, windows, even, commutative, native)
+
+
+def usual(collective: str, nbytes: int, ranks: int, windows: bool, native: bool = False) -> str:
+    """The same for blocks of one size, where that is known before the call."""
+    known = collective not in UNSIZED
+    return choose(
+        collective, nbytes if known else 0, ranks, windows,
+        even=known, commutative=True, native=native,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ import pytest
 import cydist
 from cydist.bench import mpi_start, options, report
 from cydist.bench.buffers import Buffers, dtype_of
-from cydist.bench.cells import IN_BLOCKS, OPS, Cell, algbw, busbw, cells
+from cydist.bench.cells import IN_BLOCKS, MORE_OPS, OPS, Cell, algbw, busbw, cells
 from cydist.bench.libraries import Bound, TorchLike, same
 from cydist.bench.loops import Session
 from cydist.bench.participants import Participant, ParticipantError
@@ -198,7 +198,7 @@ class Careless(TorchLike):
         return call, arguments
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, *MORE_OPS])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
 def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
     """A library that is right has nothing counted against it, in single calls and in loops."""
@@ -234,10 +234,10 @@ def test_early_barriers_are_counted() -> None:
     assert seen["cydist"].wrong == 2
 
 
-@pytest.mark.parametrize("op", sorted(IN_BLOCKS | {"all_reduce"}))
+@pytest.mark.parametrize("op", sorted(IN_BLOCKS | {"all_reduce", "reduce", "scan", "exscan"}))
 def test_nothing_received_is_wrong(op: str) -> None:
     """A call that does nothing leaves wrong elements behind: the check cannot pass by itself."""
-    buffers = Buffers(op, 3000, "float32", 1, 3)
+    buffers = Buffers(op, 3000, "float32", 0 if op in ("reduce", "gather") else 1, 3)
     buffers.fill(0)
     assert buffers.wrong(0) > buffers.recv.size // 2
 

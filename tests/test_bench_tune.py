@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from cydist import crossings, tuning
 from cydist.bench import deciding
 from cydist.bench.__main__ import main
+from cydist.bench.cells import Cell
 from cydist.bench.deciding import Size, better, decide, rules
-from cydist.bench.tune import Tuned
+from cydist.bench.trials import as_counted
+from cydist.bench.tune import COLLECTIVES
 from cydist.tuning import Rule
 
 BYTES = [8 << 3 * power for power in range(8)]
@@ -27,7 +30,7 @@ NAMES = ("doubling", "halving_doubling", "ring")
 def sizes(shipped: Sequence[str], **medians: Sequence[float]) -> list[Size]:
     """One size for each element; ratios that every round agrees on."""
     return [
-        Size(nbytes, name, {each: [ratios[number]] * 5 for each, ratios in medians.items()})
+        Size(nbytes, name, [{each: [ratios[number]] * 5 for each, ratios in medians.items()}])
         for number, (nbytes, name) in enumerate(zip(BYTES, shipped, strict=False))
     ]
 
@@ -52,7 +55,31 @@ def test_a_shipped_crossing_moves() -> None:
 def test_rounds_that_disagree_gain_nothing() -> None:
     """A median that a few lucky rounds have made is noise."""
     ratios = {"ring": [1.0] * 5, "doubling": [0.3, 0.4, 0.5, 1.1, 1.3]}
-    assert decide([Size(8, "ring", ratios)]) == ["ring"]
+    assert decide([Size(8, "ring", [ratios])]) == ["ring"]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"ring": [1.0] * 5, "doubling": [0.8] * 5}, "doubling"),
+        ({"ring": [1.0] * 5, "doubling": [0.97] * 5}, "ring"),
+        ({"ring": [1.0] * 5, "doubling": [1.3] * 5}, "ring"),
+        ({"ring": [1.0] * 5, "tree": [0.5] * 5}, "ring"),
+    ],
+    ids=["again", "equal", "the other way", "not measured again"],
+)
+def test_a_second_pass_must_find_it_too(second: dict[str, list[float]], expected: str) -> None:
+    """What only one of two passes finds is noise, and what the second has not tried is no gain."""
+    first = {"ring": [1.0] * 5, "doubling": [0.5] * 5}
+    assert decide([Size(8, "ring", [first, second])]) == [expected]
+
+
+def test_what_cannot_be_told_apart_is_equal() -> None:
+    """Within the noise in every pass, or faster in one and slower in the other: equal."""
+    ratios = {"ring": [1.0] * 5, "tree": [1.02] * 5, "doubling": [0.8] * 5, "ordered": [1.2] * 5}
+    other = {"ring": [1.0] * 5, "doubling": [1.2] * 5}
+    size = Size(8, "ring", [ratios, other])
+    assert [name for name in ratios if size.equals(name)] == ["tree", "doubling"]
 
 
 def test_one_size_in_the_middle_must_gain_more() -> None:
@@ -68,7 +95,8 @@ def test_one_size_in_the_middle_must_gain_more() -> None:
 def test_nothing_measured() -> None:
     """No sizes, no decisions."""
     assert decide([]) == []
-    assert better({}, 4096) == 4096
+    assert better([], 4096) == 4096
+    assert better([{65536: []}], 4096) == 4096
 
 
 ratio_rows = st.lists(
@@ -79,10 +107,10 @@ ratio_rows = st.lists(
 def measured(rows: Sequence[tuple[Any, ...]]) -> list[Size]:
     """Sizes from (shipped, time of each of NAMES)."""
     return [
-        Size(nbytes, shipped, {
+        Size(nbytes, shipped, [{
             name: [time / times[NAMES.index(shipped)]] * 5
             for name, time in zip(NAMES, times, strict=True)
-        })
+        }])
         for nbytes, (shipped, *times) in zip(BYTES, rows, strict=False)
     ]  # fmt: skip
 
@@ -100,13 +128,13 @@ def test_every_change_pays(rows: list[tuple[Any, ...]]) -> None:
     """What is gained over what is shipped is more than the noise for each change that is new."""
     found = measured(rows)
     names = decide(found)
-    shipped = [size.shipped for size in found]
+    shipped = [size.in_force for size in found]
     changes = 0
     for number, (size, name) in enumerate(zip(found, names, strict=True)):
         before = (
-            (names[number - 1], shipped[number - 1]) if number else (size.shipped, size.shipped)
+            (names[number - 1], shipped[number - 1]) if number else (size.in_force, size.in_force)
         )
-        new = name != before[0] and not (name == size.shipped and before[0] == before[1])
+        new = name != before[0] and not (name == size.in_force and before[0] == before[1])
         changes += new
     gained = -sum(size.cost(name) for size, name in zip(found, names, strict=True))
     assert gained >= changes * deciding.NOISE - 1e-9
@@ -119,11 +147,11 @@ def test_every_change_pays(rows: list[tuple[Any, ...]]) -> None:
 def test_noise_changes_nothing(shipped: list[str], wobble: list[float]) -> None:
     """Where all are equally fast within the noise, everything stays as shipped."""
     found = [
-        Size(nbytes, name, {
+        Size(nbytes, name, [{
             each: [1.0 if each == name
                    else math.exp(deciding.NOISE * wobble[3 * number + place])] * 5
             for place, each in enumerate(NAMES)
-        })
+        }])
         for number, (nbytes, name) in enumerate(zip(BYTES, shipped, strict=False))
     ]  # fmt: skip
     assert decide(found) == shipped
@@ -143,7 +171,7 @@ def test_one_clear_crossing_gives_two_rules(
         for number, each in enumerate(wobble)
     ]
     found = [
-        Size(nbytes, shipped, {name: [time / each[shipped]] * 5 for name, time in each.items()})
+        Size(nbytes, shipped, [{name: [time / each[shipped]] * 5 for name, time in each.items()}])
         for nbytes, each in zip(BYTES, times, strict=True)
     ]
     names = decide(found)
@@ -156,17 +184,64 @@ def test_one_clear_crossing_gives_two_rules(
 
 def test_rules_end_halfway() -> None:
     """Between the sizes that were measured the crossing lies in the middle, as sizes double."""
-    found = [Size(nbytes, "ring", {"ring": [1.0]}) for nbytes in (1024, 16384)]
+    found = [Size(nbytes, "ring", [{"ring": [1.0]}]) for nbytes in (1024, 16384)]
     expected = (Rule("all_reduce", "doubling", 4096), Rule("all_reduce", "ring"))
     assert rules("all_reduce", found, ["doubling", "ring"]) == expected
 
 
 @pytest.mark.parametrize(
-    ("ratios", "expected"), [([0.7, 0.8], 65536), ([0.97, 0.96], 4096), ([1.5, 1.5], 4096)]
+    ("passes", "expected"),
+    [
+        ([[0.7, 0.8], [0.8, 0.9]], 65536),
+        ([[0.97, 0.96], [0.8, 0.9]], 4096),
+        ([[0.7, 0.8], [0.97, 1.0]], 4096),
+        ([[1.5, 1.5], [0.7, 0.7]], 4096),
+    ],
+    ids=["gains", "not at first", "not again", "loses"],
 )
-def test_segments(ratios: list[float], expected: int) -> None:
-    """Another segment must gain more than the noise."""
-    assert better({65536: ratios, 4096: [1.0, 1.0]}, 4096) == expected
+def test_segments(passes: list[list[float]], expected: int) -> None:
+    """Another segment must gain more than the noise, in both passes."""
+    found = [{65536: ratios, 4096: [1.0, 1.0]} for ratios in passes]
+    assert better(found, 4096) == expected
+
+
+def test_calls_of_unknown_sizes_are_one() -> None:
+    """Of a gather tuning.py does not know the size: one decision, by the mean of all sizes."""
+    wanted = [Cell("gather", 2, "float32", 8), Cell("gather", 200, "float32", 800)]
+    passes = [[{"flat": [1.0, 1.0], "direct": [2.0, 4.0]}, {"flat": [1.0], "direct": [0.5]}]]
+    assert as_counted("gather", wanted, ["flat", "flat"], passes) == [
+        Size(0, "flat", [{"flat": [1.0], "direct": [1.0]}])
+    ]
+
+
+# ---- the table ----
+
+
+def hit(constant: bool) -> set[Rule]:
+    """The rows that decide for the calls that are measured, on up to 9 ranks, and where more than
+    one algorithm could run; or for whom the engine would ask besides."""
+    rows = set()
+    for op in COLLECTIVES:
+        for ranks, windows in itertools.product(range(2, 10), (False, True)):
+            known = op not in tuning.UNSIZED
+            able = tuning.candidates(op, ranks, windows, even=known)
+            for size_class in range(31 if known else 1):
+                fitting = (
+                    rule
+                    for rule in tuning.TABLE
+                    if rule.collective == op and rule.name in able and rule.fits(size_class, ranks)
+                )
+                rows.add(next(fitting))
+    return {row for row in rows if bool(row.constant) == constant}
+
+
+def test_every_row_is_tuned_or_says_why_not() -> None:
+    """A row of the table decides for a call that --tune measures, or names the reason for which it
+    is a constant; and no constant is measured."""
+    unsaid = [row for row in tuning.TABLE if not row.constant]
+    assert [row for row in unsaid if row not in hit(constant=False)] == []
+    assert hit(constant=True) == set()
+    assert [row for row in tuning.DETERMINISTIC_TABLE if not row.constant] == []
 
 
 # ---- the program ----
@@ -181,8 +256,8 @@ def test_a_run(
     monkeypatch.setattr("cydist.bench.rounds.ROUND_NS", 1)
     output, figures = tmp_path / "crossings.json", tmp_path / "figures.json"
     code = main([
-        "--tune", "--ops", "all_reduce,barrier", "--sizes", "8,1Mi", "--rounds", "2",
-        "--transport", "tcp", "--output", str(output), "--json", str(figures),
+        "--tune", "--ops", "all_reduce,barrier,segment", "--sizes", "8,1Mi", "--rounds", "2",
+        "--transport", "tcp", "--ranks", "2", "--output", str(output), "--json", str(figures),
     ])  # fmt: skip
     assert code == 0
     (entry,) = crossings.parse(crossings.read(output))
@@ -193,7 +268,7 @@ def test_a_run(
     assert [cell["bytes"] for cell in group["cells"]] == [8, 1 << 20]
     for cell in group["cells"]:
         names = tuning.candidates("all_reduce", 2, False)
-        assert list(cell["ratios"]) == names
+        assert list(cell["passes"][0]) == names
         assert cell["chosen"] in names
         assert [name for name in names if name not in printed] == []
     try:
@@ -203,6 +278,9 @@ def test_a_run(
     finally:
         crossings.use([])
     assert found == [cell["chosen"] for cell in group["cells"]]
+    assert "barrier: only one algorithm can run" in printed
+    assert len(group["segments"][0]["65536"]) == len(COLLECTIVES) - 1
+    assert tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True) == "doubling"
 
 
 @pytest.mark.parametrize(
@@ -211,11 +289,12 @@ def test_a_run(
         (["--ranks", "2,1"], "--ranks 1"),
         (["--ops", "sort"], "no 'sort'"),
         (["--sizes", "0"], "is not a size"),
+        (["--minutes", "0"], "--minutes 0"),
         ([], "CYDIST_TUNING=off"),
         (["--output", "/dev/null/x.json"], "/dev/null/x.json cannot be written"),
         (["--output", "/"], "/ cannot be written: it is a folder"),
     ],
-    ids=["ranks", "ops", "sizes", "nowhere to save", "no folder", "a folder"],
+    ids=["ranks", "ops", "sizes", "minutes", "nowhere to save", "no folder", "a folder"],
 )
 def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong option ends the program before anything is started."""
@@ -238,15 +317,91 @@ def test_help_says_how_many_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names the number of rounds that this program has by default, not the others'."""
     with pytest.raises(SystemExit):
         main(["--tune", "--help"])
-    assert "how often all is measured (5)" in capsys.readouterr().out
+    assert "how often all is measured (4)" in capsys.readouterr().out
+
+
+class Answering:
+    """Two ranks that are not there: every algorithm takes as long as `seconds` says."""
+
+    name = "first"
+    about: ClassVar[dict[str, str]] = {"transport": "none"}
+
+    def __init__(self, seconds: Callable[[str, int], float]) -> None:
+        self.seconds, self.algorithm, self.nbytes = seconds, "", 0
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        if command["do"] == "configure":
+            self.algorithm = command["settings"].get("ALGORITHM", "").partition(":")[2]
+            return [{"windows": False}] * 2
+        if command["do"] == "cell":
+            self.nbytes = 4 * command["count"]
+            return [{"wrong": 0, "algorithm": self.algorithm}] * 2
+        ns = int(1e9 * self.seconds(self.algorithm, self.nbytes))
+        each = {"each_ns": [ns] * command["iterations"]}
+        return [{"wrong": 0, "ns": ns * command["iterations"], **each}] * 2
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """tuned(seconds, *arguments): run it on ranks that take `seconds(algorithm, bytes)`."""
+
+    def run(seconds: Callable[[str, int], float], *arguments: str) -> None:
+        monkeypatch.setattr(
+            "cydist.bench.tune.started", lambda *_: nullcontext([Answering(seconds)] * 2)
+        )
+        output = ("--output", str(tmp_path / "crossings.json"))
+        assert main(["--tune", "--ranks", "2", *output, *arguments]) == 0
+
+    yield run
+    crossings.use([])
+
+
+def fast(name: str) -> Callable[[str, int], float]:
+    """An algorithm twice as fast as the others."""
+    return lambda algorithm, nbytes: 1e-4 if algorithm == name else 2e-4
+
+
+def test_ops_are_tuned_in_pieces(tuned: Callable[..., None], tmp_path: Path) -> None:
+    """A run with --ops adds to what the file has, and takes nothing away."""
+    tuned(fast("ring"), "--ops", "broadcast")
+    tuned(fast("ring"), "--ops", "all_gather")
+    (entry,) = crossings.parse(crossings.read(tmp_path / "crossings.json"))
+    assert entry.rules == {
+        "broadcast": (Rule("broadcast", "ring"),), "all_gather": (Rule("all_gather", "ring"),),
+    }  # fmt: skip
+
+
+def test_a_second_run_changes_nothing(
+    tuned: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a run has found is in force in the next, which leaves what is as fast."""
+    tuned(fast("ring"), "--ops", "broadcast")
+    first = crossings.read(tmp_path / "crossings.json")
+    capsys.readouterr()
+    tuned(lambda algorithm, nbytes: 1e-4, "--ops", "broadcast")
+    printed = capsys.readouterr().out
+    assert "stays as it is" in printed
+    assert "equal: tree" in printed
+    rules = [[each.rules for each in crossings.parse(text)]
+             for text in (first, crossings.read(tmp_path / "crossings.json"))]  # fmt: skip
+    assert rules[0] == rules[1]
+
+
+def test_no_time_left(tuned: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    """What there was no time for is named, with the options to go on."""
+    tuned(fast("ring"), "--ops", "broadcast,segment", "--minutes", "1e-9")
+    assert "go on with --ranks 2 --ops broadcast,segment" in capsys.readouterr().out
 
 
 def test_figures_are_saved_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the crossings cannot be written at the end, the figures are there all the same."""
-    monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext((None,)))
-    monkeypatch.setattr("cydist.bench.tune.tune", lambda *_: Tuned(2, False, {}, {}, {}))
+    ranks = Answering(fast("ring"))
+    monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks, ranks]))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -254,6 +409,9 @@ def test_figures_are_saved_first(
     monkeypatch.setattr(crossings, "save", full)
     figures = tmp_path / "figures.json"
     with pytest.raises(SystemExit):
-        main(["--tune", "--json", str(figures), "--output", str(tmp_path / "crossings.json")])
+        main([
+            "--tune", "--ranks", "2", "--ops", "broadcast",
+            "--json", str(figures), "--output", str(tmp_path / "crossings.json"),
+        ])  # fmt: skip
     assert "No space left" in capsys.readouterr().err
     assert [group["ranks"] for group in json.loads(figures.read_text())["groups"]] == [2]

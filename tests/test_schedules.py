@@ -191,7 +191,6 @@ CARDS = {
     ("exscan", "dissemination"): (log2, lambda p, b: log2(p) * p * b),
     ("exscan", "ordered"): (lambda p: 1, lambda p, b: (p - 1) * p * b),
     ("gather", "linear"): (lambda p: 1, lambda p, b: b),
-    ("gather", "tree"): (depth, lambda p, b: (p + 1) // 2 * b),
     ("reduce", "ordered"): (lambda p: 1, lambda p, b: p * b),
     ("reduce", "tree"): (depth, lambda p, b: p * b),
     ("reduce_scatter", "ordered"): (lambda p: 1, lambda p, b: (p - 1) * b),
@@ -200,7 +199,6 @@ CARDS = {
     ("scan", "dissemination"): (log2, lambda p, b: log2(p) * p * b),
     ("scan", "ordered"): (lambda p: 1, lambda p, b: (p - 1) * p * b),
     ("scatter", "linear"): (lambda p: 1, lambda p, b: (p - 1) * b),
-    ("scatter", "tree"): (depth, lambda p, b: (p - 1) * b),
 }  # fmt: skip
 WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")  # their block is all p blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,15 @@ import numpy as np
 PERIOD = 65521
 # Sums of values below this are exact in every dtype for as many ranks as one host has.
 BOUND = 4
+
+# Whose contributions a rank then has in its array.
+SUMMED_IN_PLACE: Mapping[str, Callable[[int, int], range]] = {
+    "all_reduce": lambda rank, ranks: range(ranks),
+    "reduce": lambda rank, ranks: range(ranks),
+    "scan": lambda rank, ranks: range(rank + 1),
+    "exscan": lambda rank, ranks: range(rank or 1),
+}
+IN_PLACE = frozenset({"broadcast", *SUMMED_IN_PLACE})
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -34,7 +43,7 @@ Empty = Callable[[int, np.dtype[Any]], np.ndarray[Any, Any]]
 class Buffers:
     """A rank's arrays for one op.
 
-    send    what it contributes; for all_reduce and broadcast the same memory as `recv`
+    send    what it contributes; for what works in place the same memory as `recv`
     recv    what it receives
     empty   makes them; takes what numpy.empty takes
     """
@@ -45,34 +54,42 @@ class Buffers:
         self.op, self.rank, self.ranks = op, rank, ranks
         self.dtype = dtype_of(dtype)
         block = count // ranks
-        self.send = empty(block if op == "all_gather" else count, self.dtype)
-        in_place = op in ("all_reduce", "broadcast")
-        size = block if op == "reduce_scatter" else count
-        self.recv = self.send if in_place else empty(size, self.dtype)
+        self.send = empty(block if op in ("all_gather", "gather") else count, self.dtype)
+        size = block if op in ("reduce_scatter", "scatter") else count
+        self.recv = self.send if op in IN_PLACE else empty(size, self.dtype)
         self.send.fill(0)
         self.recv.fill(0)
 
     def fill(self, salt: int) -> None:
         """New inputs, the same on every run; what was received before is overwritten."""
         self.recv.fill(0)
-        if self.op != "broadcast" or self.rank == 0:
+        if self.op not in ("broadcast", "scatter") or self.rank == 0:
             _write(self.send, values(self.rank, salt).astype(self.dtype), 0)
 
     def settle(self, salt: int) -> None:
-        """Inputs that a loop of calls leaves as they are: an all_reduce adds zeros in place."""
-        if self.op == "all_reduce":
+        """Inputs that a loop of calls leaves as they are: what reduces in place adds zeros."""
+        if self.op in SUMMED_IN_PLACE:
             self.recv.fill(0)
         else:
             self.fill(salt)
 
     def wrong(self, salt: int, settled: bool = False) -> int:
-        """How many elements of the result are wrong, after `fill` or `settle` and a call."""
-        if self.op == "all_reduce":
-            total = self._sum(salt)
+        """How many elements of the result are wrong, after `fill` or `settle` and a call.
+
+        What only rank 0 receives is not looked at on the others: libraries differ there.
+        """
+        if self.rank > 0 and self.op in ("reduce", "gather"):
+            return 0
+        if self.op in SUMMED_IN_PLACE:
+            total = self._sum(salt, SUMMED_IN_PLACE[self.op](self.rank, self.ranks))
             return _differing(self.recv, np.zeros_like(total) if settled else total, 0)
         if self.op == "reduce_scatter":
-            return _differing(self.recv, self._sum(salt), self.rank * self.recv.size)
-        if self.op in ("all_gather", "all_to_all"):
+            total = self._sum(salt, range(self.ranks))
+            return _differing(self.recv, total, self.rank * self.recv.size)
+        if self.op == "scatter":
+            expected = values(0, salt).astype(self.dtype)
+            return _differing(self.recv, expected, self.rank * self.recv.size)
+        if self.op in ("all_gather", "all_to_all", "gather"):
             start = self.rank * (self.recv.size // self.ranks) if self.op == "all_to_all" else 0
             blocks = np.split(self.recv, self.ranks)
             return sum(
@@ -83,8 +100,8 @@ class Buffers:
             return 0
         return _differing(self.recv, values(0, salt).astype(self.dtype), 0)
 
-    def _sum(self, salt: int) -> np.ndarray[Any, Any]:
-        total = sum(values(rank, salt) for rank in range(self.ranks))
+    def _sum(self, salt: int, ranks: range) -> np.ndarray[Any, Any]:
+        total = sum(values(rank, salt) for rank in ranks)
         return np.asarray(total).astype(self.dtype)
 
 

@@ -1,7 +1,7 @@
 """What is measured: an op, a size and a dtype; and nccl-tests' bandwidths.
 
-Bytes count as in nccl-tests' PERFORMANCE.md: the array of an all_reduce or a broadcast, and for
-all_gather, reduce_scatter and all_to_all the larger side, which is all ranks' blocks together.
+Bytes count as in nccl-tests' PERFORMANCE.md: the array of what reduces or broadcasts one, and for
+what moves blocks the larger side, which is all ranks' blocks together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 OPS = (
     "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "pingpong",
 )  # fmt: skip
-IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+# Only where they are asked for.
+MORE_OPS = ("reduce", "gather", "scatter", "scan", "exscan")
+IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
 
 @dataclass(frozen=True)

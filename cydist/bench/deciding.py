@@ -1,9 +1,10 @@
 """From times to crossings: which algorithm for which sizes, without following every wobble.
 
 Who is faster is told by ratios inside rounds. A gain or loss below NOISE is none, and so is a
-gain on which the rounds do not agree. The sizes are then cut into runs of one algorithm each,
-so that the product of all ratios is least, where to leave what is shipped, and every other
-change of the algorithm, costs as much as NOISE: what is gained must be more.
+gain on which the rounds do not agree, or one that a second pass in other processes does not find.
+The sizes are then cut into runs of one algorithm each, so that the product of all ratios is least,
+where to leave what is in force, and every other change of the algorithm, costs as much as NOISE:
+what is gained must be more. So what cannot be told apart stays as it is.
 """
 
 from __future__ import annotations
@@ -18,58 +19,77 @@ from cydist.tuning import Rule
 
 NOISE = math.log(1.05)
 
+# By algorithm, for each round its time by that of the algorithm in force.
+Ratios = Mapping[str, Sequence[float]]
+
 
 @dataclass(frozen=True)
 class Size:
     """What was measured of one collective at one size.
 
     nbytes      as tuning.py counts them
-    shipped     the algorithm that runs by default
-    ratios      by algorithm, for each round its time by that of `shipped`
+    in_force    the algorithm that ran so far
+    passes      the first has all algorithms; later ones those that are in question
     """
 
     nbytes: int
-    shipped: str
-    ratios: Mapping[str, Sequence[float]]
+    in_force: str
+    passes: Sequence[Ratios]
 
     @property
     def size_class(self) -> int:
         """All sizes up to 2**size_class that are above the next smaller power of two."""
         return (self.nbytes - 1).bit_length() if self.nbytes > 1 else 0
 
+    def ratio(self, name: str) -> float:
+        """The median over the rounds of all passes."""
+        rounds = [ratio for each in self.passes for ratio in each.get(name, ())]
+        return statistics.median(rounds) if rounds else math.inf
+
     def cost(self, name: str) -> float:
-        """The logarithm of the ratio, 0 within the noise; infinite if it was not measured."""
-        rounds = self.ratios.get(name)
-        if not rounds:
-            return math.inf
-        median = math.log(statistics.median(rounds))
-        gained = [ratio for ratio in rounds if ratio < 1]
-        if abs(median) <= NOISE or (median < 0 and 4 * len(gained) < 3 * len(rounds)):
-            return 0.0
-        return median
+        """The logarithm of the ratio, of the pass where it is nearest to 0; 0 within the noise, or
+        where passes disagree; infinite if it was not measured."""
+        costs = [_cost(each.get(name, ())) for each in self.passes]
+        if costs[0] == math.inf or min(costs) >= 0:
+            return costs[0] if math.inf in costs else min(costs)
+        return max(costs) if max(costs) < 0 else 0.0
+
+    def equals(self, name: str) -> bool:
+        """Can it not be told apart from what is in force?"""
+        return name != self.in_force and self.cost(name) == 0
+
+
+def _cost(rounds: Sequence[float]) -> float:
+    if not rounds:
+        return math.inf
+    median = math.log(statistics.median(rounds))
+    gained = [ratio for ratio in rounds if ratio < 1]
+    if abs(median) <= NOISE or (median < 0 and 4 * len(gained) < 3 * len(rounds)):
+        return 0.0
+    return median
 
 
 def decide(sizes: Sequence[Size]) -> list[str]:
     """The algorithm for each of some sizes of one collective, in ascending order."""
-    # By the algorithm of the last size: (cost so far, sizes that leave what is shipped, path).
+    # By the algorithm of the last size: (cost so far, sizes that leave what is in force, path).
     best: dict[str, tuple[float, int, list[str]]] = {}
     for number, size in enumerate(sizes):
         before = sizes[number - 1] if number else None
         best = {
             name: min(
                 (cost + _change(before, last, size, name) + size.cost(name),
-                 left + (name != size.shipped), [*path, name])
-                for last, (cost, left, path) in (best or {size.shipped: (0.0, 0, [])}).items()
+                 left + (name != size.in_force), [*path, name])
+                for last, (cost, left, path) in (best or {size.in_force: (0.0, 0, [])}).items()
             )
-            for name in size.ratios
+            for name in size.passes[0]
         }  # fmt: skip
     return min(best.values())[2] if best else []
 
 
 def _change(before: Size | None, last: str, size: Size, name: str) -> float:
-    """What it costs to go from the algorithm `last` to `name`: nothing where both are shipped."""
+    """What it costs to go from the algorithm `last` to `name`: nothing where both are in force."""
     stays = last == name
-    follows = name == size.shipped and (before is None or last == before.shipped)
+    follows = name == size.in_force and (before is None or last == before.in_force)
     return 0.0 if stays or follows else NOISE
 
 
@@ -87,10 +107,14 @@ def rules(collective: str, sizes: Sequence[Size], names: Sequence[str]) -> tuple
     return tuple(rows)
 
 
-def better(ratios: Mapping[int, Sequence[float]], shipped: int) -> int:
-    """The segment, by its bytes, whose ratios to `shipped` have the least mean beyond the noise."""
-    found = {each: statistics.fmean(map(math.log, some)) for each, some in ratios.items() if some}
-    if not found:
-        return shipped
-    best = min(found, key=lambda each: found[each])
-    return best if found[best] < -NOISE else shipped
+def better(passes: Sequence[Mapping[int, Sequence[float]]], in_force: int) -> int:
+    """The segment, by its bytes, whose ratios to `in_force` have the least mean beyond the noise,
+    in every pass."""
+    means = [
+        {each: statistics.fmean(map(math.log, some)) for each, some in ratios.items() if some}
+        for ratios in passes
+    ]
+    if not means or not all(means):
+        return in_force
+    best = min(means[0], key=lambda each: means[0][each])
+    return best if all(found.get(best, 0.0) < -NOISE for found in means) else in_force

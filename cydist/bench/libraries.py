@@ -1,7 +1,7 @@
 """The libraries that are measured, behind one face: which function, with which arguments.
 
-Every library does the same job on the same memory: all_reduce and broadcast in place, the
-others from one array into another.
+Every library does the same job on the same memory: what reduces or broadcasts one array in place,
+the others from one array into another.
 """
 
 from __future__ import annotations
@@ -68,8 +68,18 @@ class TorchLike:
         into, of = self._wrap(recv), self._wrap(send)
         if op == "pingpong":
             return pingpong(module.send, module.recv, self.rank, of, into)
+        if op in ("gather", "scatter"):
+            whole = recv if op == "gather" else send
+            blocks = [self._wrap(block) for block in np.split(whole, self.size)]
+            at_root = blocks if self.rank == 0 else None
+            return getattr(module, op), (of if op == "gather" else into, at_root)
+        if not hasattr(module, op) and op in ("scan", "exscan"):
+            raise NotImplementedError(f"{module.__name__} has no {op}")
         return {
             "all_reduce": (module.all_reduce, (into,)),
+            "reduce": (module.reduce, (into, 0)),
+            "scan": (getattr(module, "scan", None), (into,)),
+            "exscan": (getattr(module, "exscan", None), (into,)),
             "broadcast": (module.broadcast, (into, 0)),
             "all_gather": (getattr(module, "all_gather_into_tensor", None), (into, of)),
             "reduce_scatter": (getattr(module, "reduce_scatter_tensor", None), (into, of)),
@@ -114,10 +124,8 @@ class Cydist(TorchLike):
             return "send"
         if self._backend.startswith("torch:"):
             return "torch's"
-        return tuning.choose(
-            op, nbytes, self.size, self.windows, even=True, commutative=True,
-            native=self._backend == "mpi" and not self.windows,
-        )  # fmt: skip
+        native = self._backend == "mpi" and not self.windows
+        return tuning.usual(op, nbytes, self.size, self.windows, native)
 
 
 def torch_with(backend: str) -> Library:
@@ -156,8 +164,14 @@ class Mpi:
         if op == "pingpong":
             return pingpong(self._call("Send"), self._call("Recv"), self.rank, of, into)
         block = self._spec(send, send.size // self.size), self._spec(recv, recv.size // self.size)
+        root = self.rank == 0
         name, arguments = {
             "all_reduce": ("Allreduce", (self._mpi.IN_PLACE, into)),
+            "reduce": ("Reduce", (self._mpi.IN_PLACE, into) if root else (into, None)),
+            "scan": ("Scan", (self._mpi.IN_PLACE, into)),
+            "exscan": ("Exscan", (self._mpi.IN_PLACE, into)),
+            "gather": ("Gather", (of, block[1] if root else None)),
+            "scatter": ("Scatter", (block[0] if root else None, into)),
             "broadcast": ("Bcast", (into, 0)),
             "all_gather": ("Allgather", (of, block[1])),
             "reduce_scatter": ("Reduce_scatter_block", (block[0], into)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cells import OPS
+from cydist.bench.cells import MORE_OPS, OPS
 from cydist.bench.starting import Spec
 
 SIZES = "8,1Ki,64Ki,1Mi,16Mi"
@@ -76,13 +76,15 @@ def parse(
 ) -> Options:
     """The options of a subject that has participants; a wrong one ends the program.
 
-    subject     "" for the collectives themselves, which alone have a plot
+    subject     "" for the collectives themselves, which alone have a plot, and MORE_OPS
     ops         what there is to choose from, all by default
     """
     parser = local_parser(subject, description, PEERS + ("" if subject else SUBJECTS))
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="processes of each participant (2)")
-    add("--ops", default=",".join(ops), help=f"which of {','.join(ops)} (all)")
+    more = () if subject else MORE_OPS
+    also = f", or {','.join(more)}" if more else ""
+    add("--ops", default=",".join(ops), help=f"which of {','.join(ops)} (all){also}")
     add("--sizes", default=sizes, help=f"bytes of a call ({sizes})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
     add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
@@ -99,8 +101,8 @@ def parse(
     except ValueError as error:
         parser.error(str(error))
     chosen = given.ops.split(",")
-    if unknown := [op for op in chosen if op not in ops]:
-        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join(ops)}")
+    if unknown := [op for op in chosen if op not in (*ops, *more)]:
+        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join((*ops, *more))}")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
     if given.arrays == "torch" and importlib.util.find_spec("torch") is None:

@@ -2,11 +2,9 @@
 
     broadcast   bytes sent per rank up to n log2 p (the root)
     reduce      bytes sent per rank n
-    gather      bytes sent per rank up to n p/2        blocks of one size
-    scatter     bytes sent per rank up to n p/2        blocks of one size
 
-n is one block. broadcast and reduce are cut into segments that follow each other down and up the
-tree. Best for short messages, and for everything in between at many ranks.
+n is the array. It is cut into segments that follow each other down and up the tree. Best for short
+messages, and for everything in between at many ranks.
 
 Ranks are numbered from the root: v = (rank - root) mod p. The parent of v is v without its lowest
 bit, so the subtree of v is the range of ranks from v on. Hence reduce combines neighbouring
@@ -14,7 +12,7 @@ ranges, lower with higher; where the reduction does not commute the tree stands 
 the ranges are in rank order, and rank 0 sends the result to the root. Partial sums travel in the
 array's dtype: 16- and 8-bit floats round once per level.
 
-Three ranks, root 0 (reduce and gather turn the arrows round):
+Three ranks, root 0 (reduce turns the arrows round):
 
     v=0 --> v=1         round 0: 0 -> 2
      |                  round 1: 0 -> 1
@@ -26,10 +24,9 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    BROADCAST, Block, Call, EVEN_BLOCKS, GATHER, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request,
-    SCATTER, Transport, add, combine, complete, conclude, contribute, copy, exchange, let_go,
-    pipe_close, pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size,
-    segments_in, withdraw,
+    BROADCAST, Block, Call, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request, Transport, add, combine,
+    complete, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post, pipe_take,
+    post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
 
@@ -42,7 +39,6 @@ ctypedef struct Place:          # of this rank in the tree
     int children[MOST_CHILDREN]     # group ranks: v+1, v+2, v+4, ...
     int children_count
     int v                       # number in the tree
-    int subtree                 # ranks in it: v .. v + subtree - 1
 
 
 cdef void find_place(Transport *t, int root, Place *place) noexcept nogil:
@@ -58,9 +54,6 @@ cdef void find_place(Transport *t, int root, Place *place) noexcept nogil:
         bit <<= 1
     if place.v != 0:
         place.parent = ((place.v - bit) + root) % p
-        place.subtree = bit if place.v + bit <= p else p - place.v
-    else:
-        place.subtree = p
 
 
 cdef int broadcast(Transport *t, Call *c) noexcept nogil:
@@ -186,67 +179,5 @@ cdef inline void add_up(Call *c, Block own, Block acc, const char *arrived, int 
                 acc.nbytes)
 
 
-cdef inline int blocks_under(const Place *place, int p, int child) noexcept nogil:
-    """How many ranks the subtree of a child has: it begins at v + 2**child."""
-    cdef int bit = 1 << child
-    return bit if place.v + 2 * bit <= p else p - place.v - bit
-
-
-cdef int gather(Transport *t, Call *c) noexcept nogil:
-    cdef size_t each = c.inputs[0].nbytes
-    cdef Request receives[MOST_CHILDREN]
-    cdef Place place
-    cdef char *blocks           # of our subtree, by v
-    cdef int i, status
-    find_place(t, c.root, &place)
-    if place.children_count == 0 and place.parent >= 0:
-        return exchange(t, c, 0, c.inputs[0].ptr, each, place.parent, NULL, 0, -1)
-    blocks = <char *>malloc(place.subtree * each + 1)
-    if blocks == NULL:
-        return NO_MEMORY
-    for i in range(place.children_count):
-        post_recv(t, c, &receives[i], blocks + (<size_t>1 << i) * each,
-                  blocks_under(&place, t.size, i) * each, place.children[i], 0)
-    copy(blocks, c.inputs[0].ptr, each)
-    status = complete(t, c, receives, place.children_count)
-    if status == OK and place.parent >= 0:
-        status = exchange(t, c, 0, blocks, place.subtree * each, place.parent, NULL, 0, -1)
-    elif status == OK:
-        for i in range(t.size):
-            copy(c.outputs[(c.root + i) % t.size].ptr, blocks + i * each, each)
-    let_go(t, blocks)
-    return status
-
-
-cdef int scatter(Transport *t, Call *c) noexcept nogil:
-    cdef size_t each = c.outputs[0].nbytes
-    cdef Request sends[MOST_CHILDREN]
-    cdef Place place
-    cdef char *blocks           # of our subtree, by v
-    cdef int i, child, status = OK
-    find_place(t, c.root, &place)
-    if place.children_count == 0 and place.parent >= 0:
-        return exchange(t, c, 0, NULL, 0, -1, c.outputs[0].ptr, each, place.parent)
-    blocks = <char *>malloc(place.subtree * each + 1)
-    if blocks == NULL:
-        return NO_MEMORY
-    if place.parent >= 0:
-        status = exchange(t, c, 0, NULL, 0, -1, blocks, place.subtree * each, place.parent)
-    else:
-        for i in range(t.size):
-            copy(blocks + i * each, c.inputs[(c.root + i) % t.size].ptr, each)
-    if status == OK:
-        for i in range(place.children_count):
-            child = place.children_count - 1 - i    # the largest subtree first
-            post_send(t, c, &sends[i], blocks + (<size_t>1 << child) * each,
-                      blocks_under(&place, t.size, child) * each, place.children[child], 0)
-        copy(c.outputs[0].ptr, blocks, each)
-        status = complete(t, c, sends, place.children_count)
-    let_go(t, blocks)
-    return status
-
-
 add(b"tree", BROADCAST, MESSAGES, broadcast)
 add(b"tree", REDUCE, MESSAGES, reduce)
-add(b"tree", GATHER, EVEN_BLOCKS, gather)
-add(b"tree", SCATTER, EVEN_BLOCKS, scatter)

@@ -1,0 +1,203 @@
+"""What --tune measures: every algorithm at every size, and segments, each in up to two passes.
+
+The second pass runs in processes of its own, with what the first would change and nothing else:
+where the cores and the pages of a process lie decides some races.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cydist import tuning
+from cydist.bench import deciding
+from cydist.bench.cells import Cell, cells
+from cydist.bench.deciding import Ratios, Size
+from cydist.bench.participants import Participant, ParticipantError
+from cydist.bench.report import geometric_mean
+from cydist.bench.rounds import Progress, Row, compare
+
+DTYPE, ITEMSIZE = "float32", 4
+# Who takes longer than the fastest by this factor in a first round is not in the others.
+HOPELESS = 2.0
+SEGMENTS = tuple(1 << power for power in range(16, 21))  # 64 KiB to 1 MiB
+SEGMENTED = 1 << 20  # calls of so many bytes are cut into several segments of any size
+
+
+class OutOfTime(Exception):
+    """There is no time for this any more."""
+
+
+class Candidate:
+    """The ranks of one participant with settings of their own: a participant of `compare`.
+
+    Ranks that are shared have the same memory, whichever algorithm they run.
+    """
+
+    def __init__(self, name: str, participant: Participant, **settings: str) -> None:
+        self.name = name
+        self._participant, self._settings = participant, settings
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank answers, after it was told the settings."""
+        self._participant.ask({"do": "configure", "settings": self._settings})
+        return self._participant.ask(command)
+
+    def close(self) -> None:
+        """The participant is ended by who started it."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Groups of `ranks` ranks to measure with.
+
+    passes      who runs the first pass, and the second; may be the same
+    deadline    on time.monotonic's clock; what has not begun then does not
+    """
+
+    passes: Sequence[Participant]
+    ranks: int
+    windows: bool
+    rounds: int
+    deadline: float
+    progress: Progress
+
+    def names(self, op: str) -> list[str]:
+        """All algorithms that can run."""
+        even = op not in tuning.UNSIZED
+        return tuning.candidates(op, self.ranks, self.windows, even=even)
+
+    def in_force(self, op: str, nbytes: int) -> str:
+        """The algorithm that runs so far."""
+        return tuning.usual(op, nbytes, self.ranks, self.windows)
+
+    def cells(self, op: str, sizes: Sequence[int]) -> list[Cell]:
+        """What is measured of a collective; nothing where there is no choice."""
+        found = list(cells([op], sizes, DTYPE, ITEMSIZE, self.ranks))
+        return found if len(self.names(op)) > 1 else []
+
+    def sizes(self, op: str, sizes: Sequence[int]) -> list[Size]:
+        """One for each size; one for all where tuning.py does not know a call's size.
+
+        Raises OutOfTime, and ParticipantError where an algorithm failed or was wrong.
+        """
+        wanted = self.cells(op, sizes)
+        in_force = [self.in_force(op, cell.nbytes) for cell in wanted]
+        first = [self._all(cell) for cell in wanted]
+        found = as_counted(op, wanted, in_force, [first])
+        chosen = deciding.decide(found)
+        if chosen == [size.in_force for size in found]:
+            return found
+        second = [self._some(cell, set(chosen), ratios)
+                  for cell, ratios in zip(wanted, first, strict=True)]  # fmt: skip
+        return as_counted(op, wanted, in_force, [first, second])
+
+    def _all(self, cell: Cell) -> Ratios:
+        """Every algorithm in one round, those with hope in the others."""
+        in_force = self.in_force(cell.op, cell.nbytes)
+        running = self._candidates(cell.op, self.names(cell.op), self.passes[0])
+        first = self._row(cell, running, 1)
+        fastest = min(series.median for series in first.values())
+        hopeful = [
+            each for each in running
+            if each.name == in_force or first[each.name].median < HOPELESS * fastest
+            or cell.op in tuning.UNSIZED
+        ]  # fmt: skip
+        row = first if len(hopeful) == 1 else first | self._row(cell, hopeful, self.rounds)
+        slow = {each.name for each in running} - {each.name for each in hopeful}
+        return {name: ratios(first if name in slow else row, name, in_force) for name in first}
+
+    def _some(self, cell: Cell, chosen: set[str], before: Ratios) -> Ratios:
+        """Those of `chosen` that were not clearly slower; nothing where none is left."""
+        in_force = self.in_force(cell.op, cell.nbytes)
+        size = Size(cell.nbytes, in_force, [before])
+        names = [
+            name for name in before
+            if name == in_force or (name in chosen and (
+                size.cost(name) <= 0 or cell.op in tuning.UNSIZED))
+        ]  # fmt: skip
+        if len(names) < 2:
+            return {}
+        row = self._row(cell, self._candidates(cell.op, names, self.passes[-1]), self.rounds)
+        return {name: ratios(row, name, in_force) for name in names}
+
+    def _candidates(
+        self, op: str, names: Sequence[str], participant: Participant
+    ) -> list[Candidate]:
+        return [Candidate(name, participant, ALGORITHM=f"{op}:{name}") for name in names]
+
+    def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
+        """By segment, the ratios of the shortest and the longest calls that have several, to those
+        with the segment in force, each with the algorithm in force; for each pass that was needed.
+
+        Raises as `sizes` does.
+        """
+        in_force = tuning.segment_bytes(self.ranks, self.windows)
+        long = [size for size in sizes if size >= SEGMENTED]
+        wanted = [
+            cell
+            for cell in cells(ops, sorted({*long[:1], *long[-1:]}), DTYPE, ITEMSIZE, self.ranks)
+            if cell.nbytes
+        ]
+        tried = sorted({*SEGMENTS, in_force})
+        found = [self._segments(wanted, tried, in_force, self.passes[0])]
+        best = deciding.better(found, in_force)
+        if best != in_force:
+            found.append(self._segments(wanted, [best, in_force], in_force, self.passes[-1]))
+        return found
+
+    def _segments(
+        self, wanted: Sequence[Cell], tried: Sequence[int], in_force: int, participant: Participant
+    ) -> dict[int, list[float]]:
+        found: dict[int, list[float]] = {each: [] for each in tried}
+        for cell in wanted:
+            name = self.in_force(cell.op, cell.nbytes)
+            running = [
+                Candidate(str(each), participant, ALGORITHM=f"{cell.op}:{name}",
+                          SEGMENT_BYTES=str(each))
+                for each in tried
+            ]  # fmt: skip
+            row = self._row(cell, running, self.rounds)
+            for each in tried:
+                found[each].append(statistics.median(ratios(row, str(each), str(in_force))))
+        return found
+
+    def _row(self, cell: Cell, running: Sequence[Candidate], rounds: int) -> Row:
+        """Raises ParticipantError where an algorithm failed or was wrong."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+        ((_, row),) = compare([cell], running, rounds, self.progress)
+        for name, series in row.items():
+            if series.failure or series.wrong:
+                why = series.failure or f"{series.wrong} wrong elements"
+                raise ParticipantError(f"{cell.op}:{name} of {cell.nbytes} bytes: {why}", lost=True)
+        return row
+
+
+def ratios(row: Row, name: str, in_force: str) -> list[float]:
+    """By round, the time of one by that of the other."""
+    return [a / b for a, b in zip(row[name].rounds, row[in_force].rounds, strict=False)]
+
+
+def as_counted(
+    op: str, wanted: Sequence[Cell], in_force: Sequence[str],
+    passes: Sequence[Sequence[Ratios]],
+) -> list[Size]:  # fmt: skip
+    """What was measured, by the sizes that tuning.py tells apart: of UNSIZED collectives one, whose
+    ratios are the geometric means, round by round."""
+    if op not in tuning.UNSIZED or not wanted:
+        return [
+            Size(cell.nbytes, name, [some for some in each if some])
+            for cell, name, each in zip(wanted, in_force, zip(*passes, strict=True), strict=True)
+        ]
+    return [Size(0, in_force[0], [_mean(each) for each in passes])]
+
+
+def _mean(found: Sequence[Ratios]) -> Ratios:
+    return {
+        name: [geometric_mean(each) for each in zip(*(some[name] for some in found), strict=False)]
+        for name in found[0]
+    }
