@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.errors import MismatchError
-from cydist.types import Op, op_and_factor
+from cydist.types import Op, op_name
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -52,7 +52,7 @@ def agree(
     if typed is not None:
         text += f" of {typed.dtype_name}"
     if op is not None:
-        text += f", op {op_and_factor(op)[0].name}"
+        text += f", op {op_name(op)}"
     if root is not None:
         text += f", root {root}"
     if len(set(sizes)) > 1:

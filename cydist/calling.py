@@ -8,8 +8,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, arguments, devices
+from cydist.errors import UnsupportedError
+from cydist.folding import Folding, elements_dtype
 from cydist.group import Call, ProcessGroup
-from cydist.types import Op, op_and_factor
+from cydist.types import Op, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -105,7 +107,17 @@ def _integer(name: str, what: str, rank: Any) -> int:
 
 def check_op(name: str, op: Op, array: Array) -> None:
     """Raise TypeError if the reduction makes no sense for the dtype, ValueError if its factor
-    does not."""
+    does not, UnsupportedError if it cannot reach the memory."""
+    if isinstance(op, UserReduction):
+        if array.device != "cpu":
+            raise UnsupportedError(
+                f"{name}: {op} reduces arrays in CPU memory, and this one is on {array.device}: "
+                "copy it there",
+                op=name,
+            )
+        if refusal := op.refusal(elements_dtype(array)):
+            raise TypeError(f"{name}: {refusal}")
+        return
     kind, factor = op_and_factor(op)
     if not _native.supports(int(kind), array.dtype):
         raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
@@ -113,6 +125,13 @@ def check_op(name: str, op: Op, array: Array) -> None:
         return
     if refusal := _native.why_not(int(kind), array.dtype, factor):
         raise ValueError(f"{name}: {refusal}")
+
+
+def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Folding:
+    """What reduces an array that the user passed: the group, or a function of the user's."""
+    if isinstance(op, UserReduction):
+        return Folding(group, op, elements_dtype(array))
+    return group
 
 
 def run(

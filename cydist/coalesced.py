@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist.calling import Flat, Timeout, check_op, run
+from cydist.calling import Flat, Timeout, check_op, reducing, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -45,7 +45,7 @@ def all_reduce_coalesced(
     def body(backend: ProcessGroup, call: Call) -> None:
         with backend.together():
             for flat in flats:
-                backend.all_reduce(call, flat.array, op)
+                reducing(backend, op, arrays[0]).all_reduce(call, flat.array, op)
         for flat in flats:
             flat.unpack()
 
@@ -159,7 +159,7 @@ def reduce_scatter_tensor_coalesced(
         arguments.times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
     arguments.disjoint(into, arrays, name)
     own = _flats(chosen, into, name)
-    check_op(name, op, own[0].array)
+    check_op(name, op, into[0])
     parts = [array.dense().blocks(p) for array in arrays]
     blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, blocks[0][0].array], name)
@@ -167,7 +167,8 @@ def reduce_scatter_tensor_coalesced(
     def body(backend: ProcessGroup, call: Call) -> None:
         with backend.together():
             for i, flat in enumerate(own):
-                backend.reduce_scatter(call, flat.array, [each[i].array for each in blocks], op)
+                parts_of_all = [each[i].array for each in blocks]
+                reducing(backend, op, into[0]).reduce_scatter(call, flat.array, parts_of_all, op)
         for flat in own:
             flat.unpack()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist._native import short, shortcut, use_operation
-from cydist.calling import Dense, Timeout, check_op, root_rank, run
+from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -74,7 +74,8 @@ def all_reduce(
     """Reduce everybody's array, element by element, and give everybody the result.
 
     tensor      (...)   same size and dtype on every rank; holds the result afterwards
-    op          one of ReduceOp, or ReduceOp.PREMUL_SUM(factor); the same on every rank
+    op          one of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the
+                same on every rank
 
     Raises TypeError for an op that is not defined for the dtype, and else what every function
     here does: ValueError or TypeError for wrong arguments (the group stays usable), a DistError
@@ -92,7 +93,7 @@ def all_reduce(
     dense = Dense([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_reduce(call, dense.arrays[0], op)
+        reducing(backend, op, array).all_reduce(call, dense.arrays[0], op)
         dense.unpack()
 
     return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
@@ -122,7 +123,7 @@ def reduce(
     dense = Dense([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.reduce(call, dense.arrays[0], root, op)
+        reducing(backend, op, array).reduce(call, dense.arrays[0], root, op)
         if backend.rank() == root:
             dense.unpack()
 
@@ -346,7 +347,7 @@ def _reduce_scatter(
     into = Dense([output], filled=False)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.reduce_scatter(call, into.arrays[0], blocks, op)
+        reducing(backend, op, output).reduce_scatter(call, into.arrays[0], blocks, op)
         into.unpack()
 
     return run(group, name, output, body, result, async_op, timeout)

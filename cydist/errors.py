@@ -195,8 +195,12 @@ def from_failure(
             "peer_lost": f"{who} was lost, says {teller}: {lost}",
             "no_memory": f"{teller} had no memory for {failure.ours}",
             "mismatch": "the ranks are in different calls. "
-            f"{teller[0].upper() + teller[1:]}: {failure.ours}. "
-            f"{who[0].upper() + who[1:]}: {failure.theirs}",
+            + (
+                f"{teller[0].upper() + teller[1:]}: {failure.ours}. "
+                f"{who[0].upper() + who[1:]}: {failure.theirs}"
+                if failure.theirs
+                else f"In {failure.ours} {teller} and {who} differ; the output of {teller} says how"
+            ),
             "interrupted": f"{teller} was interrupted in {failure.ours}",
             "aborted": f"{teller} aborted the group",
             "unreachable": f"the system keeps {teller} from the array of {who}, in {failure.ours}",

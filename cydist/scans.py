@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist.calling import Dense, Timeout, check_op, run
+from cydist.calling import Dense, Timeout, check_op, reducing, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -61,7 +61,7 @@ def _scan(
     dense = Dense([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.scan(call, dense.arrays[0], op, inclusive)
+        reducing(backend, op, array).scan(call, dense.arrays[0], op, inclusive)
         dense.unpack()
 
     return run(chosen, name, array, body, [tensor], async_op, timeout)

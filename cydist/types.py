@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Elements = np.ndarray[Any, Any]
 
 
 class RedOpType(IntEnum):
@@ -40,6 +46,61 @@ class _PremulSumFactory(int):
         return PremulSum(factor)
 
 
+class UserReduction:
+    """A reduction by a function of the user's: see ReduceOp.create."""
+
+    __slots__ = ("commutative", "function", "name")
+
+    def __init__(
+        self, function: Callable[[Elements, Elements], object], commutative: bool = True
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"ReduceOp.create needs a function of two arrays, such as numpy.hypot, not "
+                f"{function!r}"
+            )
+        self.function = function
+        self.commutative = commutative
+        self.name: str = getattr(function, "__name__", type(function).__name__)
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.create({self.name})"
+
+    def refusal(self, dtype: np.dtype[Any]) -> str:
+        """Why it cannot reduce elements of this dtype, in a sentence; "" if it can."""
+        return ""
+
+
+class _Located(UserReduction):
+    """The extreme of pairs (value, index), and whose it is."""
+
+    __slots__ = ()
+
+    def refusal(self, dtype: np.dtype[Any]) -> str:
+        names = dtype.names or ()
+        if len(names) == 2 and all(dtype[field].kind in "biufmM" for field in names):
+            return ""
+        return (
+            f"{self.name} is of pairs: it needs numpy arrays of a dtype with two ordered fields, "
+            f"such as [('value', 'f8'), ('index', 'i8')], not {dtype}"
+        )
+
+
+def _located(name: str, beats: Callable[[Elements, Elements], Elements]) -> UserReduction:
+    def choose(low: Elements, high: Elements) -> Elements:
+        import numpy as np
+
+        value, index = low.dtype.names  # refusal() has looked
+        a, b = low[value], high[value]
+        a_number, b_number = a == a, b == b
+        ties = (a == b) | ~(a_number | b_number)
+        take_high = beats(b, a) | (a_number & ~b_number) | (ties & (high[index] < low[index]))
+        return np.where(take_high, high, low)
+
+    choose.__name__ = name
+    return _Located(choose)
+
+
 class ReduceOp:
     """The reductions that collectives take as ``op``.
 
@@ -50,6 +111,10 @@ class ReduceOp:
     PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM; the factor is
                                 real for real dtypes and whole for integers
     (AVG and PREMUL_SUM: not bool)
+    MAXLOC MINLOC               pairs, that is numpy arrays of a dtype with two fields: the largest
+                                (smallest) first field, and the lowest second field that goes
+                                with it. NaN wins
+    create(function)            what the function makes of two contributions
 
     Integers wrap. MIN and MAX propagate NaN and hold -0 < +0; a result that is NaN is the dtype's
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
@@ -65,16 +130,39 @@ class ReduceOp:
     BXOR: ClassVar = RedOpType.BXOR
     AVG: ClassVar = RedOpType.AVG
     PREMUL_SUM: ClassVar = _PremulSumFactory(RedOpType.PREMUL_SUM)
+    MAXLOC: ClassVar = _located("MAXLOC", lambda a, b: a > b)
+    MINLOC: ClassVar = _located("MINLOC", lambda a, b: a < b)
+
+    @staticmethod
+    def create(
+        function: Callable[[Elements, Elements], object], commutative: bool = True
+    ) -> UserReduction:
+        """A reduction by `function(low, high)`, for arrays in CPU memory of any dtype.
+
+        function        gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of
+                        lower ranks, reduced so far, and those of the next rank. Returns n
+                        elements, each made of the two at its place; it may write into either
+                        array and return it. Must be associative
+        commutative     is function(a, b) the same as function(b, a)? Today the contributions
+                        are reduced in rank order either way
+
+        All ranks pass the same function: its name is compared, its code is not. What it raises
+        is raised by the call on that rank, and the group has failed then. torch's bfloat16 and
+        float8 need ml_dtypes. Raises TypeError for what cannot be called.
+
+            dist.all_reduce(x, dist.ReduceOp.create(numpy.hypot))
+        """
+        return UserReduction(function, commutative)
 
 
 # What a call takes as `op`.
-Op = RedOpType | PremulSum
+Op = RedOpType | PremulSum | UserReduction
 
 
 def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
     """The operation and its PREMUL_SUM factor.
 
-    Raises TypeError for anything that is not a ReduceOp, ValueError for a bare PREMUL_SUM.
+    Raises TypeError for anything that has no number, ValueError for a bare PREMUL_SUM.
     """
     if isinstance(op, PremulSum):
         return op.type, op.factor
@@ -83,3 +171,8 @@ def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
     if isinstance(op, RedOpType):
         return op, None
     raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
+
+
+def op_name(op: Op) -> str:
+    """What to call it before people, and compare between ranks."""
+    return op.name if isinstance(op, UserReduction) else op_and_factor(op)[0].name

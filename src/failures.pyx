@@ -91,7 +91,9 @@ cdef object told_failure(const Notices *notices, int rank):
         # Another call of this rank failed the group, or abort did.
         return Failure(STATUS_NAMES[ABORTED], ours=words)
     ours = words or described(&n.ours, n.our_bytes, sizes)
-    theirs = described(&n.theirs, n.their_bytes, sizes)
+    # Where there are words, calls above the engine were compared: only the teller knows how.
+    theirs = "" if words else described(&n.theirs, n.their_bytes, sizes)
+    mismatch = mismatch and not words
     # Of two ranks that differ this one agrees with one, or is one.
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
         return Failure(status, n.peer, n.step, ours, theirs)

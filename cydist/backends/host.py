@@ -25,6 +25,7 @@ from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
     GroupFailedError,
+    MismatchError,
     PeerFailedError,
     from_failure,
     named,
@@ -47,6 +48,7 @@ STATUSES: dict[type[BaseException], str] = {
     DistTimeoutError: "timeout",
     PeerFailedError: "peer_lost",
     GroupFailedError: "aborted",
+    MismatchError: "mismatch",
 }
 
 

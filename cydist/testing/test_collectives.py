@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="union-attr"
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,51 @@ def test_premul_sum_scales_each_rank_by_its_own_factor(jobs: Jobs, backend: str,
 
     for mine in jobs.get(backend, 3).run(body):
         same(oracle.reduced("SUM", scaled), mine)
+
+
+def concatenated(low: Any, high: Any) -> Any:
+    """Digits behind digits: associative, and the order of the ranks shows."""
+    out = np.empty_like(low)
+    out["value"] = low["value"] * high["shift"] + high["value"]
+    out["shift"] = low["shift"] * high["shift"]
+    return out
+
+
+DIGITS = np.dtype([("value", "u8"), ("shift", "u8")])
+
+
+def digits(ranks: Iterable[int], count: int) -> Any:
+    """What the ranks' digits, each repeated `count` times, make in that order."""
+    text = "".join(str(rank + 1) for rank in ranks)
+    return np.array([(int(text), 10 ** len(text))] * count, DIGITS)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "scan", "exscan", "reduce_scatter"])
+def test_a_function_of_the_users_reduces_in_rank_order(
+    job: Job, size: int, count: int, name: str
+) -> None:
+    """Any dtype, here a structured one, and a function that does not commute."""
+    op = dist.ReduceOp.create(concatenated, commutative=False)
+
+    def body(rank: int) -> Any:
+        mine = digits([rank], count)
+        if name == "reduce":
+            dist.reduce(mine, size - 1, op)
+        elif name == "reduce_scatter":
+            dist.reduce_scatter(mine, [digits([rank], count) for _ in range(size)], op)
+        else:
+            getattr(dist, name)(mine, op)
+        return mine
+
+    for rank, mine in enumerate(job.run(body)):
+        ranks = range(size)
+        if name == "scan":
+            ranks = range(rank + 1)
+        elif name == "exscan":
+            ranks = range(rank) if rank else range(1)
+        elif name == "reduce" and rank != size - 1:
+            ranks = range(rank, rank + 1)
+        same(digits(ranks, count), mine)
 
 
 def test_broadcast_copies_the_root(job: Job, size: int, count: int, layout: Layout) -> None:
