@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -251,11 +252,13 @@ def test_a_tensor_without_numpy_dtype_is_refused() -> None:
 
 
 def raising(body: Callable[[int], object], transport: str) -> list[BaseException]:
-    """What the call raises on each rank."""
+    """What the call raises on each rank; nobody leaves before all have heard."""
+    heard = threading.Barrier(SIZE, timeout=DEADLINE)
 
     def caught(rank: int) -> BaseException:
         with pytest.raises(Exception) as info:  # noqa: PT011  # whatever it is
             body(rank)
+        heard.wait()
         return info.value
 
     return ranks(transport, caught)
