@@ -73,6 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("cydist.testing.contract")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where files are shared out among processes, those with slow tests come first."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 def unexcused(reason: str) -> bool:
     """Is this skip a hole in CI?"""
     return bool(os.environ.get("CI")) and not reason.removeprefix("Skipped: ").startswith(EXCUSED)
