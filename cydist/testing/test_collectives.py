@@ -15,22 +15,13 @@ from cydist.testing.contract import Job, Jobs
 
 Array = np.ndarray[Any, Any]
 Layout = Callable[[int, Any], Array]
+# What a rank does, giving the arrays that it has then; and the arrays that it must have.
+Case = tuple[Callable[[int], list[Array]], Callable[[int], list[Array]]]
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
 
 
-@pytest.fixture(params=oracle.DTYPES.values(), ids=list(oracle.DTYPES))
-def dtype(request: pytest.FixtureRequest) -> Any:
-    """Every dtype that can be reduced."""
-    return request.param
-
-
-@pytest.fixture(params=[0, 1, 5, 1000], ids=lambda count: f"{count}elements")
-def count(request: pytest.FixtureRequest) -> Any:
-    """Fewer elements than ranks, none, many."""
-    return request.param
-
-
+COUNTS = (0, 1, 5, 1000)  # fewer elements than ranks, none, many
 LAYOUTS = {
     "contiguous": lambda n, dtype: np.zeros(n, dtype),
     "every-second": lambda n, dtype: np.zeros(2 * n, dtype)[::2],
@@ -39,9 +30,9 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
-def layout(request: pytest.FixtureRequest) -> Any:
-    """Makes an array of n elements, laid out in some way."""
+@pytest.fixture(params=COUNTS, ids=lambda count: f"{count}elements")
+def count(request: pytest.FixtureRequest) -> Any:
+    """How many elements."""
     return request.param
 
 
@@ -52,62 +43,71 @@ def filled(layout: Layout, values: Array) -> Any:
     return array
 
 
-def everyone(size: int, count: int, dtype: np.dtype[Any], each: int = 1) -> Any:
-    """Contributions of all ranks; `each` arrays per rank."""
-    return [
-        [oracle.contribution(rank + 5 * i, count, dtype) for i in range(each)]
-        for rank in range(size)
-    ]
-
-
 def same(expected: Any, actual: Any) -> None:
     """Assert bit equality, and show both when it does not hold."""
     assert oracle.same_bits(expected, actual), f"expected {expected!r}, got {actual!r}"
 
 
+def check(job: Job, case: Callable[[int, Layout], Case]) -> None:
+    """Run `case(count, layout)` for every count and layout, one after the other."""
+    names = [(count, name) for count in COUNTS for name in LAYOUTS]
+    cases = [case(count, LAYOUTS[name]) for count, name in names]
+
+    def body(rank: int) -> list[list[Array]]:
+        return [act(rank) for act, _ in cases]
+
+    for rank, results in enumerate(job.run(body)):
+        for name, (_, expected), arrays in zip(names, cases, results, strict=True):
+            for want, got in zip(expected(rank), arrays, strict=True):
+                assert oracle.same_bits(want, got), f"{name}: expected {want!r}, got {got!r}"
+
+
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_equals_the_oracle(
-    jobs: Jobs, backend: str, op: str, dtype: np.dtype[Any]
-) -> None:
-    """Three ranks, every operation and dtype."""
-    if not oracle.makes_sense(op, dtype):
-        refused(jobs.get(backend, 3), op, dtype)
-        return
-    given = [oracle.contribution(rank, 17, dtype) for rank in range(3)]
+def test_all_reduce_equals_the_oracle(jobs: Jobs, backend: str, op: str) -> None:
+    """Three ranks, every operation and dtype. Where it is not defined it raises before traffic, and
+    the group stays usable."""
+    given = [
+        [oracle.contribution(rank, 17, dtype) for dtype in oracle.DTYPES.values()]
+        for rank in range(3)
+    ]
+    kind = getattr(dist.ReduceOp, op)
 
     def body(rank: int) -> Any:
-        mine = given[rank].copy()
-        dist.all_reduce(mine, getattr(dist.ReduceOp, op))
-        return mine
-
-    for mine in jobs.get(backend, 3).run(body):
-        same(oracle.reduced(op, given), mine)
-
-
-def refused(job: Job, op: str, dtype: np.dtype[Any]) -> None:
-    """An operation that is not defined raises before traffic; the group stays usable."""
-
-    def body(rank: int) -> Any:
-        with pytest.raises(TypeError, match=rf"{op} of .* is not defined"):
-            dist.all_reduce(np.zeros(3, dtype), getattr(dist.ReduceOp, op))
+        arrays = [array.copy() for array in given[rank]]
+        for mine in arrays:
+            if oracle.makes_sense(op, mine.dtype):
+                dist.all_reduce(mine, kind)
+            else:
+                with pytest.raises(TypeError, match=rf"{op} of .* is not defined"):
+                    dist.all_reduce(mine, kind)
         one = np.ones(1)
         dist.all_reduce(one)
-        return one[0]
+        return arrays, one[0]
 
-    assert [3.0] * 3 == job.run(body)
+    for rank, (arrays, total) in enumerate(jobs.get(backend, 3).run(body)):
+        for i, mine in enumerate(arrays):
+            right = oracle.makes_sense(op, mine.dtype)
+            same(
+                oracle.reduced(op, [all_of[i] for all_of in given]) if right else given[rank][i],
+                mine,
+            )
+        assert total == 3.0
 
 
-def test_all_reduce_of_any_size_and_layout(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_all_reduce_of_any_size_and_layout(job: Job, size: int) -> None:
     """World sizes, counts below and above the number of ranks, strided arrays."""
-    given = [oracle.contribution(rank, count, np.dtype("f4")) for rank in range(size)]
 
-    def body(rank: int) -> Any:
-        mine = filled(layout, given[rank])
-        dist.all_reduce(mine)
-        return mine
+    def case(count: int, layout: Layout) -> Case:
+        given = [oracle.contribution(rank, count, np.dtype("f4")) for rank in range(size)]
 
-    for mine in job.run(body):
-        same(oracle.reduced("SUM", given), mine)
+        def act(rank: int) -> list[Array]:
+            mine = filled(layout, given[rank])
+            dist.all_reduce(mine)
+            return [mine]
+
+        return act, lambda rank: [oracle.reduced("SUM", given)]
+
+    check(job, case)
 
 
 @pytest.mark.parametrize("name", ["float32", "complex64", "bfloat16"])
@@ -170,49 +170,56 @@ def test_a_function_of_the_users_reduces_in_rank_order(
         same(digits(ranks, count), mine)
 
 
-def test_broadcast_copies_the_root(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_broadcast_copies_the_root(job: Job, size: int) -> None:
     """Every rank as root; strided arrays on all ranks."""
-    given = oracle.contribution(1, count, np.dtype("i4"))
 
-    def body(rank: int) -> Any:
-        results = []
-        for root in range(size):
-            mine = filled(layout, given * (root + 2) if rank == root else given * 0)
-            dist.broadcast(mine, root)
-            results.append(mine)
-        return results
+    def case(count: int, layout: Layout) -> Case:
+        given = oracle.contribution(1, count, np.dtype("i4"))
 
-    for results in job.run(body):
-        for root in range(size):
-            same(given * (root + 2), results[root])
+        def act(rank: int) -> list[Array]:
+            results = []
+            for root in range(size):
+                mine = filled(layout, given * (root + 2) if rank == root else given * 0)
+                dist.broadcast(mine, root)
+                results.append(mine)
+            return results
+
+        return act, lambda rank: [given * (root + 2) for root in range(size)]
+
+    check(job, case)
 
 
-def test_reduce_writes_the_root_only(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_reduce_writes_the_root_only(job: Job, size: int) -> None:
     """The root gets the result, the other ranks keep what they had."""
-    given = [oracle.contribution(rank, count, np.dtype("f8")) for rank in range(size)]
     root = size - 1
 
-    def body(rank: int) -> Any:
-        mine = filled(layout, given[rank])
-        dist.reduce(mine, root)
-        return mine
+    def case(count: int, layout: Layout) -> Case:
+        given = [oracle.contribution(rank, count, np.dtype("f8")) for rank in range(size)]
 
-    for rank, mine in enumerate(job.run(body)):
-        same(oracle.reduced("SUM", given) if rank == root else given[rank], mine)
+        def act(rank: int) -> list[Array]:
+            mine = filled(layout, given[rank])
+            dist.reduce(mine, root)
+            return [mine]
+
+        return act, lambda rank: [oracle.reduced("SUM", given) if rank == root else given[rank]]
+
+    check(job, case)
 
 
-def test_all_gather_into_lists(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_all_gather_into_lists(job: Job, size: int) -> None:
     """Entry r is rank r's array; strided outputs."""
-    given = [oracle.contribution(rank, count, np.dtype("i2")) for rank in range(size)]
 
-    def body(rank: int) -> Any:
-        outputs = [filled(layout, given[0] * 0) for _ in range(size)]
-        dist.all_gather(outputs, filled(layout, given[rank]))
-        return outputs
+    def case(count: int, layout: Layout) -> Case:
+        given = [oracle.contribution(rank, count, np.dtype("i2")) for rank in range(size)]
 
-    for outputs in job.run(body):
-        for expected, actual in zip(given, outputs, strict=True):
-            same(expected, actual)
+        def act(rank: int) -> list[Array]:
+            outputs = [filled(layout, given[0] * 0) for _ in range(size)]
+            dist.all_gather(outputs, filled(layout, given[rank]))
+            return outputs
+
+        return act, lambda rank: given
+
+    check(job, case)
 
 
 def test_all_gather_of_uneven_arrays(job: Job, size: int) -> None:
@@ -247,50 +254,58 @@ def test_all_gather_into_tensor_concatenates(
         same(np.concatenate(given), output)
 
 
-def test_gather_to_the_root(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_gather_to_the_root(job: Job, size: int) -> None:
     """Uneven arrays arrive on the root in rank order."""
-    given = [oracle.contribution(rank, count + rank, np.dtype("c8")) for rank in range(size)]
     root = size // 2
 
-    def body(rank: int) -> Any:
-        outputs = [filled(layout, array * 0) for array in given] if rank == root else None
-        dist.gather(filled(layout, given[rank]), outputs, dst=root)
-        return outputs
+    def case(count: int, layout: Layout) -> Case:
+        given = [oracle.contribution(rank, count + rank, np.dtype("c8")) for rank in range(size)]
 
-    outputs = job.run(body)[root]
-    for expected, actual in zip(given, outputs, strict=True):
-        same(expected, actual)
+        def act(rank: int) -> list[Array]:
+            outputs = [filled(layout, array * 0) for array in given] if rank == root else None
+            dist.gather(filled(layout, given[rank]), outputs, dst=root)
+            return outputs or []
+
+        return act, lambda rank: given if rank == root else []
+
+    check(job, case)
 
 
-def test_scatter_from_the_root(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_scatter_from_the_root(job: Job, size: int) -> None:
     """Every rank gets its entry of the root's list, uneven ones too."""
-    given = [oracle.contribution(rank, count + rank, np.dtype("f2")) for rank in range(size)]
     root = size - 1
 
-    def body(rank: int) -> Any:
-        mine = filled(layout, given[rank] * 0)
-        inputs = [filled(layout, array) for array in given] if rank == root else None
-        dist.scatter(mine, inputs, src=root)
-        return mine
+    def case(count: int, layout: Layout) -> Case:
+        given = [oracle.contribution(rank, count + rank, np.dtype("f2")) for rank in range(size)]
 
-    for expected, actual in zip(given, job.run(body), strict=True):
-        same(expected, actual)
+        def act(rank: int) -> list[Array]:
+            mine = filled(layout, given[rank] * 0)
+            inputs = [filled(layout, array) for array in given] if rank == root else None
+            dist.scatter(mine, inputs, src=root)
+            return [mine]
+
+        return act, lambda rank: [given[rank]]
+
+    check(job, case)
 
 
-def test_reduce_scatter_of_lists(job: Job, size: int, count: int, layout: Layout) -> None:
+def test_reduce_scatter_of_lists(job: Job, size: int) -> None:
     """Rank r gets the reduction of everybody's entry r; entries are uneven."""
-    given = [
-        [oracle.contribution(rank + 2 * i, count + i, np.dtype("i8")) for i in range(size)]
-        for rank in range(size)
-    ]
 
-    def body(rank: int) -> Any:
-        output = filled(layout, given[0][rank] * 0)
-        dist.reduce_scatter(output, [filled(layout, array) for array in given[rank]])
-        return output
+    def case(count: int, layout: Layout) -> Case:
+        given = [
+            [oracle.contribution(rank + 2 * i, count + i, np.dtype("i8")) for i in range(size)]
+            for rank in range(size)
+        ]
 
-    for rank, output in enumerate(job.run(body)):
-        same(oracle.reduced("SUM", [lists[rank] for lists in given]), output)
+        def act(rank: int) -> list[Array]:
+            output = filled(layout, given[0][rank] * 0)
+            dist.reduce_scatter(output, [filled(layout, array) for array in given[rank]])
+            return [output]
+
+        return act, lambda rank: [oracle.reduced("SUM", [lists[rank] for lists in given])]
+
+    check(job, case)
 
 
 def test_reduce_scatter_tensor(job: Job, size: int, count: int) -> None:
@@ -307,6 +322,7 @@ def test_reduce_scatter_tensor(job: Job, size: int, count: int) -> None:
         same(whole[rank * count : (rank + 1) * count], output)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_all_to_all_of_uneven_lists(job: Job, size: int, layout: Layout) -> None:
     """Entry r goes to rank r; rank s sends s + 2 r elements to rank r."""
     given = [
@@ -384,24 +400,27 @@ def test_monitored_barrier_lets_all_pass(job: Job, size: int) -> None:
     assert [True] * size == job.run(body)
 
 
-def test_moves_every_dtype(jobs: Jobs, backend: str, dtype: np.dtype[Any]) -> None:
+def test_moves_every_dtype(jobs: Jobs, backend: str) -> None:
     """Data movement is blind to dtype: broadcast, all_gather and all_to_all."""
-    given = [oracle.contribution(rank, 6, dtype) for rank in range(2)]
+    dtypes = list(oracle.DTYPES.values())
+    given = {d: [oracle.contribution(rank, 6, d) for rank in range(2)] for d in dtypes}
 
-    def body(rank: int) -> Any:
-        copied = given[rank].copy()
+    def moved(rank: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        copied = given[dtype][rank].copy()
         dist.broadcast(copied, 1)
         gathered = np.zeros(12, dtype)
-        dist.all_gather_into_tensor(gathered, given[rank])
+        dist.all_gather_into_tensor(gathered, given[dtype][rank])
         swapped = np.zeros(6, dtype)
-        dist.all_to_all_single(swapped, given[rank])
+        dist.all_to_all_single(swapped, given[dtype][rank])
         return copied, gathered, swapped
 
-    for rank, (copied, gathered, swapped) in enumerate(jobs.get(backend, 2).run(body)):
+    results = jobs.get(backend, 2).run(lambda rank: [moved(rank, dtype) for dtype in dtypes])
+    for rank, arrays in enumerate(results):
         half = slice(rank * 3, rank * 3 + 3)
-        same(given[1], copied)
-        same(np.concatenate(given), gathered)
-        same(np.concatenate([array[half] for array in given]), swapped)
+        for dtype, (copied, gathered, swapped) in zip(dtypes, arrays, strict=True):
+            same(given[dtype][1], copied)
+            same(np.concatenate(given[dtype]), gathered)
+            same(np.concatenate([array[half] for array in given[dtype]]), swapped)
 
 
 @pytest.mark.parametrize("name", ["M8[ns]", "S5", "i4,f8", ">f8", "longdouble"])
