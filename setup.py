@@ -45,6 +45,7 @@ MODULES = [
     native("array", "src/array.pyx"),
     native("overlaps", "src/overlaps.pyx"),
     native("exporters", "src/exporters.pyx"),
+    native("parts", "src/parts.pyx"),
     native("plain", "src/plain.pyx"),
     native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
     native("notices", "src/notices.pyx"),

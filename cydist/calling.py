@@ -26,12 +26,17 @@ class Dense:
     """Arrays of a call as contiguous memory: themselves, or packed copies.
 
     Inputs are packed when this is made; `unpack` writes outputs back.
+
+    group       packs them itself, if it does that
     """
 
-    def __init__(self, arrays: Sequence[Array], *, filled: bool = True) -> None:
+    def __init__(
+        self, arrays: Sequence[Array], *, filled: bool = True, group: ProcessGroup | None = None
+    ) -> None:
         self._arrays = arrays
+        left = group is not None and group.for_device(arrays[0].device).packs
         self.arrays = [
-            array if array.contiguous else array.dense() if filled else array.empty_like()
+            array if array.contiguous or left else array.dense() if filled else array.empty_like()
             for array in arrays
         ]
 

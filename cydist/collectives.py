@@ -52,7 +52,7 @@ def broadcast(
     root = root_rank(chosen, "broadcast", "src", src, group_src)
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
-    dense = Dense([array])
+    dense = Dense([array], group=chosen)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.broadcast(call, dense.arrays[0], root)
@@ -90,7 +90,7 @@ def all_reduce(
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     check_op("all_reduce", op, array)
-    dense = Dense([array])
+    dense = Dense([array], group=chosen)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).all_reduce(call, dense.arrays[0], op)
@@ -120,7 +120,7 @@ def reduce(
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     check_op("reduce", op, array)
-    dense = Dense([array])
+    dense = Dense([array], group=chosen)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).reduce(call, dense.arrays[0], root, op)

@@ -51,6 +51,7 @@ class ProcessGroup(Running):
 
     devices: tuple[str, ...] = ("cpu",)
     joins_calls = False
+    packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
 
     # What a backend implements.
 

@@ -58,7 +58,7 @@ def _scan(
         return None
     array = arguments.output_array(tensor, name, "tensor")
     check_op(name, op, array)
-    dense = Dense([array])
+    dense = Dense([array], group=chosen)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).scan(call, dense.arrays[0], op, inclusive)

@@ -2,8 +2,8 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, BARRIER, CHUNK, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT, Call,
-    Fingerprint,
+    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT,
+    Call, Fingerprint,
 )
 from cydist._native.notices cimport RECENT, Notice, Notices
 
@@ -63,6 +63,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     parts = [words]
     if f.flags & CHUNK:
         parts.append("in chunks, as arrays on a GPU go")
+    if f.flags & ASKING:
+        parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
     if f.op:
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
     if f.root >= 0:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from cydist._native import Array, asarray, empty, overlapping
+from cydist._native import Array, asarray, empty, overlapping, pack_part, unpack_part
 
 
 def items(array: Array) -> bytes:
@@ -47,6 +47,39 @@ def views(draw: st.DrawFn, dtype: str = "") -> np.ndarray:
 def test_dense_is_c_order(x: np.ndarray) -> None:
     """dense() holds the elements in C order, whatever the strides."""
     assert bytes(memoryview(asarray(x).dense())) == x.tobytes()
+
+
+@given(views(), st.data())
+@settings(deadline=None)
+def test_a_part_is_packed_and_unpacked(x: np.ndarray, data: st.DataObject) -> None:
+    """Any run of elements in C order, and no byte of any other element."""
+    start = data.draw(st.integers(0, x.size))
+    dense = empty(data.draw(st.integers(0, x.size - start)), asarray(x))
+    flat = x.copy().reshape(-1)
+    pack_part(dense, asarray(x), start)
+    assert bytes(memoryview(dense)) == flat[start : start + dense.size].tobytes()
+    flat[start : start + dense.size] = flat[start : start + dense.size][::-1].copy()
+    memoryview(dense)[:] = flat[start : start + dense.size].tobytes()
+    unpack_part(asarray(x), dense, start)
+    assert x.tobytes() == flat.tobytes()
+
+
+BYTES = np.zeros(6, "u1")
+
+
+@pytest.mark.parametrize(
+    ("dense", "start"),
+    [
+        pytest.param(empty(4), 3, id="too many"),
+        pytest.param(empty(0), 7, id="past the end"),
+        pytest.param(empty(2, asarray(np.zeros(1))), 0, id="another size of elements"),
+        pytest.param(asarray(BYTES[::2]), 0, id="gaps in the part"),
+    ],
+)
+def test_no_part_of_that_kind(dense: Array, start: int) -> None:
+    """ValueError, and nothing is copied."""
+    with pytest.raises(ValueError, match="elements"):
+        pack_part(dense, asarray(BYTES), start)
 
 
 @given(views())

@@ -61,6 +61,7 @@ ROOM_OF = {
     "torch_options": "engine",
     "dlpack": "array",
     "overlaps": "array",
+    "parts": "array",
     "exporters": "array",
     "plain": "array",
     "linux": "transports",

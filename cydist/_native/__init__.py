@@ -34,6 +34,7 @@ try:
     from cydist._native.mpi_collectives import use_in_place, use_reduction
     from cydist._native.neighbours import Neighbours
     from cydist._native.overlaps import overlapping
+    from cydist._native.parts import pack_part, unpack_part
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
     from cydist._native.tcp import MessageLink, TcpLink
@@ -76,12 +77,14 @@ __all__ = [
     "keep_in_child",
     "load_mpi",
     "overlapping",
+    "pack_part",
     "prepare",
     "replace_in_child",
     "short",
     "shortcut",
     "supports",
     "unflatten_buffers",
+    "unpack_part",
     "use_in_place",
     "use_isa",
     "use_memory",

@@ -46,6 +46,7 @@ cdef enum:
     ANY_SOURCE = -1         # Request.peer of a receive that takes from anyone
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
     CHUNK = 2               # Fingerprint.flags: one of the calls that a longer one was cut into
+    ASKING = 4              # Fingerprint.flags: whose array has gaps, before a long call
     # Request.tag: the top bit tells a collective's messages from the user's.
     SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -85,3 +86,9 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
     endpoint.ask = ask
     _threads[key, link.rank] = ref(endpoint)
     return endpoint
+
+
+def context_of(name: str, peers: Sequence[int]) -> int:
+    """A number for a group's messages, the same on all members and for no other group."""
+    digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")

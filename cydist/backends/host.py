@@ -6,7 +6,6 @@ algorithm, and turns what fails into exceptions.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native, tuning
-from cydist.backends.endpoint import Endpoint, of_threads
+from cydist.backends.endpoint import Endpoint, context_of, of_threads
 from cydist.backends.messages import MessageWork, timed_out, wire_tag
+from cydist.backends.pieces import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cydist.backends.staging import StagedGroup
     from cydist.registry import BackendOptions
 
-EVEN, CHUNK = 1, 2  # Fingerprint.flags in abi.pxd
+CHUNK = 2  # Fingerprint.flags in abi.pxd
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
 
@@ -56,6 +56,7 @@ class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
     devices = ("cpu", "cuda")
+    packs = True
     sends_short = True  # its messages need no more checks than src/short.pyx makes, and
     calls_short = True  # its collectives may come that way
 
@@ -310,16 +311,21 @@ class HostGroup(ProcessGroup):
     # Collectives: name the blocks, and what all ranks must agree on.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        self._run(call, "broadcast", [array], [array], array.nbytes, root=root, count=array.size)
+        here = self._rank == root
+        for part in pieces(self, call, array, reads=here, writes=not here):
+            self._run(call, "broadcast", [part], [part], part.nbytes, root=root, count=part.size)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        self._run(call, "all_reduce", [array], [array], array.nbytes, op=op, count=array.size)
+        for part in pieces(self, call, array):
+            self._run(call, "all_reduce", [part], [part], part.nbytes, op=op, count=part.size)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        outputs = [array] if self._rank == root else []
-        self._run(
-            call, "reduce", [array], outputs, array.nbytes, op=op, root=root, count=array.size
-        )
+        here = self._rank == root
+        for part in pieces(self, call, array, writes=here):
+            self._run(
+                call, "reduce", [part], [part] if here else [], part.nbytes,
+                op=op, root=root, count=part.size,
+            )  # fmt: skip
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         self._run(
@@ -353,7 +359,8 @@ class HostGroup(ProcessGroup):
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         name = "scan" if inclusive else "exscan"
-        self._run(call, name, [array], [array], array.nbytes, op=op, count=array.size)
+        for part in pieces(self, call, array):
+            self._run(call, name, [part], [part], part.nbytes, op=op, count=part.size)
 
     def barrier(self, call: Call) -> None:
         self._run(call, "barrier", [], [], 0)
@@ -378,7 +385,7 @@ class HostGroup(ProcessGroup):
             even=even, commutative=True, native=self._native.comm != 0,
         )  # fmt: skip
         segment_bytes = tuning.segment_bytes(self._size, self._native.windows)
-        if even and self.calls_short:
+        if even and self.calls_short and nbytes <= WHOLE_BYTES:
             self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(
@@ -422,17 +429,6 @@ class HostGroup(ProcessGroup):
             return ""
         peer = self._peers[rank]
         return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer)
-
-
-def context_of(name: str, peers: Sequence[int]) -> int:
-    """A number for a group's messages, the same on all members and for no other group."""
-    digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
-
-
-def same_sizes(blocks: Sequence[Array]) -> bool:
-    """Do all blocks hold the same number of elements?"""
-    return all(block.size == blocks[0].size for block in blocks)
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

@@ -8,7 +8,6 @@ Nothing here touches the user's own traffic: all of it is on communicators of ou
 
 from __future__ import annotations
 
-import array as arrays
 import atexit
 import hashlib
 import os
@@ -17,9 +16,9 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, launchers, tuning
+from cydist import _native, launchers
 from cydist.backends.endpoint import Endpoint
-from cydist.backends.host import EVEN, HostGroup
+from cydist.backends.host import HostGroup
 from cydist.backends.mpi_process import (
     ExitGuard,
     Threads,
@@ -27,6 +26,7 @@ from cydist.backends.mpi_process import (
     load,
     wait_until,
 )
+from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory
 from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
@@ -220,26 +220,9 @@ class MpiGroup(HostGroup):
         It is the group's alone: MPI matches collectives in the order in which a communicator's
         members call them, and groups of the same members do not wait for each other.
         """
-        if not self._native.windows and self._common(call, self._endpoint.made < COMMUNICATORS):
+        if not self._native.windows and everywhere(self, call, self._endpoint.made < COMMUNICATORS):
             self._make()
         self._met = True
-
-    def _common(self, call: Call, here: bool) -> bool:
-        """Is it so on all members?"""
-        bits = _native.asarray(arrays.array("B", [here]))
-        with self.failures(call.name, call.seq, call.deadline):
-            self._native.run(
-                "all_reduce", [bits], [bits],
-                algorithm=b"doubling",
-                deadline_ns=call.deadline_ns,
-                seq=call.seq,
-                op=int(RedOpType.BAND),
-                count=1,
-                flags=EVEN,
-                segment_bytes=tuning.segment_bytes(),
-            )  # fmt: skip
-        call.seq = self.next_seq()
-        return memoryview(bits)[0] != 0
 
     def _make(self) -> None:
         """All members have come; this waits for none of them long."""

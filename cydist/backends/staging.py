@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native, devices
 from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
-from cydist.backends.host import same_sizes
+from cydist.backends.pieces import same_sizes
 from cydist.backends.staged_messages import StagedMessages, current_streams
 from cydist.errors import MismatchError
 from cydist.group import Call, ProcessGroup

@@ -26,6 +26,7 @@ cdef enum:
     EXPLAIN_NS = 500000000
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
+    SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef Handle types[DTYPES]
@@ -63,11 +64,12 @@ cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if reduces(c) and operations[c.fingerprint.dtype][c.fingerprint.op] == 0:
         return False
-    if collective == ALL_GATHER or collective == ALL_TO_ALL:
-        return c.outputs[0].nbytes <= mpi.piece_bytes
+    # Only this rank knows whether its blocks lie apart, so more than may be copied is left to ours.
+    if collective == ALL_GATHER:
+        return c.outputs[0].nbytes <= min(mpi.piece_bytes, SCRATCH_BYTES // t.size)
     if collective == REDUCE_SCATTER:
-        return c.inputs[0].nbytes <= mpi.piece_bytes
-    return True
+        return c.inputs[0].nbytes <= min(mpi.piece_bytes, SCRATCH_BYTES // t.size)
+    return collective != ALL_TO_ALL or c.outputs[0].nbytes <= mpi.piece_bytes
 
 
 cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
@@ -284,10 +286,10 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     running.status = PENDING
     checks.turn += 1
     check.fingerprint = c.fingerprint
+    status = begin(t, c, &b, &running)      # first: it is what takes long
     post_recv(t, c, &check.request, NULL, 0, (t.rank + t.size - 1) % t.size, 0)
     check.request.expected = &check.fingerprint     # which outlives the call
     post_send(t, c, &sent, NULL, 0, (t.rank + 1) % t.size, 0)
-    status = begin(t, c, &b, &running)
     if status == OK:
         status = complete(t, c, &sent, 1)
         if status == OK:

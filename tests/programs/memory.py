@@ -68,6 +68,12 @@ def by_name(rank: int, size: int) -> dict[str, Callable[[], object]]:
         "all_to_all, uneven": all_to_all,
         "send and recv": ping,
         "all_reduce, strided": lambda: bind(dist.all_reduce, strided()),
+        "broadcast, strided": lambda: bind(dist.broadcast, strided(), 0),
+        "reduce, strided": lambda: bind(dist.reduce, strided(), 0),
+        "scan, strided": lambda: bind(dist.scan, strided()),
+        "all_to_all_single, strided": lambda: bind(
+            dist.all_to_all_single, floats(COUNT), strided()
+        ),
         "all_reduce_coalesced": lambda: bind(dist.all_reduce_coalesced, many(COUNT)),
     }
 

@@ -1,0 +1,84 @@
+"""Arrays with gaps in calls on one array, of which every rank has as much.
+
+Such an array is packed. A long one would take a long copy: then all ranks run the call in pieces,
+each through the same few MiB. One rank does not know how the others' arrays lie, so they ask each
+other first.
+"""
+
+from __future__ import annotations
+
+import array as arrays
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cydist import _native, tuning
+from cydist.types import RedOpType
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.host import HostGroup
+    from cydist.group import Call
+
+WHOLE_BYTES = 16 << 20  # up to which an array is packed as one; a power of two, see tuning.choose
+PIECE_BYTES = 4 << 20
+EVEN, ASKING = 1, 4  # Fingerprint.flags in abi.pxd
+
+
+def pieces(
+    group: HostGroup, call: Call, array: Array, *, reads: bool = True, writes: bool = True
+) -> Iterator[Array]:
+    """The array; or if it has gaps, or another rank's has, contiguous pieces of it, one after the
+    other. Each is to be run as a collective, and is written back when the next is asked for.
+
+    reads, writes   does the call read the array here, does it write there?
+    """
+    if array.nbytes > WHOLE_BYTES and group.size() > 1:
+        if everywhere(group, call, array.contiguous, array.size):
+            yield array
+            return
+        each = PIECE_BYTES // array.itemsize or 1
+    else:
+        each = array.size or 1
+    if array.contiguous and each >= array.size:
+        yield array
+        return
+    slot = None if array.contiguous else _native.empty(each, array)
+    for start in range(0, array.size, each):
+        count = min(each, array.size - start)
+        if start:
+            call.seq = group.next_seq()
+        if slot is None:
+            yield array.split([start, count, array.size - start - count])[1]
+            continue
+        piece = slot.split([count, each - count])[0]
+        if reads:
+            _native.pack_part(piece, array, start)
+        yield piece
+        if writes:
+            _native.unpack_part(array, piece, start)
+
+
+def everywhere(group: HostGroup, call: Call, here: bool, count: int = 1) -> bool:
+    """Is something so on all ranks? A collective, before the call's own.
+
+    count   that ranks must agree on, too
+    """
+    bits = _native.asarray(arrays.array("B", [here]))
+    with group.failures(call.name, call.seq, call.deadline):
+        group._native.run(
+            "all_reduce", [bits], [bits],
+            algorithm=b"flat" if group.windows else b"doubling",
+            deadline_ns=call.deadline_ns,
+            seq=call.seq,
+            op=int(RedOpType.BAND),
+            count=count,
+            flags=EVEN | ASKING,
+            segment_bytes=tuning.segment_bytes(),
+        )  # fmt: skip
+    call.seq = group.next_seq()
+    return memoryview(bits)[0] != 0
+
+
+def same_sizes(blocks: Sequence[Array]) -> bool:
+    """Do all blocks hold the same number of elements?"""
+    return all(block.size == blocks[0].size for block in blocks)

@@ -1,0 +1,103 @@
+"""Long arrays with gaps: calls on one array, in pieces, whoever's array has the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import cydist as dist
+from cydist.backends.pieces import PIECE_BYTES, WHOLE_BYTES
+from cydist.testing import ThreadJob, oracle
+
+SHAPE = (3, (WHOLE_BYTES + PIECE_BYTES // 2) // 3)  # int8; the last piece is a short one
+ROOT = 1
+
+Array = np.ndarray
+Maker = Callable[[], Array]
+
+# Arrays of SHAPE or as many elements in one row.
+LAYOUTS: dict[str, Maker] = {
+    "contiguous": lambda: np.empty(SHAPE, "i1"),
+    "every second": lambda: np.empty((SHAPE[0], 2 * SHAPE[1]), "i1")[:, ::2],
+    "one row": lambda: np.empty((SHAPE[0] * SHAPE[1], 2), "i1")[:, 1],
+    "transposed": lambda: np.empty(SHAPE[::-1], "i1").T,
+}
+
+
+@pytest.fixture(
+    params=[
+        ("every second", "every second"),
+        ("contiguous", "one row", "transposed"),
+        ("contiguous", "contiguous"),
+    ],
+    ids="-".join,
+)
+def layouts(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Each rank's."""
+    found: tuple[str, ...] = request.param
+    return found
+
+
+CALLS: dict[str, Callable[[Array], object]] = {
+    "broadcast": lambda x: dist.broadcast(x, ROOT),
+    "all_reduce": dist.all_reduce,
+    "reduce": lambda x: dist.reduce(x, ROOT),
+    "scan": dist.scan,
+    "exscan": dist.exscan,
+}
+
+
+def given(rank: int) -> Array:
+    """A rank's elements in C order; none of its pieces is like another."""
+    count = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int64)
+    return ((count * (2 * rank + 3) + (count >> 20)) % 127).astype("i1")
+
+
+def expected(name: str, rank: int, everyone: list[Array]) -> Array:
+    """What a rank has after a call."""
+    total = oracle.reduced("SUM", everyone)
+    if name == "broadcast":
+        return everyone[ROOT]
+    if name == "all_reduce" or (name == "reduce" and rank == ROOT):
+        return total
+    if name == "scan" or (name == "exscan" and rank > 0):
+        return oracle.reduced("SUM", everyone[: rank + (name == "scan")])
+    return everyone[rank]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("name", CALLS)
+def test_gaps_of_one_rank_are_all_ranks_affair(
+    name: str, asynchronous: bool, layouts: tuple[str, ...]
+) -> None:
+    """Every rank has the call's result, wherever its elements and those of others lie."""
+    everyone = [given(rank) for rank in range(len(layouts))]
+
+    def rank_main(rank: int) -> bool:
+        x = LAYOUTS[layouts[rank]]()
+        x[...] = everyone[rank].reshape(x.shape)
+        if asynchronous:
+            called = {"broadcast": (dist.broadcast, (x, ROOT)), "reduce": (dist.reduce, (x, ROOT))}
+            call, arguments = called.get(name, (getattr(dist, name), (x,)))
+            call(*arguments, async_op=True).wait()
+        else:
+            CALLS[name](x)
+        return np.array_equal(expected(name, rank, everyone), x.reshape(-1))
+
+    with ThreadJob(len(layouts)) as job:
+        assert job.run(rank_main) == [True] * len(layouts)
+
+
+def test_other_sizes_are_a_mismatch() -> None:
+    """Ranks whose long arrays differ in size hear of it before anything is reduced."""
+
+    def rank_main(rank: int) -> int:
+        x = np.full((WHOLE_BYTES + 1 + rank, 2), 1, "i1")[:, 0]
+        with pytest.raises(dist.MismatchError, match=f"of {WHOLE_BYTES + 2 - rank} .* with gaps"):
+            dist.all_reduce(x)
+        return int(x.max())
+
+    with ThreadJob(2) as job:
+        assert job.run(rank_main) == [1, 1]
