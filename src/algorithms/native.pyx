@@ -4,7 +4,8 @@
 
 Steps and bytes are the library's affair, and so are the bits of a sum of floats: the same on all
 ranks, and on every run where the library promises that. What the library does not have (16- and
-8-bit floats, AVG, PREMUL_SUM) goes by an algorithm of ours over its messages, on every rank alike.
+8-bit floats, AVG, PREMUL_SUM), or would need a copy for, goes by an algorithm of ours over its
+messages, on every rank alike.
 Blocks must be of one size where there are several.
 
 Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface Standard, Version
@@ -17,6 +18,7 @@ from cydist._native.abi cimport (
 
 cdef enum:
     SHORT_BYTES = 16384         # of an all_reduce that is not the library's
+    SEGMENT_BYTES = 4194304     # at least; of an all_gather, which the library cuts again
 
 
 cdef const char *other(const Call *c) noexcept nogil:
@@ -36,6 +38,8 @@ cdef int run(Transport *t, Call *c) noexcept nogil:
     if t.comm != 0 and t.collective != NULL:
         status = t.collective(t, c)
     if status == ELSEWHERE:
+        if c.fingerprint.collective == ALL_GATHER:
+            c.segment_bytes = max(c.segment_bytes, SEGMENT_BYTES)
         status = find(other(c), c.fingerprint.collective).run(t, c)
     return status
 
