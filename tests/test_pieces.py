@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.pieces import PIECE_BYTES, WHOLE_BYTES
 from cydist.testing import ThreadJob, oracle
 
-SHAPE = (3, (WHOLE_BYTES + PIECE_BYTES // 2) // 3)  # int8; the last piece is a short one
+WHOLE_BYTES, PIECE_BYTES = 4096, 512  # the tests' own: what is longer goes in pieces of so many
+SHAPE = (3, WHOLE_BYTES // 3 + 99)  # int8; the last piece is a short one
 ROOT = 1
 
 Array = np.ndarray
@@ -24,6 +24,14 @@ LAYOUTS: dict[str, Maker] = {
     "one row": lambda: np.empty((SHAPE[0] * SHAPE[1], 2), "i1")[:, 1],
     "transposed": lambda: np.empty(SHAPE[::-1], "i1").T,
 }
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of a few KiB are long ones."""
+    for module in ("pieces", "host"):
+        monkeypatch.setattr(f"cydist.backends.{module}.WHOLE_BYTES", WHOLE_BYTES)
+    monkeypatch.setattr("cydist.backends.pieces.PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture(
@@ -52,7 +60,7 @@ CALLS: dict[str, Callable[[Array], object]] = {
 def given(rank: int) -> Array:
     """A rank's elements in C order; none of its pieces is like another."""
     count = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int64)
-    return ((count * (2 * rank + 3) + (count >> 20)) % 127).astype("i1")
+    return ((count * (2 * rank + 3) + (count >> 7)) % 127).astype("i1")
 
 
 def expected(name: str, rank: int, everyone: list[Array]) -> Array:

@@ -49,3 +49,11 @@ def test_extra_memory_is_bounded(group, size, name):
     before = resident("VmRSS", reset_peak=True)
     call(*arguments, group=group)
     assert resident("VmHWM") - before < BOUND
+
+
+def test_the_last_element_of_a_long_strided_array(group, size):
+    """All of 64 MiB, piece by piece, are reduced once."""
+    x = strided()
+    x[...] = np.arange(COUNT) % 1009
+    dist.all_reduce(x, group=group)
+    assert np.array_equal(x, np.arange(COUNT) % 1009 * size)
