@@ -27,14 +27,11 @@ class Dense:
 
     Inputs are packed when this is made; `unpack` writes outputs back.
 
-    group       packs them itself, if it does that
+    left        to the group, which packs them itself
     """
 
-    def __init__(
-        self, arrays: Sequence[Array], *, filled: bool = True, group: ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, arrays: Sequence[Array], *, filled: bool = True, left: bool = False) -> None:
         self._arrays = arrays
-        left = group is not None and group.for_device(arrays[0].device).packs
         self.arrays = [
             array if array.contiguous or left else array.dense() if filled else array.empty_like()
             for array in arrays
@@ -130,6 +127,12 @@ def check_op(name: str, op: Op, array: Array) -> None:
         return
     if refusal := _native.why_not(int(kind), array.dtype, factor):
         raise ValueError(f"{name}: {refusal}")
+
+
+def whole(group: ProcessGroup, array: Array, op: Op | None = None) -> Dense:
+    """The array of a call on one array, of which every rank has as much."""
+    packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
+    return Dense([array], left=packs)
 
 
 def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Folding:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist._native import short, shortcut, use_operation
-from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run
+from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -52,7 +52,7 @@ def broadcast(
     root = root_rank(chosen, "broadcast", "src", src, group_src)
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
-    dense = Dense([array], group=chosen)
+    dense = whole(chosen, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.broadcast(call, dense.arrays[0], root)
@@ -90,7 +90,7 @@ def all_reduce(
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     check_op("all_reduce", op, array)
-    dense = Dense([array], group=chosen)
+    dense = whole(chosen, array, op)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).all_reduce(call, dense.arrays[0], op)
@@ -120,7 +120,7 @@ def reduce(
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     check_op("reduce", op, array)
-    dense = Dense([array], group=chosen)
+    dense = whole(chosen, array, op)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).reduce(call, dense.arrays[0], root, op)

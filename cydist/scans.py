@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
-from cydist.calling import Dense, Timeout, check_op, reducing, run
+from cydist.calling import Timeout, check_op, reducing, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -58,7 +58,7 @@ def _scan(
         return None
     array = arguments.output_array(tensor, name, "tensor")
     check_op(name, op, array)
-    dense = Dense([array], group=chosen)
+    dense = whole(chosen, array, op)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducing(backend, op, array).scan(call, dense.arrays[0], op, inclusive)
