@@ -32,13 +32,13 @@ def pieces(
 
     reads, writes   does the call read the array here, does it write there?
     """
-    if array.nbytes > WHOLE_BYTES and group.size() > 1:
-        if everywhere(group, call, array.contiguous, array.size):
-            yield array
-            return
-        each = PIECE_BYTES // array.itemsize or 1
-    else:
+    if array.nbytes <= WHOLE_BYTES:
         each = array.size or 1
+    elif everywhere(group, call, array.contiguous, array.size):
+        yield array
+        return
+    else:
+        each = PIECE_BYTES // array.itemsize or 1
     if array.contiguous and each >= array.size:
         yield array
         return
