@@ -39,7 +39,7 @@ cdef int run(Transport *t, Call *c) noexcept nogil:
         status = t.collective(t, c)
     if status == ELSEWHERE:
         if c.fingerprint.collective == ALL_GATHER:
-            c.segment_bytes = max(c.segment_bytes, SEGMENT_BYTES)
+            c.segment_bytes = max(c.segment_bytes, <size_t>SEGMENT_BYTES)
         status = find(other(c), c.fingerprint.collective).run(t, c)
     return status
 

@@ -66,9 +66,9 @@ cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
         return False
     # Only this rank knows whether its blocks lie apart, so more than may be copied is left to ours.
     if collective == ALL_GATHER:
-        return c.outputs[0].nbytes <= min(mpi.piece_bytes, SCRATCH_BYTES // t.size)
+        return c.outputs[0].nbytes <= min(mpi.piece_bytes, <size_t>SCRATCH_BYTES // t.size)
     if collective == REDUCE_SCATTER:
-        return c.inputs[0].nbytes <= min(mpi.piece_bytes, SCRATCH_BYTES // t.size)
+        return c.inputs[0].nbytes <= min(mpi.piece_bytes, <size_t>SCRATCH_BYTES // t.size)
     return collective != ALL_TO_ALL or c.outputs[0].nbytes <= mpi.piece_bytes
 
 
