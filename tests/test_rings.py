@@ -149,6 +149,27 @@ def test_a_full_ring_is_waited_for(pair: list[Group]) -> None:
     run(lambda: done(*sends), take)
 
 
+def test_frames_stay_whole_while_a_full_ring_is_read(pair: list[Group]) -> None:
+    """Room that the reader makes while a header is written in part is for the rest of it: of many
+    short messages through a full ring every one arrives."""
+    a, b = pair
+    turns, messages = 40, 2500
+    sent = [np.full(128, number % 251, np.uint8) for number in range(messages)]
+
+    def give() -> None:
+        for turn in range(turns):
+            done(*[a.isend(array, 1, turn) for array in sent])
+
+    def take() -> None:
+        got = np.zeros((messages, 128), np.uint8)
+        for turn in range(turns):
+            got.fill(255)
+            done(*[b.irecv(row, 0, turn) for row in got])
+            assert (got == np.array(sent)).all()
+
+    run(give, take)
+
+
 def test_large_and_small_both_ways(pair: list[Group]) -> None:
     """Many tags, large messages among small ones, both directions at once: each finds its place."""
     sizes = [8, 2_000_000, 0, 70_000, 65_536, 65_537, 1, 5_000_000, 16_384, 300_001]

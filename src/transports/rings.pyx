@@ -93,6 +93,8 @@ cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, si
         return -1
     part = min(header_bytes, room_in(n, ring))
     put(n, ring, header, part)
+    if part < header_bytes:
+        nbytes = 0              # room that comes meanwhile is for the rest of the header
     while nbytes != 0:
         part = min(nbytes, min(<size_t>PORTION, room_in(n, ring)))
         if part == 0:
