@@ -17,13 +17,15 @@ import socket
 import stat
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config, tuning
 from cydist.auth import user_secret_path
 from cydist.stores import Store
 from cydist.tuning import NEEDS, Rule
+
+if TYPE_CHECKING:
+    from pathlib import Path  # slow to import, and only rank 0 needs it
 
 FORMAT = 1
 MOST_BYTES = 1 << 20  # of a file; one that was written by `save` has some kilobytes
@@ -71,6 +73,8 @@ def place() -> Path | None:
     if setting.lower() == "off":
         return None
     if setting:
+        from pathlib import Path
+
         return Path(setting)
     host = socket.gethostname().replace("/", "-") or "localhost"
     try:

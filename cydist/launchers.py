@@ -12,11 +12,13 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
 from cydist.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from pathlib import Path  # slow to import, and few need it
 
 
 class Launcher(NamedTuple):
@@ -144,7 +146,8 @@ def _server_id(name: str) -> str:
     while pid > 1:
         try:
             # The name is in parentheses and may itself hold any; what follows does not.
-            head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            with open(f"/proc/{pid}/stat") as file:
+                head, _, tail = file.read().rpartition(")")
         except OSError:
             return ""
         fields = tail.split()
@@ -216,6 +219,8 @@ def job_directory() -> Path:
 
     Raises RendezvousError if somebody else was there first.
     """
+    from pathlib import Path
+
     runtime = Path(config.RUNTIME_DIR.get() or "/nowhere")
     root = runtime if runtime.is_dir() else Path("/tmp")
     path = root / f"cydist-{os.geteuid()}"

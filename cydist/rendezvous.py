@@ -6,25 +6,26 @@ Whatever the way, it ends in one store that all ranks reach, and in `cydist.meet
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import auth, config, launchers
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
 from cydist.names import resolve
-from cydist.stores import FileStore, MembersStore, PrefixStore, Store, TCPStore
+from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
 from cydist.stores.listening import public_address
 from cydist.stores.members import served_by
 from cydist.stores.store import Timeout, seconds
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult  # slow to import, and env:// needs no URL
 
 __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 
@@ -36,7 +37,7 @@ _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
 class _Call(NamedTuple):
     """What init_process_group was told, as the ways to meet see it. None: not said."""
 
-    url: SplitResult
+    url: SplitResult | None
     rank: int | None
     world_size: int | None
     group_name: str
@@ -92,12 +93,12 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
     deadline = time.monotonic() + seconds(timeout)
-    url = urlsplit(init_method or "env://")
+    url = None if init_method is None else _split(init_method)
     call = _Call(url, _given(rank), _given(world_size), group_name, deadline)
     if store is not None:
         here, size = call.placed("an explicit store")
         return meet(store, here, size, deadline=deadline, group_name=group_name)
-    way = _WAYS.get(url.scheme)
+    way = _WAYS.get("env" if url is None else url.scheme)
     if way is None:
         raise ValueError(
             f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
@@ -105,7 +106,7 @@ def rendezvous(
         )
     store, here, size = way(_with_query(call))
     store.set_timeout(timedelta(seconds=seconds(timeout)))
-    by_rank_0 = isinstance(store, TCPStore) and not _is_multicast(url.hostname or "")
+    by_rank_0 = isinstance(store, TCPStore) and not (url and _is_multicast(url.hostname or ""))
     holder = 0 if by_rank_0 else None
     return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
 
@@ -121,11 +122,17 @@ def rendezvous_by(
     host    deadline -> the address at which rank 0's store listens; called on rank 0 only
     """
     deadline = time.monotonic() + seconds(timeout)
-    call = _Call(urlsplit("env://"), rank, world_size, "", deadline)
+    call = _Call(None, rank, world_size, "", deadline)
     call.placed("a store")
     store = _through(board, call, lambda: host(deadline))
     store.set_timeout(timedelta(seconds=seconds(timeout)))
     return meet(store, rank, world_size, deadline=deadline, holder=0)
+
+
+def _split(url: str) -> SplitResult:
+    from urllib.parse import urlsplit
+
+    return urlsplit(url)
 
 
 def _given(value: int) -> int | None:
@@ -135,6 +142,10 @@ def _given(value: int) -> int | None:
 
 def _with_query(call: _Call) -> _Call:
     """Take rank and world size from the URL's query; giving them twice is an error."""
+    if call.url is None or not call.url.query:
+        return call
+    from urllib.parse import parse_qs
+
     for name, values in parse_qs(call.url.query, keep_blank_values=True).items():
         if name not in ("rank", "world_size"):
             raise ValueError(f"unknown {name!r} in {call.url.geturl()!r}")
@@ -245,6 +256,8 @@ def _without_address(call: _Call) -> Store:
             f"launcher ({launcher() or 'none'}) does not. Set them, use cydistrun, or install "
             "mpi4py for the launcher's MPI"
         )
+    from cydist.stores import FileStore
+
     board = FileStore(str(launchers.job_file(launchers.job_id())), size, call.remaining)
     try:
         return _through(board, call, lambda: "127.0.0.1")
@@ -298,6 +311,7 @@ def _unfinished(requests: list[Any], deadline: float) -> list[int]:
 
 def _by_tcp(call: _Call) -> tuple[Any, int, int]:
     """tcp://host:port, with given ranks; a multicast address gives them out."""
+    assert call.url is not None
     try:
         host, port = call.url.hostname, call.url.port
     except ValueError as error:
@@ -316,6 +330,8 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
 
 
 def _is_multicast(host: str) -> bool:
+    import ipaddress
+
     try:
         return ipaddress.ip_address(host).is_multicast
     except ValueError:
@@ -324,6 +340,9 @@ def _is_multicast(host: str) -> bool:
 
 def _by_file(call: _Call) -> tuple[Any, int, int]:
     """file:///path, on a file system that all ranks share."""
+    from cydist.stores import FileStore
+
+    assert call.url is not None
     if call.url.netloc:
         raise ValueError(f"{call.url.geturl()!r}: a path begins with a third slash, file:///path")
     if not call.url.path.strip("/"):

@@ -17,10 +17,13 @@ import os
 import stat
 import threading
 import warnings
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from pathlib import Path  # slow to import, and ranks under a launcher need no file
 
 SECRET_BYTES = 32
 
@@ -99,7 +102,7 @@ def _configured_secret() -> bytes | None:
         return _read_descriptor(fd)
     path = config.SECRET_FILE.get()
     if path:
-        return _read_file(Path(path))
+        return _read_file(path)
     return None
 
 
@@ -119,7 +122,7 @@ def _read_descriptor(text: str) -> bytes:
     return _parse(data, f"descriptor {text}")
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: str | Path) -> bytes:
     """The secret in `path`, if the file is regular, ours, and closed to everyone else."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -159,6 +162,8 @@ def _parse(data: bytes, source: str) -> bytes:
 
 def user_secret_path() -> Path:
     """Where the user's own secret lies: below XDG_STATE_HOME, or ~/.local/state."""
+    from pathlib import Path
+
     state = config.STATE_HOME.get()
     root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     return root / "cydist" / "secret"

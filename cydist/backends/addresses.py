@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import json
 import socket
 import struct
-from pathlib import Path
 from typing import NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.names import resolve
-from cydist.stores import FileStore, PrefixStore, TCPStore
+from cydist.stores import PrefixStore, TCPStore
 
 SIOCGIFADDR = 0x8915
-IPV6_TABLE = Path("/proc/net/if_inet6")
+IPV6_TABLE = "/proc/net/if_inet6"
 MAX_BYTES = 65536
 
 Endpoint = tuple[str, int]  # numeric host, port
@@ -27,6 +25,8 @@ def of_interface(name: str) -> list[str]:
 
     Raises DistNetworkError when there is no such interface, or it has no address.
     """
+    import ipaddress
+
     try:
         return [str(ipaddress.ip_address(name))]
     except ValueError:
@@ -51,9 +51,13 @@ def _ipv4(name: str) -> list[str]:
 
 def _ipv6(name: str) -> list[str]:
     """From the kernel's table: address, index, prefix length, scope, flags, interface."""
-    if not IPV6_TABLE.exists():
+    import ipaddress
+
+    try:
+        with open(IPV6_TABLE) as file:
+            rows = [line.split() for line in file]
+    except FileNotFoundError:
         return []
-    rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
     found = [ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == name]
     # A link-local address means nothing without the interface of the host that uses it.
     return [str(address) for address in found if not address.is_link_local]
@@ -89,6 +93,8 @@ def where_to_listen(store: object) -> str:
         store = store.underlying_store
     if isinstance(store, TCPStore):
         return towards(store.host)
+    from cydist.stores import FileStore
+
     if isinstance(store, FileStore):
         with contextlib.suppress(OSError):
             return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
@@ -141,8 +147,16 @@ class Address(NamedTuple):
 
 def this_host() -> str:
     """A name that two ranks share if they share cores."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+    boot = ""
+    with contextlib.suppress(FileNotFoundError):
+        boot = boot_id()
+    return f"{socket.gethostname()}/{boot}"
+
+
+def boot_id() -> str:
+    """What the kernel made up when it started. Raises OSError where it tells nobody."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _endpoint(host: object, port: object) -> Endpoint:
@@ -150,4 +164,6 @@ def _endpoint(host: object, port: object) -> Endpoint:
     plain = type(host) is str and host.isascii() and host.isprintable()
     if not plain or type(port) is not int or not 0 < port < 65536:
         raise ValueError(f"no address {host!r}, port {port!r}")
+    import ipaddress  # slow, and ranks that share memory need no address of each other
+
     return str(ipaddress.ip_address(str(host))), port

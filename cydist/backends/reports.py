@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NamedTuple
@@ -34,7 +33,7 @@ PATIENCE = 0.3  # seconds for all that are asked together
 MOST_BYTES = 8192
 MOST_FRAMES = 24  # of one thread, the innermost
 
-PACKAGE = str(Path(__file__).parent.parent) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 
 

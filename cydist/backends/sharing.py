@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import SharedMemory, ShmLink
+from cydist.backends.addresses import boot_id
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ def transport() -> str:
 
 def place() -> bytes:
     """What ranks that may share memory have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
-        return f"{boot.read_text().strip()}/{space}/{os.geteuid()}".encode()
+        return f"{boot_id()}/{space}/{os.geteuid()}".encode()
     except OSError:
         return b""
 

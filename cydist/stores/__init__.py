@@ -1,10 +1,28 @@
 """Key-value stores, through which the ranks of a job find each other."""
 
-from cydist.stores.file import FileStore
-from cydist.stores.hash import HashStore
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from cydist.stores.members import MembersStore
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.store import Store
 from cydist.stores.tcp import TCPStore
 
+if TYPE_CHECKING:
+    from cydist.stores.file import FileStore
+    from cydist.stores.hash import HashStore
+
 __all__ = ["FileStore", "HashStore", "MembersStore", "PrefixStore", "Store", "TCPStore"]
+
+# Imported when first asked for: few jobs use them.
+_LATER = {"FileStore": "cydist.stores.file", "HashStore": "cydist.stores.hash"}
+
+if not TYPE_CHECKING:  # or else every name would be one that there is
+
+    def __getattr__(name):
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import ipaddress
 import socket
 import struct
 
@@ -51,6 +50,8 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 def outer_address(host: str, bound: str) -> str | None:
     """How other hosts reach us, if `host` is our name and means loopback only here."""
+    import ipaddress  # slow, and only rank 0 needs it
+
     ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
     if not ours or not ipaddress.ip_address(bound).is_loopback:
         return None
