@@ -345,12 +345,13 @@ def _by_file(call: _Call) -> tuple[Any, int, int]:
     assert call.url is not None
     if call.url.netloc:
         raise ValueError(f"{call.url.geturl()!r}: a path begins with a third slash, file:///path")
-    if not call.url.path.strip("/"):
+    path = call.url.path
+    if not path.strip("/"):
         raise ValueError("file:// needs the path of a file")
     if call.world_size is None:
         call = _from_launcher(call)
     size = _size(call)
-    store = FileStore(call.url.path, size, max(0.001, call.remaining), fresh=True)
+    store = FileStore(path, size, max(0.001, call.remaining), fresh=True)
     return store, _seat(store, call.rank, size, call), size
 
 
