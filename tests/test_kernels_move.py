@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cydist._native import kernels
 
-ITEMSIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 33, 40, 100)
+ITEMSIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 33, 40, 64, 100)
 
 
 def numbered(shape, itemsize):

@@ -7,8 +7,8 @@
    cache lines stay in a set of the first-level cache until all rows have used them. */
 enum { BAND = 16, LONG_BAND = 4096, FEW = 8 };
 
-/* Runs of CACHE_LINE bytes or more, in memory too large for the cache, are asked for AHEAD bytes
-   early: what the processor fetches by itself ends where a run does. */
+/* Runs of CACHE_LINE bytes, and longer ones in memory too large for the cache, are asked for AHEAD
+   bytes early: what the processor fetches by itself ends where a run does. */
 enum { CACHE_LINE = 64, AHEAD = 1024, FAR = 1 << 20 };
 
 /* Short copies by a few moves that overlap; a call of memcpy costs more than the copy. */
@@ -59,6 +59,7 @@ ALWAYS_INLINE void expect(int pack, const char *packed, const char *array, size_
         __builtin_prefetch(packed + at, pack);
         __builtin_prefetch(array + at, !pack);
     }
+    __builtin_prefetch(array + run - 1, !pack);     /* a run may begin anywhere in a line */
 }
 
 /* One line of runs, in either direction. With `pack` and `run` known to the compiler, each use
@@ -66,7 +67,8 @@ ALWAYS_INLINE void expect(int pack, const char *packed, const char *array, size_
 ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size_t run,
                              size_t packed_step, ptrdiff_t array_step)
 {
-    const size_t early = run >= CACHE_LINE && n * run >= FAR ? (AHEAD + run - 1) / run : n;
+    const int worth_it = run == CACHE_LINE || (run > CACHE_LINE && n * run >= FAR);
+    const size_t early = worth_it ? (AHEAD + run - 1) / run : n;
     for (size_t i = 0; i < n; i++) {
         if (run >= CACHE_LINE && early < n - i)
             expect(pack, packed + early * packed_step, array + (ptrdiff_t)early * array_step, run);
@@ -130,6 +132,8 @@ ALWAYS_INLINE void move_any(int pack, char *packed, char *array, size_t rows, si
         RUN(8)
         RUN(12)
         RUN(16)
+        RUN(32)
+        RUN(64)
     default:
         move_rows(pack, packed, array, rows, cols, run, packed_row, array_row, array_col);
     }
