@@ -35,7 +35,7 @@ from cydist._native.abi cimport (
     segment_of, segments_in,
 )
 from cydist._native.opening cimport (
-    PIECE_BYTES, Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
+    Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
     shown, within,
 )
 from cydist._native.steps cimport data_of, part_bytes
@@ -44,7 +44,8 @@ from cydist._native.steps cimport data_of, part_bytes
 cdef enum:
     FEW_RANKS = 64              # so many need no malloc
     PAGE = 4096
-    NEAR_BYTES = 8192           # that fit into the nearest cache from several ranks
+    NEAR_BYTES = 4096           # that fit into the nearest cache from several ranks
+    VISIT_PIECES = 256          # in a row: a megabyte between two looks at the clock
 
 
 # Blocks that move
@@ -189,35 +190,51 @@ cdef bint lies_here(Transport *t, const Access *a, const Sum *m, const void **so
 
 cdef int reduce_here(Transport *t, Call *c, Access *a, const Sum *m, const void **sources,
                      char **results) noexcept nogil:
-    """Sum what lies here, and hand the sum round piece by piece, out of the nearest cache."""
-    cdef size_t end, done = 0
+    """Sum what lies here, and hand the sum round piece by piece, out of the nearest cache.
+
+    Every other call begins at the end: there the last one stopped, so there the caches still have
+    the array, where programs reduce the same one again.
+    """
+    cdef size_t pieces = segments_in(m.own.nbytes, NEAR_BYTES)
+    cdef size_t start, i, at = 0
+    cdef bint backwards = c.fingerprint.seq % 2 != 0
     cdef int first = t.rank, status = OK
     while results[first] == NULL:       # only some rank's output gets it
         first = (first + 1) % t.size
-    while status == OK and done < m.own.nbytes:
-        status = begin_visits(t, c, a)
-        if status == OK:
-            end = min(m.own.nbytes, done + PIECE_BYTES)
-            while done < end:
-                done += reduce_piece(t, c, min(<size_t>NEAR_BYTES, end - done), first, sources,
-                                     results)
+    for i in range(pieces):
+        if i % VISIT_PIECES == 0:
+            status = begin_visits(t, c, a)
+            if status != OK:
+                return status
+        start = (pieces - 1 - i if backwards else i) * NEAR_BYTES
+        advance(t, <ptrdiff_t>(start - at), sources, results)
+        at = start
+        reduce_piece(t, c, min(<size_t>NEAR_BYTES, m.own.nbytes - at), first, sources, results)
+        if i % VISIT_PIECES == VISIT_PIECES - 1 or i == pieces - 1:
             status = end_visits(t, c, a)
-        if status == OK:
-            status = look(t, c, a, -1)
-    return status
+            if status == OK:
+                status = look(t, c, a, -1)
+            if status != OK:
+                return status
+    return OK
 
 
-cdef inline size_t reduce_piece(Transport *t, Call *c, size_t nbytes, int first,
-                                const void **sources, char **results) noexcept nogil:
+cdef inline void advance(const Transport *t, ptrdiff_t nbytes, const void **sources,
+                         char **results) noexcept nogil:
+    cdef int peer
+    for peer in range(t.size):
+        sources[peer] = <const char *>sources[peer] + nbytes
+        if results[peer] != NULL:
+            results[peer] += nbytes
+
+
+cdef inline void reduce_piece(Transport *t, Call *c, size_t nbytes, int first,
+                              const void **sources, char **results) noexcept nogil:
     cdef int peer
     c.op.combine_all(c.op, results[first], sources, t.size, nbytes // c.op.itemsize)
     for peer in range(t.size):
-        sources[peer] = <const char *>sources[peer] + nbytes
         if results[peer] != NULL and peer != first:
             copy(results[peer], results[first], nbytes)
-            results[peer] += nbytes
-    results[first] += nbytes
-    return nbytes
 
 
 cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block segment,
