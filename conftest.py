@@ -110,7 +110,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 # How the kernels' variants are called in EXCUSED.
-VARIANTS = {"baseline": "baseline", "avx2": "AVX2", "avx512": "AVX-512"}
+VARIANTS = {
+    "baseline": "baseline",
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512fp16": "AVX-512 with FP16",
+}
 
 
 @pytest.fixture(params=VARIANTS)

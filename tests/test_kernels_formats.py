@@ -61,6 +61,25 @@ def test_every_pair_of_float8(isa, dtype, nan, op):
     assert expected.tolist() == actual.tolist()
 
 
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS[:2])
+def test_every_number_of_16_bits_with_some(isa, dtype, nan, op):
+    """Sums and products of every number with the numbers at each format's borders, and with others
+    by chance, are those of float32, rounded: ties, subnormals, overflow, NaN of any bits."""
+    unsigned = every(dtype).view(np.uint16)
+    least_normal = np.array(ml_dtypes.finfo(dtype).smallest_normal, dtype).view(np.uint16)
+    infinity = np.array(np.inf, dtype).view(np.uint16)
+    borders = [edge + step for edge in (1, int(least_normal), int(infinity)) for step in (-1, 0, 1)]
+    chance = np.random.default_rng(16).integers(0, 2**15, 7).tolist()
+    for pattern in [*borders, *chance]:
+        for sign in (0, 0x8000):
+            other = np.full(unsigned.shape, pattern | sign, np.uint16).view(dtype)
+            a, b = every(dtype).astype(np.float32), other.astype(np.float32)
+            with np.errstate(all="ignore"):
+                expected = rounded(a + b if op == "SUM" else a * b, dtype, nan)
+            assert np.array_equal(expected, reduce_two(op, every(dtype), other)), hex(pattern)
+
+
 @pytest.mark.parametrize(
     "factor", [1 / 3, 1 + 2**-11, 1 - 2**-12, 2.0**-9, 1.5 * 2**-20, 255.99, 2.0**100, 2.0**-100]
 )

@@ -14,18 +14,31 @@
 #define ALL_ARGUMENTS \
     const cydist_reduction *r, void *out, const void *const *sources, int n, size_t count
 
+/* How many elements lie before the first cache line that begins with one; 0 where there are too
+   few for it to matter. Stores across two lines are slow. */
+ALWAYS_INLINE size_t before_line(const void *to, size_t itemsize, size_t count)
+{
+    return count * itemsize < 1024 ? 0 : (-(uintptr_t)to & 63) / itemsize;
+}
+
 /* Two sources of type T; `result` is an expression in a and b. */
-#define COMBINE(name, T, result)                    \
-    static void name(COMBINE_ARGUMENTS)             \
-    {                                               \
-        T *const to = acc;                          \
-        const T *const as = low, *const bs = high;  \
-        (void)r;                                    \
-        EACH(i, count)                              \
-        {                                           \
-            const T a = as[i], b = bs[i];           \
-            to[i] = (T)(result);                    \
-        }                                           \
+#define COMBINE(name, T, result)                                                  \
+    static __attribute__((noinline)) void name##_from(T *to, const T *as, const T *bs, \
+                                                      size_t count)               \
+    {                                                                             \
+        EACH(i, count)                                                            \
+        {                                                                         \
+            const T a = as[i], b = bs[i];                                         \
+            to[i] = (T)(result);                                                  \
+        }                                                                         \
+    }                                                                             \
+    static void name(COMBINE_ARGUMENTS)                                           \
+    {                                                                             \
+        const size_t before = before_line(acc, sizeof(T), count);                 \
+        (void)r;                                                                  \
+        if (before != 0) name##_from(acc, low, high, before);                     \
+        name##_from((T *)acc + before, (const T *)low + before, (const T *)high + before, \
+                    count - before);                                              \
     }
 
 /* One array of type T; `result` is an expression in a and k, a constant of type K. */

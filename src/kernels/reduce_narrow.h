@@ -124,7 +124,13 @@ static inline void store_bf16(u16 *to, const float *from, size_t n)
         }                                                                         \
         if (n % 2 != 0)                                                           \
             to[n - 1] = (uint16_t)bf16_narrow(chunk[n - 1] op bf16_widen(a[n - 1])); \
-    }                                                                             \
+    }
+
+PAIR_STEPS(sum, +)
+PAIR_STEPS(product, *)
+
+#ifndef TWO_AT_ONCE
+#define PAIR_TWO(name, op)                                                        \
     static void name##_bf16(COMBINE_ARGUMENTS)                                    \
     {                                                                             \
         const size_t n = count;                                                   \
@@ -142,8 +148,9 @@ static inline void store_bf16(u16 *to, const float *from, size_t n)
                 (uint16_t)bf16_narrow(bf16_widen(a[n - 1]) op bf16_widen(b[n - 1])); \
     }
 
-PAIR_STEPS(sum, +)
-PAIR_STEPS(product, *)
+PAIR_TWO(sum, +)
+PAIR_TWO(product, *)
+#endif
 
 /* ---- float16, by the machine's own conversions where it has them ---- */
 
@@ -179,7 +186,13 @@ static inline void store_f16(u16 *to, const float *from, size_t n)
     {                                                                             \
         LANES(F16_NARROW(to + i, F16_GET(chunk + i) op F16_WIDEN(a + i)),         \
               to[i] = (uint16_t)f16_narrow(chunk[i] op f16_widen(a[i])))          \
-    }                                                                             \
+    }
+
+LANE_STEPS(sum, +)
+LANE_STEPS(product, *)
+
+#ifndef TWO_AT_ONCE
+#define LANE_TWO(name, op)                                                        \
     static void name##_f16(COMBINE_ARGUMENTS)                                     \
     {                                                                             \
         u16 *const to = acc;                                                      \
@@ -190,12 +203,65 @@ static inline void store_f16(u16 *to, const float *from, size_t n)
               to[i] = (uint16_t)f16_narrow(f16_widen(a[i]) op f16_widen(b[i])))   \
     }
 
-LANE_STEPS(sum, +)
-LANE_STEPS(product, *)
+LANE_TWO(sum, +)
+LANE_TWO(product, *)
+#endif
 #else
 CONVERSIONS(f16, u16)
 LONG_STEPS(f16, u16, sum, +)
 LONG_STEPS(f16, u16, product, *)
+#endif
+
+/* ---- two arrays of 16 bits, many elements at a time ---- */
+
+#ifdef TWO_AT_ONCE
+/* So many elements ahead the second-level cache is asked, which takes longer than the sums. */
+enum { AHEAD = 512 };
+
+#define ONE_NAN(format, last, nan)                                                \
+    static void one_nan_##format(u16 *to, size_t n)                               \
+    {                                                                             \
+        EACH(i, n) to[i] = (to[i] & 0x7fffu) > (last) ? (nan) : to[i];            \
+    }
+
+/* What is less than TWO_AT_ONCE goes through memory of its own. */
+#define TWO(format, name)                                                         \
+    static void name##_few_##format(u16 *to, const u16 *a, const u16 *b, size_t n) \
+    {                                                                             \
+        u16 x[TWO_AT_ONCE] = {0}, y[TWO_AT_ONCE] = {0};                           \
+        memcpy(x, a, n * sizeof *x);                                              \
+        memcpy(y, b, n * sizeof *y);                                              \
+        if (name##_at_once_##format(x, x, y, ALL_NUMBERS) != ALL_NUMBERS)         \
+            one_nan_##format(x, n);                                               \
+        memcpy(to, x, n * sizeof *x);                                             \
+    }                                                                             \
+    static void name##_##format(COMBINE_ARGUMENTS)                                \
+    {                                                                             \
+        u16 *const to = acc;                                                      \
+        const u16 *const a = low, *const b = high;                                \
+        size_t i = before_line(to, sizeof *to, count);                            \
+        (void)r;                                                                  \
+        if (i != 0) name##_few_##format(to, a, b, i);                             \
+        while (count - i >= TWO_AT_ONCE) {                                        \
+            const size_t start = i;                                               \
+            const size_t end = start + (count - i < CHUNK ? count - i : CHUNK);   \
+            NUMBERS numbers = ALL_NUMBERS;                                        \
+            for (; end - i >= TWO_AT_ONCE; i += TWO_AT_ONCE) {                    \
+                __builtin_prefetch(a + i + AHEAD);                                \
+                __builtin_prefetch(b + i + AHEAD);                                \
+                numbers = name##_at_once_##format(to + i, a + i, b + i, numbers); \
+            }                                                                     \
+            if (numbers != ALL_NUMBERS) one_nan_##format(to + start, i - start);  \
+        }                                                                         \
+        if (i != count) name##_few_##format(to + i, a + i, b + i, count - i);     \
+    }
+
+ONE_NAN(bf16, 0x7f80, 0x7fc0)
+ONE_NAN(f16, 0x7c00, 0x7e00)
+TWO(bf16, sum)
+TWO(bf16, product)
+TWO(f16, sum)
+TWO(f16, product)
 #endif
 
 /* ---- what is the same for all formats ---- */

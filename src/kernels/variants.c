@@ -4,11 +4,17 @@
 #ifdef CYDIST_X86
 #include <cpuid.h>
 
-/* Older compilers do not know the name "f16c" in __builtin_cpu_supports. */
+/* Older compilers do not know these names in __builtin_cpu_supports. */
 static int has_f16c(void)
 {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
+static int has_avx512fp16(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 23) != 0;
 }
 #endif
 
@@ -23,6 +29,9 @@ const cydist_kernels *cydist_variant(int index)
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return NULL;
     if (index == 2) return &cydist_kernels_avx512;
+#ifdef CYDIST_AVX512FP16
+    if (index == 3 && has_avx512fp16()) return &cydist_kernels_avx512fp16;
+#endif
 #endif
     return NULL;
 }

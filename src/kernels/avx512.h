@@ -1,0 +1,86 @@
+/* What the variants with AVX-512 have in common: conversions of float16, and sums and products
+   of two arrays of 16-bit floats, 32 elements at a time. Included under their targets. */
+
+ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
+{
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtps_ph(_mm512_mask_mov_ps(x, is_nan, _mm512_set1_ps(__builtin_nanf(""))), 0);
+}
+
+#define F16_LANES 16
+#define F16_WIDEN(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
+#define F16_NARROW(to, from) \
+    _mm256_storeu_si256((__m256i *)(to), avx512_f16_narrow(from))
+#define F16_GET(p) _mm512_load_ps(p)
+#define F16_PUT(p, x) _mm512_store_ps(p, x)
+
+/* A NaN here has whatever bits the processor gave it; `numbers` loses a lane for good when
+   there is one. So the search for NaN costs one instruction for 32 elements, and what replaces
+   them by the one NaN nothing where there is none. */
+#define TWO_AT_ONCE 32
+#define NUMBERS uint32_t
+#define ALL_NUMBERS 0xffffu
+#define NUMBERS_IN(first, second, numbers) \
+    _mm512_mask_cmp_ps_mask((__mmask16)(numbers), first, second, _CMP_ORD_Q)
+
+/* The numbers in the lower and the upper halves of 32-bit words. */
+#define LOWER(words) _mm512_castsi512_ps(_mm512_slli_epi32(words, 16))
+#define UPPER(words) _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))
+#define A_OR_B_AND_C 0xf8
+
+/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. */
+ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
+{
+    const __m512i a = _mm512_castps_si512(lower), b = _mm512_castps_si512(upper);
+    const __m512i kept = _mm512_ternarylogic_epi32(
+        _mm512_srli_epi32(a, 16), b, _mm512_set1_epi32(-65536), A_OR_B_AND_C);
+    const __m512i rest = _mm512_ternarylogic_epi32(
+        _mm512_slli_epi32(b, 16), a, _mm512_set1_epi32(65535), A_OR_B_AND_C);
+    const __m512i weight =
+        _mm512_ternarylogic_epi32(rest, kept, _mm512_set1_epi16(1), A_OR_B_AND_C);
+    const __mmask32 up = _mm512_cmpgt_epu16_mask(weight, _mm512_set1_epi16(-32768));
+    return _mm512_mask_sub_epi16(kept, up, kept, _mm512_set1_epi16(-1));
+}
+
+#define BF16_AT_ONCE(name, op)                                                    \
+    ALWAYS_INLINE NUMBERS name##_at_once_bf16(u16 *to, const u16 *a, const u16 *b, \
+                                              NUMBERS numbers)                    \
+    {                                                                             \
+        const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);       \
+        const __m512 lower = LOWER(x) op LOWER(y), upper = UPPER(x) op UPPER(y);  \
+        _mm512_storeu_si512(to, avx512_bf16_narrow(lower, upper));                \
+        return NUMBERS_IN(lower, upper, numbers);                                 \
+    }
+
+BF16_AT_ONCE(sum, +)
+BF16_AT_ONCE(product, *)
+
+#ifdef HALF_PRECISION
+/* The same bits as in float32, rounded: that has 2 * 11 + 2 places, and from so many on rounding
+   twice is rounding once. */
+#define F16_AT_ONCE(name, op)                                                     \
+    ALWAYS_INLINE NUMBERS name##_at_once_f16(u16 *to, const u16 *a, const u16 *b, \
+                                             NUMBERS numbers)                     \
+    {                                                                             \
+        const __m512h x = _mm512_castsi512_ph(_mm512_loadu_si512(a));             \
+        const __m512h z = x op _mm512_castsi512_ph(_mm512_loadu_si512(b));        \
+        const __mmask32 is_nan = _mm512_cmp_ph_mask(z, z, _CMP_UNORD_Q);          \
+        _mm512_storeu_si512(to, _mm512_mask_mov_epi16(_mm512_castph_si512(z), is_nan, \
+                                                      _mm512_set1_epi16(0x7e00))); \
+        return numbers;                                                           \
+    }
+#else
+#define F16_AT_ONCE(name, op)                                                     \
+    ALWAYS_INLINE NUMBERS name##_at_once_f16(u16 *to, const u16 *a, const u16 *b, \
+                                             NUMBERS numbers)                     \
+    {                                                                             \
+        const __m512 x = F16_WIDEN(a) op F16_WIDEN(b);                            \
+        const __m512 y = F16_WIDEN(a + 16) op F16_WIDEN(b + 16);                  \
+        _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, 0));                \
+        _mm256_storeu_si256((__m256i *)(to + 16), _mm512_cvtps_ph(y, 0));         \
+        return NUMBERS_IN(x, y, numbers);                                         \
+    }
+#endif
+
+F16_AT_ONCE(sum, +)
+F16_AT_ONCE(product, *)

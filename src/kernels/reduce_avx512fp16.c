@@ -1,0 +1,30 @@
+/* The loops for AVX-512 with arithmetic of float16, as server processors since 2023 have it. */
+#include "formats.h"
+#include "kernels.h"
+
+#ifdef CYDIST_AVX512FP16
+#include <immintrin.h>
+
+#ifdef __clang__
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,f16c"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,f16c,prefer-vector-width=512")
+#endif
+
+#define HALF_PRECISION
+#include "avx512.h"
+
+#define ISA "avx512fp16"
+#define KERNELS cydist_kernels_avx512fp16
+#include "reduce_body.h"
+
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
