@@ -1,8 +1,12 @@
-"""Every way to build with plain pip: in the tree, editable, a wheel, an sdist and its wheel."""
+"""Every way to build with plain pip: an sdist, its wheel, in its tree, editable.
+
+Compiling takes long, so what lies in the sdist is compiled once, into the wheel.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +23,7 @@ LEFT_OUT = (".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "demo-ou
 # Build requirements are there already; fetching them again would need a network.
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 OFFLINE = ("--no-build-isolation", "--no-deps", "--no-index")
+WARNINGS = "-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers"
 
 PROGRAM = """
 import numpy as np
@@ -32,12 +37,12 @@ dist.destroy_process_group()
 """
 
 
-def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """Run a command to its end, with `path` in front of sys.path; what it printed."""
-    environment = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command to its end, with some variables set; what it printed."""
     result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True,
+        timeout=280, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     return result.stdout
 
@@ -47,7 +52,7 @@ def check_works(package: Path, scratch: Path) -> None:
     program = scratch / "program.py"
     program.write_text(PROGRAM)
     launch = (sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", str(program))
-    printed = run(*launch, cwd=scratch, path=package).splitlines()
+    printed = run(*launch, cwd=scratch, PYTHONPATH=str(package)).splitlines()
     expected = f"{package}/cydist/__init__.py [3.0, 30.0]"
     assert [line.endswith(expected) for line in printed] == [True, True], printed
 
@@ -60,14 +65,6 @@ def copy_of_sources(scratch: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree built in place."""
-    tree = copy_of_sources(tmp_path_factory.mktemp("in-place"))
-    run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tree)
-    return tree
-
-
-@pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution."""
     scratch = tmp_path_factory.mktemp("sdist")
@@ -75,6 +72,23 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-c", hook, cwd=copy_of_sources(scratch))
     (archive,) = scratch.glob("*.tar.gz")
     return archive
+
+
+@pytest.fixture(scope="module")
+def tree(sdist: Path) -> Path:
+    """What lies in the sdist."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(sdist.parent, filter="data")
+    return sdist.with_name(sdist.name.removesuffix(".tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tree: Path) -> str:
+    """What the compilers said when `pip wheel` built the tree; the wheel lies beside it."""
+    aloud = ("sh", "-c", 'exec "$0" "$@" 2>&1', *PIP[:-1], "-v")
+    command = (*aloud, "wheel", *OFFLINE, "--wheel-dir", tree.parent, tree)
+    # pip warns where Python writes no bytecode.
+    return run(*command, cwd=tree.parent, CFLAGS=WARNINGS, PYTHONDONTWRITEBYTECODE="")
 
 
 def sources() -> set[str]:
@@ -99,45 +113,50 @@ def test_sdist_is_complete(sdist: Path) -> None:
     }
 
 
-def check_wheel(wheel: Path, scratch: Path) -> None:
-    """The wheel holds what runs and what types and cimports need; installed, it works."""
+def test_without_warnings(compiled: str) -> None:
+    """Neither Cython nor the C compiler warns of anything."""
+    assert len(re.findall(r"gcc .*-Wextra.* -c ", compiled)) > len(
+        list((ROOT / "src").rglob("*.pyx"))
+    )
+    assert re.findall(r".*(?:warning|performance hint):.*", compiled) == []
+
+
+@pytest.mark.usefixtures("compiled")
+def test_wheel(tree: Path, tmp_path: Path) -> None:
+    """`pip wheel` of the sdist makes one that holds what runs and what types and cimports need;
+    installed, it works."""
+    (wheel,) = tree.parent.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {n for n in sources() if n.startswith("cydist/") and not n.endswith(".pyx")}
     assert wanted - held == set()
     assert {n for n in held if n.endswith((".pyx", ".c", ".h"))} == set()
     assert {"_cydist_pytest.py", "_cydist_torch.py"} <= held
-    site = scratch / "site"
-    run(*PIP, "install", *OFFLINE, "--target", site, wheel, cwd=scratch)
-    check_works(site, scratch)
-    told = run(sys.executable, "-m", "pytest", "--help", cwd=scratch, path=site)
+    site = tmp_path / "site"
+    run(*PIP, "install", *OFFLINE, "--target", site, wheel, cwd=tmp_path)
+    check_works(site, tmp_path)
+    told = run(sys.executable, "-m", "pytest", "--help", cwd=tmp_path, PYTHONPATH=str(site))
     assert "--cydist-backend" in told
 
 
-def test_wheel_from_sdist(sdist: Path, tmp_path: Path) -> None:
-    """`pip wheel` of the sdist makes a wheel that works."""
-    run(*PIP, "wheel", *OFFLINE, "--wheel-dir", tmp_path, sdist, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    check_wheel(wheel, tmp_path)
-
-
-def test_wheel_from_tree(tree: Path, tmp_path: Path) -> None:
-    """`pip wheel` of the tree makes a wheel that works."""
-    run(*PIP, "wheel", *OFFLINE, "--wheel-dir", tmp_path, tree, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    check_wheel(wheel, tmp_path)
+@pytest.mark.usefixtures("compiled")  # so that there is little left to compile
+def test_in_place(tree: Path, tmp_path: Path) -> None:
+    """`setup.py build_ext --inplace` builds into the tree, and leaves no C there."""
+    run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=tree)
+    generated = {p.name for p in (tree / "src").glob("**/*.c")}
+    assert generated == {p.name for p in (ROOT / "src/kernels").glob("*.c")}
+    check_works(tree, tmp_path)
 
 
 def test_editable(tmp_path: Path) -> None:
     """`pip install --editable` builds into the tree, which works from there."""
+    compiler = tmp_path / "cc"  # one that does not take long
+    compiler.write_text('#!/bin/sh\nexec gcc "$@" -O1 -g0\n')
+    compiler.chmod(0o755)
     tree = copy_of_sources(tmp_path)
     site = tmp_path / "site"
-    run(*PIP, "install", *OFFLINE, "--target", site, "--editable", tree, cwd=tmp_path)
+    run(
+        *PIP, "install", *OFFLINE, "--target", site, "--editable", tree,
+        cwd=tmp_path, CC=str(compiler), LDSHARED=f"{compiler} -shared",
+    )  # fmt: skip
     assert list(site.glob("*cydist*"))
-    check_works(tree, tmp_path)
-
-
-def test_in_place(tree: Path, tmp_path: Path) -> None:
-    """`setup.py build_ext --inplace` builds into the tree, and leaves no C there."""
-    generated = {p.name for p in (tree / "src").glob("**/*.c")}
-    assert generated == {p.name for p in (ROOT / "src/kernels").glob("*.c")}
     check_works(tree, tmp_path)
