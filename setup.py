@@ -51,6 +51,7 @@ MODULES = [
     native("notices", "src/notices.pyx"),
     native("failures", "src/failures.pyx"),
     native("engine", "src/engine.pyx"),
+    native("messages", "src/messages.pyx"),
     native("choices", "src/choices.pyx"),
     native("turn", "src/turn.pyx"),
     native("short", "src/short.pyx"),

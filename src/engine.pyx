@@ -13,19 +13,17 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ANY_SOURCE, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, MISMATCH, OK,
-    PENDING, POINT_TO_POINT, REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS,
-    Block, Call, Entry, Fingerprint, Link, Reduction, Request, Transport, find, index_of,
-    patiently, set_interrupted, wait_and_ask,
+    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, OK, REDUCE_SCATTER,
+    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
+    Reduction, Transport, find, index_of, patiently, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
 from cydist._native.failpoints cimport ENTER, reach
-from cydist._native.failures cimport described, keep_visited, told_failure
+from cydist._native.failures cimport keep_visited, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
-    remember,
+    CALL_BYTES, Notice, close_notices, enter, fail, new_notice, notice_of, open_notices, remember,
 )
 from cydist._native.turn cimport Turn
 from cydist._native.waiting cimport load_int, store_int
@@ -319,17 +317,6 @@ cdef class Group:
             return failure(status, c.failed_peer, c.failed_step)
         return told_failure(&self.notices, self.view.rank)
 
-    def isend(self, Array array, int peer, uint64_t tag, bint asking=False) -> Message:
-        """Post a send of contiguous memory to group rank `peer`; returns its Message.
-
-        asking      it is part of a collective (see `enter`)
-        """
-        return posted(self, array, peer, tag, asking, True)
-
-    def irecv(self, Array array, int peer, uint64_t tag, bint asking=False) -> Message:
-        """Post a receive into contiguous memory; peer -1 takes from anyone."""
-        return posted(self, array, peer, tag, asking, False)
-
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept:
     """Put into the fingerprint's detail how the ranks cut their data: the sizes of blocks,
@@ -354,147 +341,3 @@ cdef void fill_blocks(Block *blocks, list arrays):
     cdef size_t i
     for i, array in enumerate(arrays):
         blocks[i] = Block(array.ptr, array.nbytes)
-
-
-@cython.no_gc_clear
-cdef class Message:
-    """A send or a receive under way. Keeps its array and its group alive."""
-
-    cdef Group group
-    cdef Array array
-    cdef Request request
-    cdef Fingerprint fingerprint
-    cdef bint told                  # it ended because the group failed elsewhere
-    cdef bint asking                # part of a collective: while it waits, the peer is asked
-
-    def __dealloc__(self):
-        cdef bint ours = self.group is not None and self.group.pid == getpid()
-        if ours and load_int(&self.request.status) == PENDING:
-            self.group.view.cancel(&self.group.view, &self.request)
-        if ours and load_int(&self.request.status) != OK:
-            self.group.keep_while_used(self.array, None)
-
-    @property
-    def source(self) -> int:
-        """Group rank that a completed receive came from."""
-        return self.request.source
-
-    @property
-    def over(self) -> bool:
-        """Has it ended? Moves nothing."""
-        return load_int(&self.request.status) != PENDING
-
-    def test(self) -> bool:
-        """Is it over? Moves things on; never blocks."""
-        if load_int(&self.request.status) != PENDING:
-            return True
-        with nogil:
-            self.group.view.test(&self.group.view, &self.request)
-        self.end_with_group()
-        return load_int(&self.request.status) != PENDING
-
-    cdef void end_with_group(self):
-        """A message of a group that was aborted, closed, or failed is over, though nobody waits."""
-        cdef int status = load_int(&self.group.aborted)
-        cdef bint told = status == OK
-        if told:
-            status = load_int(&self.group.notices.failed)
-        if status != OK and load_int(&self.request.status) == PENDING:
-            self.withdraw(status)
-            self.told = told and load_int(&self.request.status) == status
-
-    cdef void withdraw(self, int status):
-        with nogil:
-            self.group.view.cancel(&self.group.view, &self.request)
-        self.group.keep_while_used(self.array, None)
-        if load_int(&self.request.status) == PENDING:
-            store_int(&self.request.status, status)
-
-    def wait(self, int64_t deadline_ns) -> bool:
-        """Block until it is over (True) or the deadline has passed (False).
-
-        Raises what a signal handler raised. `check` says how it ended.
-        """
-        cdef int status = load_int(&self.request.status)
-        if status == PENDING:
-            if self.asking:
-                status = self.wait_asking(deadline_ns)
-            else:
-                with nogil:
-                    status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
-        if status == INTERRUPTED:       # though it may be complete by now
-            raise failure(status, self.request.peer, -1)
-        self.end_with_group()
-        return load_int(&self.request.status) != PENDING
-
-    cdef int wait_asking(self, int64_t deadline_ns) noexcept:
-        cdef int status
-        self.group.running += 1         # it looks at windows, which must stay
-        with nogil:
-            status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
-        self.group.running -= 1
-        self.group.leave_view()
-        return status
-
-    def check(self) -> None:
-        """Raise the Failure it ended with, if it did."""
-        if self.told:
-            raise told_failure(&self.group.notices, self.group.view.rank)
-        if load_int(&self.request.status) < 0:
-            raise failure(
-                self.request.status, self.peer(), -1,
-                described(&self.fingerprint, self.request.nbytes, False),
-                described(&self.request.theirs, self.request.theirs_bytes, False))
-
-    cdef int peer(self) noexcept:
-        """Whom it is about. A receive from anyone ends with the rank that was lost."""
-        if self.request.status == MISMATCH or self.request.peer == ANY_SOURCE:
-            return self.request.source
-        return self.request.peer
-
-    def fail(self) -> None:
-        """It ended badly, and the group with it: tell all members, as `Group.fail` does."""
-        cdef Notice notice = new_notice(
-            self.request.status, self.group.view.rank, self.peer(), -1)
-        if notice.status >= OK or notice.status == CLOSED:
-            return
-        notice.ours = self.fingerprint
-        notice.our_bytes = self.request.nbytes
-        notice.theirs = self.request.theirs
-        notice.their_bytes = self.request.theirs_bytes
-        self.group.tell(&notice)
-
-    def cancel(self) -> None:
-        """Withdraw it; the memory is free again on return."""
-        if load_int(&self.request.status) == PENDING:
-            self.withdraw(ABORTED)
-
-
-cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, bint sending):
-    cdef Message m = Message.__new__(Message)
-    cdef int status
-    m.group = group
-    m.array = array
-    m.asking = asking
-    m.fingerprint = Fingerprint(
-        0, array.size, POINT_TO_POINT, array.dtype, 0, 0, -1, array.dtype_hash, 0, 0)
-    m.request.ptr = array.ptr
-    m.request.nbytes = array.nbytes
-    m.request.peer = peer
-    m.request.tag = tag & ~COLLECTIVE_TAG
-    m.request.expected = &m.fingerprint
-    m.request.status = PENDING
-    m.request.source = peer
-    with nogil:
-        status = load_int(&group.aborted)
-        if status == OK:
-            status = hear_now(&group.notices, &group.view)
-            m.told = status != OK
-        if status == OK:
-            if sending:
-                status = group.view.send(&group.view, &m.request)
-            else:
-                status = group.view.recv(&group.view, &m.request)
-    if status != OK:
-        m.request.status = status
-    return m

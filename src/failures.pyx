@@ -49,11 +49,15 @@ class Failure(Exception):
         self.theirs = theirs
 
 
+IN_CHUNKS = "in chunks, as arrays on a GPU go"
+
+
 cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
     if f.collective == POINT_TO_POINT:
-        return f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')} ({nbytes} bytes)"
+        words = f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')}"
+        return f"{words}, {IN_CHUNKS}" if f.flags & CHUNK else f"{words} ({nbytes} bytes)"
     words = f"{name} #{f.seq}"
     if f.collective == MONITORED_BARRIER:
         return words
@@ -62,7 +66,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
         words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
     parts = [words]
     if f.flags & CHUNK:
-        parts.append("in chunks, as arrays on a GPU go")
+        parts.append(IN_CHUNKS)
     if f.flags & ASKING:
         parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
     if f.op:

@@ -378,51 +378,72 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
         return False
     if not sending and not p.writable:
         return False
-    memset(&r, 0, sizeof(Request))
-    f = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
-    r.ptr = p.ptr
-    r.nbytes = p.nbytes
-    r.peer = r.source = rank
-    r.tag = <uint64_t>label
-    r.expected = &f
-    r.attended = True
-    r.status = PENDING
+    describe(&r, &f, &p, rank, <uint64_t>label)
     # A notice that has come stands in no ring any more.
     if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
             and native.view.at_once(&native.view, &r, sending) == OK):
         return True
-    cdef bint posted = r.link != NULL
-    cdef int64_t now = now_ns()
-    cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
-    cdef int status
-    cdef bint told
+    cdef bint told = False
     native.running += 1
-    with nogil:
-        status = hear_now(&native.notices, &native.view)
-        told = status != OK
-        if not told and not posted:
-            status = native.view.send(&native.view, &r) if sending \
-                else native.view.recv(&native.view, &r)
-        if status == OK:
-            status = native.view.wait(&native.view, &r, min(now + SHORT_NS, deadline_ns))
-    if status == TIMEOUT:
-        chosen.waiting = (name, rank)
-        with nogil:
-            status = native.view.wait(&native.view, &r, deadline_ns)
-        chosen.waiting = None
+    cdef int status = travel(chosen, native, name, &r, sending, &told)
     if status != OK:
-        with nogil:
-            if r.link != NULL and load_int(&r.status) == PENDING:
-                native.view.cancel(&native.view, &r)
-        # While this thread came for the GIL, another's wait may have completed it.
-        if status != INTERRUPTED and load_int(&r.status) != PENDING:
-            status = r.status
+        status = given_up(native, &r, status)
         native.keep_while_used(tensor, None)
     native.running -= 1
     native.leave_view()
     if status != OK:
         fail_message(chosen, native, name, &r, &f, status, told)
     return True
+
+
+cdef inline void describe(Request *r, Fingerprint *f, const Plain *p, int rank,
+                          uint64_t tag) noexcept:
+    memset(r, 0, sizeof(Request))
+    f[0] = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
+    r.ptr = p.ptr
+    r.nbytes = p.nbytes
+    r.peer = r.source = rank
+    r.tag = tag
+    r.expected = f
+    r.attended = True
+    r.status = PENDING
+
+
+cdef inline int travel(object group, Group native, str name, Request *r, bint sending,
+                       bint *told) except *:
+    """Post the message, if that has not been done, and wait for it; a Status.
+
+    told    set: the group has failed, and that is why
+    """
+    cdef bint posted = r.link != NULL
+    cdef int64_t now = now_ns()
+    cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
+    cdef int status
+    with nogil:
+        status = hear_now(&native.notices, &native.view)
+        told[0] = status != OK
+        if status == OK and not posted:
+            status = native.view.send(&native.view, r) if sending \
+                else native.view.recv(&native.view, r)
+        if status == OK:
+            status = native.view.wait(&native.view, r, min(now + SHORT_NS, deadline_ns))
+    if status == TIMEOUT:
+        group.waiting = (name, r.peer)
+        with nogil:
+            status = native.view.wait(&native.view, r, deadline_ns)
+        group.waiting = None
+    return status
+
+
+cdef int given_up(Group native, Request *r, int status) noexcept:
+    """Withdraw a message that did not go well; what has become of it, a Status."""
+    with nogil:
+        if r.link != NULL and load_int(&r.status) == PENDING:
+            native.view.cancel(&native.view, r)
+    # While this thread came for the GIL, another's wait may have completed it.
+    if status != INTERRUPTED and load_int(&r.status) != PENDING:
+        return r.status
+    return status
 
 
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,

@@ -278,7 +278,7 @@ def test_killed_process_is_lost() -> None:
         "c = Connections(1, 2, host='127.0.0.1', job='j', secret=bytes(range(32)));"
         "print(c.address().decode(), flush=True); c.connect([sys.stdin.readline().encode(),"
         "c.address()]); g = _native.Group(c.link, [0, 1], 1, 1);"
-        "g.isend(_native.asarray(np.ones(1)), 0, 0).wait(10**18); sys.stdin.read()"
+        "_native.isend(g, _native.asarray(np.ones(1)), 0, 0).wait(10**18); sys.stdin.read()"
     )
     with closing(ours):
         peer = subprocess.Popen(

@@ -31,8 +31,8 @@ LAYERS = {
     "rendezvous meeting names launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
-    5: "arguments calling collectives coalesced deprecated monitored scans p2p objects shared "
-    "shrinking",
+    5: "arguments calling collectives coalesced deprecated entries monitored scans p2p objects "
+    "shared shrinking",
     6: "launch testing bench interop",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
@@ -54,6 +54,7 @@ ROOM_OF = {
     "failpoints": "abi",
     "notices": "abi",
     "failures": "engine",
+    "messages": "engine",
     "turn": "engine",
     "choices": "engine",
     "short": "engine",

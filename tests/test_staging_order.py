@@ -251,6 +251,45 @@ def test_the_other_kind_of_memory_is_a_mismatch(device, backend, name) -> None:
     run_threads(body, 2, backend)
 
 
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+@pytest.mark.parametrize("on_gpu", [0, 1], ids=["gpu-sends", "gpu-receives"])
+@pytest.mark.parametrize("count", [10 * SLOT, staged_messages.HEADER.size], ids=["long", "short"])
+def test_a_message_in_chunks_is_none_for_the_cpu(device, backend, on_gpu, count) -> None:
+    """A long message of a GPU's array and one of the CPU's, of its size or its header's: both
+    ranks are told, and nothing is received."""
+
+    def told(call, x, peer):
+        call(x, peer)
+        dist.barrier()  # a send may have been let go
+
+    def body(rank):
+        on_host = np.full(count, 7, "u1")
+        x = device.array(np.ones(10 * SLOT, "u1")) if rank == on_gpu else on_host
+        with pytest.raises(dist.MismatchError, match="in chunks, as arrays on a GPU go"):
+            told(dist.recv if rank else dist.send, x, 1 - rank)
+        assert on_host.tolist() == [7] * count
+        dist.destroy_process_group()
+
+    run_threads(body, 2, backend)
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_a_long_message_of_another_dtype_is_a_mismatch(device, backend) -> None:
+    """As many bytes, and both ranks are told."""
+
+    def told(call, x, peer):
+        call(x, peer)
+        dist.barrier()
+
+    def body(rank):
+        x = device.array(np.ones(SLOT, "i4" if rank else "f4"))
+        with pytest.raises(dist.MismatchError, match="1024 float32, in chunks"):
+            told(dist.recv if rank else dist.send, x, 1 - rank)
+        dist.destroy_process_group()
+
+    run_threads(body, 2, backend)
+
+
 def test_threads_that_come_first_share(device, monkeypatch) -> None:
     """Two threads' first arrays of a GPU at a time go the same way, with one count of messages."""
     made, make = [], staging.StagedGroup.__init__

@@ -63,10 +63,10 @@ class Group:
             raise
 
     def isend(self, array: object, peer: int, tag: int) -> _native.Message:
-        return self.native.isend(_native.asarray(array), peer, tag)
+        return _native.isend(self.native, _native.asarray(array), peer, tag)
 
     def irecv(self, array: object, peer: int, tag: int) -> _native.Message:
-        return self.native.irecv(_native.asarray(array), peer, tag)
+        return _native.irecv(self.native, _native.asarray(array), peer, tag)
 
 
 class Ranks:

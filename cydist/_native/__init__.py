@@ -10,7 +10,7 @@ try:
     from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, use_memory
     from cydist._native.choices import forget_choices
-    from cydist._native.engine import Group, Message
+    from cydist._native.engine import Group
     from cydist._native.exporters import asarray
     from cydist._native.failpoints import arm as arm_failpoint
     from cydist._native.failpoints import failpoint
@@ -30,6 +30,7 @@ try:
     from cydist._native.kernels import use as use_isa
     from cydist._native.libmpi import load as load_mpi
     from cydist._native.memory import SharedMemory
+    from cydist._native.messages import Message, irecv, isend
     from cydist._native.mpi import MpiLink
     from cydist._native.mpi_collectives import use_in_place, use_reduction
     from cydist._native.neighbours import Neighbours
@@ -74,6 +75,8 @@ __all__ = [
     "flatten_buffers",
     "forget_choices",
     "hub",
+    "irecv",
+    "isend",
     "keep_in_child",
     "load_mpi",
     "overlapping",

@@ -273,8 +273,6 @@ class Group:
     def next_seq(self) -> int: ...
     def fail(self, status: str, peer: int = -1, call: str = "") -> None: ...
     def enter(self, name: str, seq: int) -> None: ...
-    def isend(self, array: Array, peer: int, tag: int, asking: bool = False) -> Message: ...
-    def irecv(self, array: Array, peer: int, tag: int, asking: bool = False) -> Message: ...
     def run(
         self,
         collective: str,
@@ -292,6 +290,24 @@ class Group:
         segment_bytes: int = 0,
     ) -> None: ...
 
+def isend(
+    group: Group,
+    array: Array,
+    peer: int,
+    tag: int,
+    *,
+    asking: bool = False,
+    about: Array | None = None,
+) -> Message: ...
+def irecv(
+    group: Group,
+    array: Array,
+    peer: int,
+    tag: int,
+    *,
+    asking: bool = False,
+    about: Array | None = None,
+) -> Message: ...
 def supports(op: int, dtype: int) -> bool: ...
 def why_not(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str: ...
 def combine_all(

@@ -270,13 +270,19 @@ class HostGroup(ProcessGroup):
 
     # Point to point.
 
-    def isend(self, array: Array, peer: int, tag: int) -> Work:
-        message = self._native.isend(array, peer, wire_tag(tag), tag == COLLECTIVE_TAG)
+    def isend(self, array: Array, peer: int, tag: int, about: Array | None = None) -> Work:
+        """As the base class. `about`: an array that this message announces to a receive which
+        knows of that, too."""
+        message = _native.isend(
+            self._native, array, peer, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about
+        )
         return MessageWork(self, "send", peer, self._kept(message))
 
-    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+    def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
         source = ANY_SOURCE if peer is None else peer
-        message = self._native.irecv(array, source, wire_tag(tag), tag == COLLECTIVE_TAG)
+        message = _native.irecv(
+            self._native, array, source, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about
+        )
         return MessageWork(self, "recv", source, self._kept(message))
 
     def _kept(self, message: Message) -> Message:
@@ -378,15 +384,18 @@ class HostGroup(ProcessGroup):
         count: int = 0,
         even: bool = True,
         chunk: bool = False,
+        algorithm: str = "",
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
-        algorithm = tuning.choose(
-            collective, nbytes, self._size, self._native.windows,
-            even=even, commutative=True, native=self._native.comm != 0,
-        )  # fmt: skip
-        segment_bytes = tuning.segment_bytes(self._size, self._native.windows)
-        if even and self.calls_short and nbytes <= WHOLE_BYTES:
-            self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
+        windows = self._native.windows
+        segment_bytes = tuning.segment_bytes(self._size, windows)
+        if not algorithm:
+            algorithm = tuning.choose(
+                collective, nbytes, self._size, windows,
+                even=even, commutative=True, native=self._native.comm != 0 and not windows,
+            )  # fmt: skip
+            if even and self.calls_short and nbytes <= WHOLE_BYTES:
+                self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(
                 collective, inputs, outputs,

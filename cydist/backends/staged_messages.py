@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native, devices
 from cydist.backends.conveyor import Chunk, Conveyor, Turn
-from cydist.errors import DistTimeoutError, MismatchError, UnsupportedError
+from cydist.errors import DistTimeoutError, UnsupportedError
 from cydist.executor import THREADS, TaskWork
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SLOTS = 2
 PIECE_BYTES = 1 << 20
 MOST_IDLE = 4  # conveyors of a device that wait for the next message
 PIECE_TAG = 1 << 61  # above the users' tags, below the collectives'
-HEADER = struct.Struct("<QQ")  # bytes of the message, and what its pieces' tags add to PIECE_TAG
+HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
 
 
 def current_streams(array: Array, name: str, group_name: str) -> list[int]:
@@ -78,7 +78,7 @@ class StagedMessages:
             before = self._posted.get(key)
             self._posted[key] = posted
 
-        def post(data: Array) -> Work:
+        def post(data: Array, about: Array | None = None) -> Work:
             """The one message that a receive with the user's tag takes."""
             if before is not None and not before.wait(turn.deadline - time.monotonic()):
                 raise DistTimeoutError(
@@ -87,7 +87,7 @@ class StagedMessages:
                     op="send", group=self._host.group_name,
                 )  # fmt: skip
             try:
-                return self._host.isend(data, peer, tag)
+                return self._host.isend(data, peer, tag, about)
             finally:
                 posted.set()
 
@@ -106,16 +106,16 @@ class StagedMessages:
         THREADS.run(work.run)
         return work
 
-    def _sent(self, array: Array, peer: int, post: Callable[[Array], Work]) -> list[Chunk]:
+    def _sent(self, array: Array, peer: int, post: Callable[..., Work]) -> list[Chunk]:
         if array.nbytes <= PIECE_BYTES:
             return [Chunk(array.nbytes, [(0, array)], [], lambda m: _over(post(m.typed(array))))]
         number = next(self._numbers)
         header = _native.empty(HEADER.size)
-        memoryview(header)[:] = HEADER.pack(array.nbytes, number)
+        memoryview(header)[:] = HEADER.pack(number)
 
         def chunk(i: int, piece: Array) -> Chunk:
             def send(memory: Array) -> None:
-                announced = post(header) if i == 0 else None
+                announced = post(header, array) if i == 0 else None
                 _over(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
                 if announced is not None:
                     announced.wait()
@@ -134,7 +134,7 @@ class StagedMessages:
             first = self._host.irecv(slot.memory.typed(array), peer, tag)
         else:
             header = _native.empty(HEADER.size)
-            first = self._host.irecv(header, peer, tag)
+            first = self._host.irecv(header, peer, tag, array)
 
         def body() -> None:
             with self._under_way(conveyor, "recv"):
@@ -152,13 +152,7 @@ class StagedMessages:
         return work
 
     def _received(self, array: Array, source: int, header: Array) -> list[Chunk]:
-        nbytes, number = HEADER.unpack(memoryview(header))
-        if nbytes != array.nbytes:
-            raise MismatchError(
-                f"recv on group {self._host.group_name!r}: the message from rank {source} has "
-                f"{nbytes} bytes, and the array {array.nbytes}",
-                op="recv", group=self._host.group_name, ranks=(source,),
-            )  # fmt: skip
+        (number,) = HEADER.unpack(memoryview(header))
         peer = self._host.get_group_rank(source)
 
         def chunk(piece: Array) -> Chunk:

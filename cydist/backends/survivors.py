@@ -165,7 +165,7 @@ class Survivors:
         while True:
             if rank not in self._listening:
                 buffer = bytearray(self._nbytes)
-                message = self._native.irecv(_native.asarray(buffer), rank, 0)
+                message = _native.irecv(self._native, _native.asarray(buffer), rank, 0)
                 self._listening[rank] = buffer, message
             buffer, message = self._listening[rank]
             if not message.test():
@@ -184,7 +184,7 @@ class Survivors:
         """To all, those who are out included: they may be alive, and wait for us."""
         array = _native.asarray(bytearray(word.to_bytes(self._nbytes, "little")))
         self._sending = [message for message in self._sending if not message.over]
-        self._sending += [self._native.isend(array, rank, 0) for rank in self._others]
+        self._sending += [_native.isend(self._native, array, rank, 0) for rank in self._others]
 
     def _named(self, ranks: Sequence[int]) -> str:
         names = ", ".join(str(self._ranks[rank]) for rank in ranks)

@@ -123,12 +123,12 @@ class Exposed(ProcessGroup):
         self.weather.befall(name)
         return super().execute(name, body, **options)
 
-    def isend(self, array: Array, peer: int, tag: int) -> Work:
+    def isend(self, array: Array, peer: int, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
             self.weather.befall("send")
-        return super().isend(array, peer, tag)
+        return super().isend(array, peer, tag, **options)
 
-    def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
+    def irecv(self, array: Array, peer: int | None, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
             self.weather.befall("recv")
-        return super().irecv(array, peer, tag)
+        return super().irecv(array, peer, tag, **options)

@@ -1,0 +1,180 @@
+"""Messages between two ranks, as Python posts them."""
+from libc.stdint cimport int64_t, uint64_t
+
+cimport cython
+
+from cydist._native.abi cimport (
+    ABORTED, ANY_SOURCE, CHUNK, CLOSED, COLLECTIVE_TAG, INTERRUPTED, MISMATCH, OK, PENDING,
+    POINT_TO_POINT, Fingerprint, Request, wait_and_ask,
+)
+from cydist._native.array cimport Array
+from cydist._native.engine cimport Group, failure
+from cydist._native.failures cimport described, told_failure
+from cydist._native.notices cimport Notice, hear_now, new_notice
+from cydist._native.waiting cimport load_int, store_int
+
+cdef extern from "<unistd.h>" nogil:
+    int getpid()
+
+
+def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
+          bint asking=False, Array about=None) -> Message:
+    """Post a send of contiguous memory to group rank `peer`.
+
+    asking      it is part of a collective (see `Group.enter`)
+    about       an array that this message announces, whose own bytes follow in others
+    """
+    return posted(group, array, peer, tag, asking, about, True)
+
+
+def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
+          bint asking=False, Array about=None) -> Message:
+    """Post a receive into contiguous memory; peer -1 takes from anyone."""
+    return posted(group, array, peer, tag, asking, about, False)
+
+
+cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, Array about,
+                    bint sending):
+    cdef Message m = Message.__new__(Message)
+    cdef Array subject = array if about is None else about
+    cdef int status
+    m.group = group
+    m.array = array
+    m.asking = asking
+    m.fingerprint = Fingerprint(
+        0, subject.size, POINT_TO_POINT, subject.dtype, 0, 0 if about is None else CHUNK, -1,
+        subject.dtype_hash, 0, 0)
+    m.request.ptr = array.ptr
+    m.request.nbytes = array.nbytes
+    m.request.peer = peer
+    m.request.tag = tag & ~COLLECTIVE_TAG
+    m.request.expected = &m.fingerprint
+    m.request.status = PENDING
+    m.request.source = peer
+    with nogil:
+        status = load_int(&group.aborted)
+        if status == OK:
+            status = hear_now(&group.notices, &group.view)
+            m.told = status != OK
+        if status == OK:
+            if sending:
+                status = group.view.send(&group.view, &m.request)
+            else:
+                status = group.view.recv(&group.view, &m.request)
+    if status != OK:
+        m.request.status = status
+    return m
+
+
+@cython.no_gc_clear
+cdef class Message:
+    """A send or a receive under way. Keeps its array and its group alive."""
+
+    cdef Group group
+    cdef Array array
+    cdef Request request
+    cdef Fingerprint fingerprint
+    cdef bint told                  # it ended because the group failed elsewhere
+    cdef bint asking                # part of a collective: while it waits, the peer is asked
+
+    def __dealloc__(self):
+        cdef bint ours = self.group is not None and self.group.pid == getpid()
+        if ours and load_int(&self.request.status) == PENDING:
+            self.group.view.cancel(&self.group.view, &self.request)
+        if ours and load_int(&self.request.status) != OK:
+            self.group.keep_while_used(self.array, None)
+
+    @property
+    def source(self) -> int:
+        """Group rank that a completed receive came from."""
+        return self.request.source
+
+    @property
+    def over(self) -> bool:
+        """Has it ended? Moves nothing."""
+        return load_int(&self.request.status) != PENDING
+
+    def test(self) -> bool:
+        """Is it over? Moves things on; never blocks."""
+        if load_int(&self.request.status) != PENDING:
+            return True
+        with nogil:
+            self.group.view.test(&self.group.view, &self.request)
+        self.end_with_group()
+        return load_int(&self.request.status) != PENDING
+
+    cdef void end_with_group(self):
+        """A message of a group that was aborted, closed, or failed is over, though nobody waits."""
+        cdef int status = load_int(&self.group.aborted)
+        cdef bint told = status == OK
+        if told:
+            status = load_int(&self.group.notices.failed)
+        if status != OK and load_int(&self.request.status) == PENDING:
+            self.withdraw(status)
+            self.told = told and load_int(&self.request.status) == status
+
+    cdef void withdraw(self, int status):
+        with nogil:
+            self.group.view.cancel(&self.group.view, &self.request)
+        self.group.keep_while_used(self.array, None)
+        if load_int(&self.request.status) == PENDING:
+            store_int(&self.request.status, status)
+
+    def wait(self, int64_t deadline_ns) -> bool:
+        """Block until it is over (True) or the deadline has passed (False).
+
+        Raises what a signal handler raised. `check` says how it ended.
+        """
+        cdef int status = load_int(&self.request.status)
+        if status == PENDING:
+            if self.asking:
+                status = self.wait_asking(deadline_ns)
+            else:
+                with nogil:
+                    status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
+        if status == INTERRUPTED:       # though it may be complete by now
+            raise failure(status, self.request.peer, -1)
+        self.end_with_group()
+        return load_int(&self.request.status) != PENDING
+
+    cdef int wait_asking(self, int64_t deadline_ns) noexcept:
+        cdef int status
+        self.group.running += 1         # it looks at windows, which must stay
+        with nogil:
+            status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
+        self.group.running -= 1
+        self.group.leave_view()
+        return status
+
+    def check(self) -> None:
+        """Raise the Failure it ended with, if it did."""
+        if self.told:
+            raise told_failure(&self.group.notices, self.group.view.rank)
+        if load_int(&self.request.status) < 0:
+            raise failure(
+                self.request.status, self.peer(), -1,
+                described(&self.fingerprint, self.request.nbytes, False),
+                described(&self.request.theirs, self.request.theirs_bytes, False))
+
+    cdef int peer(self) noexcept:
+        """Whom it is about. A receive from anyone ends with the rank that was lost."""
+        if self.request.status == MISMATCH or self.request.peer == ANY_SOURCE:
+            return self.request.source
+        return self.request.peer
+
+    def fail(self) -> None:
+        """It ended badly, and the group with it: tell all members, as `Group.fail` does."""
+        cdef Notice notice = new_notice(
+            self.request.status, self.group.view.rank, self.peer(), -1)
+        if notice.status >= OK or notice.status == CLOSED:
+            return
+        notice.ours = self.fingerprint
+        notice.our_bytes = self.request.nbytes
+        notice.theirs = self.request.theirs
+        notice.their_bytes = self.request.theirs_bytes
+        self.group.tell(&notice)
+
+    def cancel(self) -> None:
+        """Withdraw it; the memory is free again on return."""
+        if load_int(&self.request.status) == PENDING:
+            self.withdraw(ABORTED)
