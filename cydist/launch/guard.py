@@ -20,11 +20,13 @@ from cydist.launch.processes import (
     exit_code,
     kill_descendants,
     own_children,
+    pidfd,
     pretty_exit,
 )
 
 # How long an end may take when processes cannot be killed (uninterruptible waits).
 FINAL_WAIT_SECONDS = 5.0
+LOOK_MS = 50  # between looks at a process that has no descriptor
 
 
 def nothing(number: int, frame: FrameType | None) -> None:
@@ -88,12 +90,13 @@ def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
 
 def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]) -> int:
     """Pass signals on until `child` exits; its exit status as subprocess gives it."""
-    handle = os.pidfd_open(child)
+    handle = pidfd(child)
     poller = select.poll()
-    poller.register(handle, select.POLLIN)
+    if handle is not None:
+        poller.register(handle, select.POLLIN)
     poller.register(wake, select.POLLIN)
     while True:
-        ready = {fd for fd, _ in poller.poll()}
+        ready = {fd for fd, _ in poller.poll(LOOK_MS if handle is None else None)}
         if wake in ready:
             numbers = bytes(number for number in os.read(wake, 4096) if number in forwarded)
             with contextlib.suppress(OSError):
@@ -101,9 +104,11 @@ def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]
                 if signal.SIGTSTP in numbers:
                     os.kill(os.getpid(), signal.SIGSTOP)
                     os.write(forward, bytes([signal.SIGCONT]))
-        if handle in ready:
-            os.close(handle)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            if handle is not None:
+                os.close(handle)
+            return os.waitstatus_to_exitcode(status)
 
 
 def _say(text: str) -> None:

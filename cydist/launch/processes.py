@@ -7,6 +7,7 @@ whatever session or group it moved to, so it is found here and cannot be left be
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -55,13 +56,29 @@ class Process(NamedTuple):
     def send(self, number: int) -> None:
         """Signal this very process; a process that is gone, or a namesake, is left alone."""
         with contextlib.suppress(OSError):
-            handle = os.pidfd_open(self.pid)
+            handle = pidfd(self.pid)
             try:
                 now = _read(self.pid)
-                if now is not None and now.started == self.started:
+                if now is None or now.started != self.started:
+                    return
+                if handle is None:
+                    os.kill(self.pid, number)
+                else:
                     signal.pidfd_send_signal(handle, number)
             finally:
-                os.close(handle)
+                if handle is not None:
+                    os.close(handle)
+
+
+def pidfd(pid: int) -> int | None:
+    """A descriptor of a process; None where there are none: under gVisor, and where a container
+    forbids them. Raises OSError for everything else, as where there is no such process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return None
 
 
 def _read(pid: int) -> Process | None:
@@ -145,9 +162,9 @@ def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:
     with contextlib.ExitStack() as stack:
         for process in processes:
             with contextlib.suppress(OSError):
-                handle = os.pidfd_open(process.pid)
-                stack.callback(os.close, handle)
-                poller.register(handle, select.POLLIN)
+                if (handle := pidfd(process.pid)) is not None:
+                    stack.callback(os.close, handle)
+                    poller.register(handle, select.POLLIN)
         poller.poll(seconds * 1000)
 
 
