@@ -7,9 +7,12 @@ of tests/nccl, as far as that goes.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
+import socket
+import statistics
 import sys
 import threading
 import time
@@ -20,6 +23,7 @@ from typing import Any
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SHARED = {
     "NCCL_HOSTID": f"cydist-{os.environ.get('MASTER_PORT')}-{RANK}",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # from NCCL 2.30 on
     "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_TUNER_PLUGIN": "none",
     "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET",
     "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
@@ -275,8 +279,36 @@ def faults() -> dict[str, Any]:
     return found
 
 
+def by_cupyx(x: Any) -> dict[str, Callable[[], Any]]:
+    """An all_reduce by cupyx.distributed."""
+    import cupyx.distributed
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    comm = cupyx.distributed.init_process_group(1, 0, port=port)
+    atexit.register(comm.stop)
+    return {"cupyx": lambda: comm.all_reduce(x, x)}
+
+
+def by_torch(x: Any) -> dict[str, Callable[[], Any]]:
+    """An all_reduce by torch, and by cydist on torch's tensors."""
+    import torch
+    import torch.distributed as c10d
+
+    y = torch.ones(1, device="cuda")
+    c10d.init_process_group("nccl", store=c10d.HashStore(), rank=0, world_size=1)
+    atexit.register(c10d.destroy_process_group)
+    return {
+        "torch": lambda: c10d.all_reduce(y),
+        "torch async": lambda: c10d.all_reduce(y, async_op=True).wait(),
+        "cydist on torch": lambda: dist.all_reduce(y),
+    }
+
+
 def overhead() -> dict[str, Any]:
-    """Host microseconds of a small all_reduce: medians of rounds that take turns. cupy only."""
+    """Host microseconds of a small all_reduce: medians of rounds that take turns. cupy only; what
+    else is here runs beside it, or is said to have failed."""
     from cupy.cuda import nccl
 
     cupy = arrays.cupy
@@ -296,19 +328,28 @@ def overhead() -> dict[str, Any]:
         "cydist": lambda: dist.all_reduce(x),
         "cydist async": waited,
     }
+    said = {}
+    for more in (by_cupyx, by_torch):
+        try:
+            ways |= more(x)
+        except Exception as error:
+            said[f"{more.__name__}_failed"] = repr(error)
     rounds: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(7):
         for way, call in ways.items():
-            stream.synchronize()
+            cupy.cuda.runtime.deviceSynchronize()
             start = time.perf_counter()
             for _ in range(1000):
                 call()
             took = time.perf_counter() - start
-            stream.synchronize()
+            cupy.cuda.runtime.deviceSynchronize()
             if turn:
                 rounds[way].append(took * 1e3)
     raw.destroy()
-    return {f"{way}_us": round(sorted(each)[3], 2) for way, each in rounds.items()}
+    return {
+        **said,
+        **{f"{way}_us": round(statistics.median(each), 2) for way, each in rounds.items()},
+    }
 
 
 STEPS = {"correctness": correctness, "streams": streams, "faults": faults, "overhead": overhead}
