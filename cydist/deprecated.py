@@ -1,8 +1,10 @@
 """Calls of torch.distributed's first versions, under their own names and with their own defaults.
 
-The `*_multigpu` calls take a list of arrays, one for each GPU that a process drives. Here a process
-drives one: lists have one entry, and anything else raises UnsupportedError before anything is sent.
-Arrays may be on CPUs as well, where the group's backend takes them.
+The `*_multigpu` calls take a list of arrays, one for each GPU that a process drives: as many on
+every rank, of one size and dtype. A rank for each GPU is what everything else here is made for,
+and a list of one array is the call for single arrays. Arrays may be on CPUs as well, where the
+group's backend takes them. Longer lists wait for all ranks, since their lengths are compared, and
+what goes wrong in them fails their own group: later calls of lists raise.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cydist import collectives
-from cydist.errors import UnsupportedError
+from cydist import arguments, collectives
+from cydist.calling import check_op, root_rank
+from cydist.entries import Entries
 from cydist.types import Op, ReduceOp
 from cydist.work import Work
-from cydist.world import AnyGroup
+from cydist.world import AnyGroup, usable_group
 
 
 def broadcast_multigpu(
@@ -25,8 +28,18 @@ def broadcast_multigpu(
     src_tensor: int = 0,
 ) -> Work | None:
     """Copy entry `src_tensor` of rank `src` to every entry on every rank. See `broadcast`."""
-    tensor = _only("broadcast_multigpu", "tensor_list", tensor_list, src_tensor)
-    return collectives.broadcast(tensor, src, group, async_op)
+    name = "broadcast_multigpu"
+    arrays = arguments.output_list(tensor_list, name, "tensor_list")
+    entry = _entry(name, tensor_list, src_tensor)
+    if len(arrays) == 1:
+        return collectives.broadcast(tensor_list[0], src, group, async_op)
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    root = root_rank(chosen, name, "src", src, None) * len(arrays) + entry
+    return Entries(chosen, name, arrays).run(
+        lambda each, i: collectives.broadcast(tensor_list[i], None, each, async_op, root),
+        tensor_list,
+    )
 
 
 def all_reduce_multigpu(
@@ -36,8 +49,16 @@ def all_reduce_multigpu(
     async_op: bool = False,
 ) -> Work | None:
     """Reduce all entries of all ranks, and give every entry the result. See `all_reduce`."""
-    tensor = _only("all_reduce_multigpu", "tensor_list", tensor_list)
-    return collectives.all_reduce(tensor, op, group, async_op)
+    name = "all_reduce_multigpu"
+    arrays = arguments.output_list(tensor_list, name, "tensor_list")
+    check_op(name, op, arrays[0])
+    if len(arrays) == 1:
+        return collectives.all_reduce(tensor_list[0], op, group, async_op)
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    return Entries(chosen, name, arrays).run(
+        lambda each, i: collectives.all_reduce(tensor_list[i], op, each, async_op), tensor_list
+    )
 
 
 def reduce_multigpu(
@@ -49,8 +70,19 @@ def reduce_multigpu(
     dst_tensor: int = 0,
 ) -> Work | None:
     """Reduce all entries of all ranks into entry `dst_tensor` of rank `dst`. See `reduce`."""
-    tensor = _only("reduce_multigpu", "tensor_list", tensor_list, dst_tensor)
-    return collectives.reduce(tensor, dst, op, group, async_op)
+    name = "reduce_multigpu"
+    arrays = arguments.output_list(tensor_list, name, "tensor_list")
+    check_op(name, op, arrays[0])
+    entry = _entry(name, tensor_list, dst_tensor)
+    if len(arrays) == 1:
+        return collectives.reduce(tensor_list[0], dst, op, group, async_op)
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    root = root_rank(chosen, name, "dst", dst, None) * len(arrays) + entry
+    return Entries(chosen, name, arrays).run(
+        lambda each, i: collectives.reduce(tensor_list[i], None, op, each, async_op, root),
+        tensor_list,
+    )
 
 
 def all_gather_multigpu(
@@ -61,21 +93,28 @@ def all_gather_multigpu(
 ) -> Work | None:
     """Give every list of outputs all entries of all ranks: rank r's entry j becomes its element
     r * len(input_tensor_list) + j. See `all_gather`."""
-    outputs = _only("all_gather_multigpu", "output_tensor_lists", output_tensor_lists)
-    tensor = _only("all_gather_multigpu", "input_tensor_list", input_tensor_list)
-    return collectives.all_gather(outputs, tensor, group, async_op)
+    name = "all_gather_multigpu"
+    arrays = arguments.input_list(input_tensor_list, name, "input_tensor_list")
+    arguments.length(output_tensor_lists, len(arrays), name, "output_tensor_lists")
+    if (chosen := usable_group(group, name)) is None:
+        return None
+    for i, outputs in enumerate(output_tensor_lists):
+        count = chosen.size() * len(arrays)
+        into = arguments.output_list(outputs, name, f"output_tensor_lists[{i}]", count)
+        arguments.same_dtype([arrays[i], *into], name)
+        for output in into:
+            arguments.same_size(output, arrays[i], name, f"output_tensor_lists[{i}]", "its input")
+    if len(arrays) == 1:
+        return collectives.all_gather(output_tensor_lists[0], input_tensor_list[0], group, async_op)
+    return Entries(chosen, name, arrays).run(
+        lambda each, i: collectives.all_gather(
+            output_tensor_lists[i], input_tensor_list[i], each, async_op
+        ),
+        output_tensor_lists,
+    )
 
 
-def _only(name: str, what: str, entries: Any, entry: int = 0) -> Any:
-    """The one entry of a list."""
-    if not isinstance(entries, list | tuple) or not entries:
-        raise TypeError(f"{name}: {what} must be a list with an entry for each GPU")
-    if len(entries) > 1:
-        raise UnsupportedError(
-            f"{name}: {what} has {len(entries)} entries, and a process drives one GPU here: start "
-            "a rank for each, as in `cydistrun --nproc-per-node gpu`",
-            op=name,
-        )
-    if entry != 0:
-        raise ValueError(f"{name}: there is no entry {entry} in {what}, which has one")
-    return entries[0]
+def _entry(name: str, entries: Sequence[Any], entry: int) -> int:
+    if not 0 <= entry < len(entries):
+        raise ValueError(f"{name}: there is no entry {entry} in tensor_list, of {len(entries)}")
+    return entry

@@ -79,6 +79,7 @@ class Running:
         self.waiting: tuple[str, int] | None = None  # for a message: "recv", and whose
         self._failed: BaseException | None = None
         self._destroyed = False
+        self.with_it: list[Callable[[], None]] = []  # what to end when this group does
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -226,4 +227,6 @@ class Running:
         if not self._destroyed:
             self._destroyed = True
             if os.getpid() == self._pid:
+                for end in self.with_it:
+                    end()
                 self.close()

@@ -1,7 +1,8 @@
 """GPUs for tests, in host memory: streams are threads, NCCL is the stand-in of tests/nccl.
 
-Each thread that is called "rank N" has GPU N. What is enqueued runs when its stream comes to it,
-so whoever forgets to wait reads old bytes as soon as a test holds a stream back (`hold`).
+Each thread that is called "rank N" has GPU N, but while another one is made current. What is
+enqueued runs when its stream comes to it, so whoever forgets to wait reads old bytes as soon as a
+test holds a stream back (`hold`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -68,6 +70,16 @@ class Gpus(HostMemory):
         """Values on this thread's GPU, written by its current stream."""
         made: GpuArray = self.array_on(here(), values)
         return made
+
+    @contextmanager
+    def on_stream(self, device: int, stream: int) -> Iterator[None]:
+        before = here()
+        _current.gpu = device
+        try:
+            with super().on_stream(device, stream):
+                yield
+        finally:
+            _current.gpu = before
 
     # The timeline.
 
@@ -178,8 +190,13 @@ class Gpu:
         return self._capability
 
 
+_current = threading.local()
+
+
 def here() -> int:
-    """The GPU of this thread: that of its rank."""
+    """The GPU of this thread: the one that was made current, or that of its rank."""
+    if (gpu := getattr(_current, "gpu", None)) is not None:
+        return int(gpu)
     name = threading.current_thread().name
     return int(name.removeprefix("rank ")) if name.startswith("rank ") else 0
 

@@ -1,0 +1,168 @@
+"""Calls on several arrays of each process, one for each GPU that it drives: see `deprecated`.
+
+Entry i of rank r's list is rank r * k + i of one group more, which is made when a group first has
+lists of k entries, and ends with it. Its calls run on a thread for each entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from cydist import arguments, devices, objects, registry, world
+from cydist.errors import MismatchError
+from cydist.executor import THREADS, TaskWork
+from cydist.group import ProcessGroup
+from cydist.registry import BackendOptions
+from cydist.work import Work
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+
+T = TypeVar("T")
+
+
+class Entries:
+    """The lists of one call, checked, and the groups of their entries.
+
+    Raises ValueError and TypeError for lists that make no sense here (nothing was sent), and
+    MismatchError, on every rank, where the ranks' lists are not of one length.
+    """
+
+    def __init__(self, group: ProcessGroup, name: str, arrays: Sequence[Array]) -> None:
+        self._name = name
+        self._arrays = arrays
+        _check(name, arrays)
+        told: list[Any] = [None] * group.size()
+        objects.all_gather_object(told, [(a.device, a.device_index) for a in arrays], group)
+        counts = [len(places) for places in told]
+        if len(set(counts)) > 1:
+            error = MismatchError(
+                f"{name} on group {group.group_name!r}: the ranks' lists have {counts} entries, "
+                "by rank, and must have as many each",
+                op=name, group=group.group_name, ranks=group.ranks,
+            )  # fmt: skip
+            group.fail(error, name)
+            raise error
+        made = _made.setdefault(group, {})
+        where = repr(told)
+        if where not in made:
+            made[where] = self._groups(group, len(made))
+            group.with_it.append(partial(_end, made[where]))
+        self._each = made[where]
+
+    def _groups(self, group: ProcessGroup, number: int) -> list[ProcessGroup]:
+        """A group for each entry."""
+        each, array = len(self._arrays), self._arrays[0]
+        backend = group.for_device(array.device).backend
+        if backend == "mpi":  # in which a process is one rank
+            backend = "tcp"
+        ranks = range(group.size() * each)
+        title = f"{group.group_name} with {each} arrays a rank"
+        store = world.current().store.part(
+            f"{group.group_name}/entries/{number}/{backend}", ranks, f"making group {title!r}"
+        )
+
+        def make(i: int) -> ProcessGroup:
+            rank = group.rank() * each + i
+            options = BackendOptions(store, rank, len(ranks), group.timeout, title, list(ranks))
+            return registry.create(backend, options, None)
+
+        return self._together(make)
+
+    def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:
+        """Call `body(group, i)` for each entry, all at once, where its stream is current."""
+        try:
+            works = self._together(lambda i: body(self._each[i], i))
+        except BaseException:
+            for group in self._each:
+                group.abort()
+            raise
+        if works[0] is None:
+            return None
+        return EntriesWork([work for work in works if work is not None], self._arrays, result)
+
+    def _together(self, body: Callable[[int], T]) -> list[T]:
+        """What it returns for each entry. Raises what one of them raised."""
+        found: dict[int, T] = {}
+        tasks = []
+        for i, array in enumerate(self._arrays):
+            stream = None if array.device == "cpu" else devices.stream_of(array)
+
+            def run(i: int = i, array: Array = array, stream: int | None = stream) -> None:
+                with _on(array, stream):
+                    found[i] = body(i)
+
+            tasks.append(TaskWork(self._name, run, None))
+            THREADS.run(tasks[-1].run)
+        for task in tasks:
+            task.wait()
+        return [found[i] for i in range(len(tasks))]
+
+
+# The groups of entries that a group has, by where the entries of all ranks lie.
+_made: WeakKeyDictionary[ProcessGroup, dict[str, list[ProcessGroup]]] = WeakKeyDictionary()
+
+
+def _end(groups: Sequence[ProcessGroup]) -> None:
+    """All at once: one may wait for another to leave."""
+    tasks = [TaskWork("destroy_process_group", group.destroy, None) for group in groups]
+    for task in tasks:
+        THREADS.run(task.run)
+    for task in tasks:
+        task.wait()
+
+
+def _check(name: str, arrays: Sequence[Array]) -> None:
+    places: dict[tuple[str, int], int] = {}
+    for i, array in enumerate(arrays):
+        arguments.same_size(array, arrays[0], name, f"entry {i}", "entry 0")
+        if (array.dtype_name, array.device) != (arrays[0].dtype_name, arrays[0].device):
+            raise TypeError(
+                f"{name}: entry {i} is {array.dtype_name} on {array.device}, and entry 0 "
+                f"{arrays[0].dtype_name} on {arrays[0].device}: all must be alike"
+            )
+        other = places.setdefault((array.device, array.device_index), i)
+        if other != i and array.device != "cpu":
+            raise ValueError(
+                f"{name}: entries {other} and {i} are both on GPU {array.device_index}: each needs "
+                "one of its own"
+            )
+    arguments.disjoint(arrays, [], name)
+
+
+def _on(array: Array, stream: int | None) -> AbstractContextManager[object]:
+    """Make an array's device and this stream the current ones, for a while."""
+    if stream is None:
+        return nullcontext()
+    return devices.whose(array).on_stream(array.device_index, stream)
+
+
+@contextmanager
+def _on_current(array: Array) -> Iterator[None]:
+    """Make an array's device the current one, for a while."""
+    with _on(array, None if array.device == "cpu" else devices.stream_of(array)):
+        yield
+
+
+class EntriesWork(Work):
+    """The calls of all entries."""
+
+    def __init__(self, works: Sequence[Work], arrays: Sequence[Array], result: object) -> None:
+        super().__init__(result)
+        self._works = works
+        self._arrays = arrays
+
+    def _wait(self, timeout: float | None) -> None:
+        for work, array in zip(self._works, self._arrays, strict=True):
+            with _on_current(array):
+                work.wait(timeout)
+
+    def _poll(self) -> bool:
+        if not all(work.is_completed() for work in self._works):
+            return False
+        self._error = next((e for work in self._works if (e := work.exception())), None)
+        return True
