@@ -96,6 +96,11 @@ SHUTDOWN_TIMEOUT = Variable(
 CUDA_VISIBLE_DEVICES = Variable(
     ("CUDA_VISIBLE_DEVICES",), "all", "devices that count for cydistrun --nproc-per-node gpu"
 )
+MPI_CUDA_AWARE = Variable(
+    ("CYDIST_MPI_CUDA_AWARE",),
+    "0",
+    "1: backend mpi hands arrays on GPUs to MPI as they are, where MPI has the call",
+)
 NCCL_BINDING = Variable(
     ("CYDIST_NCCL_BINDING",), "cupy", "how backend nccl calls NCCL: cupy, or nccl4py"
 )

@@ -16,13 +16,14 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, launchers
+from cydist import _native, config, launchers, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import HostGroup
 from cydist.backends.mpi_process import (
     ExitGuard,
     Threads,
     call_before_the_end,
+    check_cuda_aware,
     load,
     wait_until,
 )
@@ -30,7 +31,7 @@ from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory
 from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
-from cydist.types import Op, RedOpType
+from cydist.types import Op, RedOpType, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -164,6 +165,15 @@ class MpiGroup(HostGroup):
         self.sends_short = not self._endpoint.threads.main_only
         self._comm: Any = None
         self._met = self._size == 1
+        self._met_for_devices = False
+
+    def for_device(self, device: str) -> ProcessGroup:
+        if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
+            from cydist.backends.mpi_device import DeviceGroup  # few need it
+
+            check_cuda_aware()
+            return DeviceGroup.of(self)
+        return super().for_device(device)
 
     def close(self) -> None:
         comm, self._comm = self._comm, None
@@ -193,36 +203,49 @@ class MpiGroup(HostGroup):
 
     # Its communicator.
 
-    def _run(
-        self,
-        call: Call,
-        collective: str,
-        inputs: list[Array],
-        outputs: list[Array],
-        nbytes: int,
-        *,
-        op: Op | None = None,
-        root: int = -1,
-        count: int = 0,
-        even: bool = True,
-        chunk: bool = False,
-    ) -> None:
+    def _run(self, call: Call, *what: Any, **options: Any) -> None:
         if not self._met:
             self._meet(call)
-        super()._run(
-            call, collective, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
-            chunk=chunk,
-        )  # fmt: skip
+        super()._run(call, *what, **options)
 
     def _meet(self, call: Call) -> None:
-        """The group's first collective begins: make its communicator, or agree to do without.
+        """The group's first collective begins: make its communicator, unless it has windows.
 
         It is the group's alone: MPI matches collectives in the order in which a communicator's
         members call them, and groups of the same members do not wait for each other.
         """
-        if not self._native.windows and everywhere(self, call, self._endpoint.made < COMMUNICATORS):
-            self._make()
+        if not self._native.windows:
+            self._agree_and_make(call)
         self._met = True
+
+    def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
+        """Has MPI itself this collective on blocks of one size, wherever they are? All members
+        say the same. The first that it might have makes the group's communicator."""
+        block, nbytes = blocks[0], sum(each.nbytes for each in blocks)
+        if op is not None:
+            code, factor = op_and_factor(op)
+            _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))
+            if factor is not None or code not in operations:
+                return False
+        if self._size == 1:
+            return False
+        if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
+            return False
+        chosen = tuning.choose(
+            name, nbytes, self._size, False, even=True, commutative=True, native=True
+        )
+        if chosen != "native":  # as the settings demand
+            return False
+        if not self._met:
+            self._meet(call)
+        if self._native.windows and not self._met_for_devices:
+            self._agree_and_make(call)
+            self._met_for_devices = True
+        return self._comm is not None
+
+    def _agree_and_make(self, call: Call) -> None:
+        if everywhere(self, call, self._endpoint.made < COMMUNICATORS):
+            self._make()
 
     def _make(self) -> None:
         """All members have come; this waits for none of them long."""

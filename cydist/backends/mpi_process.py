@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cydist import launchers
+from cydist import config, launchers
 from cydist.errors import DistBackendError, UnsupportedError
 
 # How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
@@ -124,6 +124,17 @@ def call_before_the_end(MPI: Any, leave: Callable[[], None]) -> None:
 
     key = MPI.Comm.Create_keyval(delete_fn=going)
     MPI.COMM_SELF.Set_attr(key, None)
+
+
+def check_cuda_aware() -> None:
+    """Raise UnsupportedError where MPI says that it takes no memory of GPUs; not every MPI says."""
+    ask = getattr(_library(), "MPIX_Query_cuda_support", None)
+    if ask is not None and not ask():
+        raise UnsupportedError(
+            f"{config.MPI_CUDA_AWARE.names[0]} is set, and this MPI says that it has no support "
+            "for CUDA: it would read the GPU's memory as if it were the CPU's. Unset it, and "
+            "arrays go through the CPU's memory; or use an MPI that was built for CUDA"
+        )
 
 
 class Threads:

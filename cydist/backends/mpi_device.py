@@ -1,0 +1,96 @@
+"""Arrays on a GPU for an MPI that reads and writes the GPU's memory itself.
+
+What MPI has with our meaning goes there as it is, when the device has come so far; the rest is
+staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.backends.conveyor import Turn
+from cydist.backends.host import same_sizes
+from cydist.backends.staging import StagedGroup
+from cydist.group import Call
+from cydist.types import Op
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.backends.mpi import MpiGroup
+
+
+class DeviceGroup(StagedGroup):
+    """The device arrays' side of an MpiGroup. All ranks must be set to have one."""
+
+    host: MpiGroup
+
+    def broadcast(self, call: Call, array: Array, root: int) -> None:
+        if not self._by_mpi(call, "broadcast", [array], [array], root=root):
+            super().broadcast(call, array, root)
+
+    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+        if not self._by_mpi(call, "all_reduce", [array], [array], op=op):
+            super().all_reduce(call, array, op)
+
+    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+        outputs = [array] if self._rank == root else []
+        if not self._by_mpi(call, "reduce", [array], outputs, op=op, root=root):
+            super().reduce(call, array, root, op)
+
+    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+        if not self._by_mpi(call, "all_gather", [array], outputs):
+            super().all_gather(call, outputs, array)
+
+    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+        if not self._by_mpi(call, "reduce_scatter", inputs, [output], op=op):
+            super().reduce_scatter(call, output, inputs, op)
+
+    def all_to_all(
+        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    ) -> None:
+        if not (even and self._by_mpi(call, "all_to_all", inputs, outputs)):
+            super().all_to_all(call, outputs, inputs, even)
+
+    def _by_mpi(
+        self, call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array], *,
+        op: Op | None = None, root: int = -1,
+    ) -> bool:  # fmt: skip
+        """Run the call by MPI; False, on all ranks, where MPI does not have it."""
+        blocks = outputs if len(outputs) > len(inputs) else inputs
+        if not (same_sizes(blocks) and self.host.has_natively(call, name, blocks, op)):
+            return False
+        given, taken = Adjoining(inputs), Adjoining(outputs)
+        given.fill()
+        assert self._chosen is not None
+        self._chosen.finish(Turn(self.host, call.name, call.deadline))
+        each = blocks[0].size
+        self.host._run(
+            call, name, given.blocks, taken.blocks, 0, op=op, root=root,
+            count=each if name == "all_to_all" else each * len(blocks), algorithm="native",
+        )  # fmt: skip
+        taken.empty()
+        return True
+
+
+class Adjoining:
+    """Blocks of a device, one behind the other: themselves, or room for copies."""
+
+    def __init__(self, blocks: Sequence[Array]) -> None:
+        self._given = blocks
+        self.blocks = list(blocks)
+        if any(a.address + a.nbytes != b.address for a, b in pairwise(blocks)):
+            whole = _native.empty(sum(block.size for block in blocks), blocks[0])
+            self.blocks = whole.split([block.size for block in blocks])
+
+    def fill(self) -> None:
+        """Enqueue the copies there."""
+        for block, given in zip(self.blocks, self._given, strict=True):
+            block.take(given)
+
+    def empty(self) -> None:
+        """Enqueue the copies back."""
+        for block, given in zip(self.blocks, self._given, strict=True):
+            given.take(block)
