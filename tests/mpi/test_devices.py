@@ -47,8 +47,6 @@ CALLS = {
 def test_mpi_reads_and_writes_the_device(device, group, rank, size, call, rows, async_op):
     """The numbers are right, before and after what is on the stream, and nothing is copied to the
     host; arrays on the CPU go in the same group."""
-    if size == 1:
-        pytest.skip("no other rank")
     x = device.array(np.full(5, rank + 1))
     xs = rows(device, np.repeat(np.arange(size) + 10 * rank, 5).reshape(size, 5))
     ys = rows(device, np.zeros((size, 5), int))
@@ -104,8 +102,6 @@ def swapped(device, group, rank, size):
 @pytest.mark.parametrize("call", [half, average, gathered, swapped])
 def test_what_mpi_has_not_is_staged(device, group, rank, size, call):
     """Dtypes and operations that MPI lacks, lists of several sizes, and messages."""
-    if size == 1:
-        pytest.skip("no other rank")
     x, expected = call(device, group, rank, size)
     assert set(x.get().tolist()) == {expected}
     assert device.moved
@@ -113,8 +109,6 @@ def test_what_mpi_has_not_is_staged(device, group, rank, size, call):
 
 def test_a_forced_algorithm_is_staged(device, group, size, monkeypatch):
     """CYDIST_ALGORITHM holds for the arrays of GPUs, too."""
-    if size == 1:
-        pytest.skip("no other rank")
     x = device.array(np.ones(700))
     with monkeypatch.context() as patch:
         patch.setenv("CYDIST_ALGORITHM", "all_reduce:ring")
