@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from cydist.backends.host import HostGroup
 
 
+# Tags of messages that are not the user's, which have 31 bits: all of them, so that no two meet.
+NOTES_TAG = 1 << 40  # what a rank of backend "nccl" calls, for the next one
+ALARM_TAG = NOTES_TAG + 1  # why a group of backend "nccl" failed
+NEWS_TAG = ALARM_TAG + 1  # waited for in vain, over MPI: see MpiGroup.hear
+PIECE_TAG = 1 << 61  # and up to DERIVED_TAG: of each long message of a GPU's array
 DERIVED_TAG = 1 << 62
 
 

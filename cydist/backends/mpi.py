@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cydist import _native, config, launchers, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import HostGroup
+from cydist.backends.messages import NEWS_TAG
 from cydist.backends.mpi_process import (
     ExitGuard,
     Threads,
@@ -41,7 +42,6 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
-NEWS_TAG = 1 << 61  # above all of the users'
 NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of a mismatch
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native, devices
 from cydist.backends.conveyor import Chunk, Conveyor, Turn
+from cydist.backends.messages import PIECE_TAG
 from cydist.errors import DistTimeoutError, UnsupportedError
 from cydist.executor import THREADS, TaskWork
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 SLOTS = 2
 PIECE_BYTES = 1 << 20
 MOST_IDLE = 4  # conveyors of a device that wait for the next message
-PIECE_TAG = 1 << 61  # above the users' tags, below the collectives'
 HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
 
 

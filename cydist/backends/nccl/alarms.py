@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import _native, errors
+from cydist.backends.messages import ALARM_TAG
 
 if TYPE_CHECKING:
     from cydist.group import ProcessGroup
     from cydist.work import Work
 
-ALARM_TAG = (1 << 40) + 1  # beyond what users may give a message
 ALARM_BYTES = 8192
 TELLING_SECONDS = 0.5
 

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from cydist import _native
+from cydist.backends.messages import NOTES_TAG
 from cydist.errors import DistError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("<q")
 LEAVING = -1  # in place of a length: that rank destroys its group, as it should
-TAG = 1 << 40  # beyond what users may give a message
 
 
 class Neighbours(Protocol):
@@ -65,11 +65,11 @@ class HostNeighbours:
     def _isend(self, data: bytes) -> Work:
         array = _native.empty(len(data))
         memoryview(array)[:] = data
-        return self._host.isend(array, self._next, TAG)
+        return self._host.isend(array, self._next, NOTES_TAG)
 
     def receive(self) -> bytes | None:
         if self._coming is None:
-            self._coming = self._host.irecv(self._length, self._before, TAG)
+            self._coming = self._host.irecv(self._length, self._before, NOTES_TAG)
         if not self._coming.is_completed():
             return None
         error = self._coming.exception()
@@ -83,7 +83,7 @@ class HostNeighbours:
         if nbytes == LEAVING:
             return b""
         self._data = _native.empty(nbytes)
-        self._coming = self._host.irecv(self._data, self._before, TAG)
+        self._coming = self._host.irecv(self._data, self._before, NOTES_TAG)
         return self.receive()
 
 
