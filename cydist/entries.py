@@ -40,13 +40,11 @@ class Entries:
         objects.all_gather_object(told, [(a.device, a.device_index) for a in arrays], group)
         counts = [len(places) for places in told]
         if len(set(counts)) > 1:
-            error = MismatchError(
+            raise MismatchError(
                 f"{name} on group {group.group_name!r}: the ranks' lists have {counts} entries, "
-                "by rank, and must have as many each",
+                "by rank, and must have as many each; the group goes on",
                 op=name, group=group.group_name, ranks=group.ranks,
             )  # fmt: skip
-            group.fail(error, name)
-            raise error
         made = _made.setdefault(group, {})
         where = repr(told)
         if where not in made:
@@ -160,6 +158,11 @@ class EntriesWork(Work):
         for work, array in zip(self._works, self._arrays, strict=True):
             with _on_current(array):
                 work.wait(timeout)
+
+    def synchronize(self) -> None:
+        for work, array in zip(self._works, self._arrays, strict=True):
+            with _on_current(array):
+                work.synchronize()
 
     def _poll(self) -> bool:
         if not all(work.is_completed() for work in self._works):

@@ -17,55 +17,6 @@ cdef extern from "<unistd.h>" nogil:
     int getpid()
 
 
-def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None) -> Message:
-    """Post a send of contiguous memory to group rank `peer`.
-
-    asking      it is part of a collective (see `Group.enter`)
-    about       an array that this message announces, whose own bytes follow in others
-    """
-    return posted(group, array, peer, tag, asking, about, True)
-
-
-def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None) -> Message:
-    """Post a receive into contiguous memory; peer -1 takes from anyone."""
-    return posted(group, array, peer, tag, asking, about, False)
-
-
-cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, Array about,
-                    bint sending):
-    cdef Message m = Message.__new__(Message)
-    cdef Array subject = array if about is None else about
-    cdef int status
-    m.group = group
-    m.array = array
-    m.asking = asking
-    m.fingerprint = Fingerprint(
-        0, subject.size, POINT_TO_POINT, subject.dtype, 0, 0 if about is None else CHUNK, -1,
-        subject.dtype_hash, 0, 0)
-    m.request.ptr = array.ptr
-    m.request.nbytes = array.nbytes
-    m.request.peer = peer
-    m.request.tag = tag & ~COLLECTIVE_TAG
-    m.request.expected = &m.fingerprint
-    m.request.status = PENDING
-    m.request.source = peer
-    with nogil:
-        status = load_int(&group.aborted)
-        if status == OK:
-            status = hear_now(&group.notices, &group.view)
-            m.told = status != OK
-        if status == OK:
-            if sending:
-                status = group.view.send(&group.view, &m.request)
-            else:
-                status = group.view.recv(&group.view, &m.request)
-    if status != OK:
-        m.request.status = status
-    return m
-
-
 @cython.no_gc_clear
 cdef class Message:
     """A send or a receive under way. Keeps its array and its group alive."""
@@ -178,3 +129,52 @@ cdef class Message:
         """Withdraw it; the memory is free again on return."""
         if load_int(&self.request.status) == PENDING:
             self.withdraw(ABORTED)
+
+
+cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, Array about,
+                    bint sending):
+    cdef Message m = Message.__new__(Message)
+    cdef Array subject = array if about is None else about
+    cdef int status
+    m.group = group
+    m.array = array
+    m.asking = asking
+    m.fingerprint = Fingerprint(
+        0, subject.size, POINT_TO_POINT, subject.dtype, 0, 0 if about is None else CHUNK, -1,
+        subject.dtype_hash, 0, 0)
+    m.request.ptr = array.ptr
+    m.request.nbytes = array.nbytes
+    m.request.peer = peer
+    m.request.tag = tag & ~COLLECTIVE_TAG
+    m.request.expected = &m.fingerprint
+    m.request.status = PENDING
+    m.request.source = peer
+    with nogil:
+        status = load_int(&group.aborted)
+        if status == OK:
+            status = hear_now(&group.notices, &group.view)
+            m.told = status != OK
+        if status == OK:
+            if sending:
+                status = group.view.send(&group.view, &m.request)
+            else:
+                status = group.view.recv(&group.view, &m.request)
+    if status != OK:
+        m.request.status = status
+    return m
+
+
+def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
+          bint asking=False, Array about=None) -> Message:
+    """Post a send of contiguous memory to group rank `peer`.
+
+    asking      it is part of a collective (see `Group.enter`)
+    about       an array that this message announces, whose own bytes follow in others
+    """
+    return posted(group, array, peer, tag, asking, about, True)
+
+
+def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
+          bint asking=False, Array about=None) -> Message:
+    """Post a receive into contiguous memory; peer -1 takes from anyone."""
+    return posted(group, array, peer, tag, asking, about, False)

@@ -87,7 +87,7 @@ class StagedMessages:
                     op="send", group=self._host.group_name,
                 )  # fmt: skip
             try:
-                return self._host.isend(data, peer, tag, about)
+                return self._host.isend(data, peer, tag, about=about)
             finally:
                 posted.set()
 
@@ -134,7 +134,7 @@ class StagedMessages:
             first = self._host.irecv(slot.memory.typed(array), peer, tag)
         else:
             header = _native.empty(HEADER.size)
-            first = self._host.irecv(header, peer, tag, array)
+            first = self._host.irecv(header, peer, tag, about=array)
 
         def body() -> None:
             with self._under_way(conveyor, "recv"):
