@@ -37,7 +37,6 @@ CALLS = {
     "reduce": lambda x, xs, ys, how: dist.reduce(x, 1, **how),
     "all_gather": lambda x, xs, ys, how: dist.all_gather(ys, x, **how),
     "reduce_scatter": lambda x, xs, ys, how: dist.reduce_scatter(x, xs, **how),
-    "all_to_all": lambda x, xs, ys, how: dist.all_to_all(ys, xs, **how),
 }
 
 
@@ -60,9 +59,7 @@ def test_mpi_reads_and_writes_the_device(device, group, rank, size, call, rows, 
         "reduce": total if rank == 1 else rank + 1,
         "reduce_scatter": 10 * (total - size) + size * rank,
     }.get(call, rank + 1)
-    many = {"all_gather": np.arange(size) + 1, "all_to_all": 10 * np.arange(size) + rank}.get(
-        call, np.zeros(size)
-    )
+    many = np.arange(size) + 1 if call == "all_gather" else np.zeros(size)
     found, later = device.read_later(x), [device.read_later(y) for y in ys]
     device.fill(x, np.zeros(5, int))
     assert found().tolist() == [one] * 5
@@ -71,6 +68,15 @@ def test_mpi_reads_and_writes_the_device(device, group, rank, size, call, rows, 
     on_host = np.ones(3)
     dist.all_reduce(on_host, group=group)
     assert on_host.tolist() == [size] * 3
+
+
+def test_mpi_swaps_blocks_of_the_device(device, group, rank, size):
+    """all_to_all_single of as many elements for each, without a copy to the host."""
+    given = device.array(np.repeat(np.arange(size) + 10 * rank, 5))
+    taken = device.array(np.zeros(5 * size, int))
+    dist.all_to_all_single(taken, given, group=group)
+    assert taken.get().tolist() == np.repeat(10 * np.arange(size) + rank, 5).tolist()
+    assert device.moved == []
 
 
 def half(device, group, rank, size):
