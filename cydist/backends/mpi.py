@@ -42,6 +42,7 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
+LISTED_BYTES = 16 << 20  # what is_mpis in mpi_collectives.pyx leaves to MPI in blocks, or less
 NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of a mismatch
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
@@ -229,7 +230,8 @@ class MpiGroup(HostGroup):
                 return False
         if self._size == 1:
             return False
-        if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
+        most = min(self._endpoint.messages.piece_bytes, LISTED_BYTES // self._size)
+        if len(blocks) > 1 and block.nbytes > most:
             return False
         chosen = tuning.choose(
             name, nbytes, self._size, False, even=True, commutative=True, native=True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.backends.conveyor import Turn
-from cydist.backends.host import same_sizes
+from cydist.backends.pieces import same_sizes
 from cydist.backends.staging import StagedGroup
 from cydist.group import Call
 from cydist.types import Op

@@ -16,7 +16,7 @@ def device(monkeypatch):
     """A GPU on which all happens as late as it may; MPI does not say what it takes."""
     monkeypatch.setenv("CYDIST_MPI_CUDA_AWARE", "1")
     monkeypatch.setattr(mpi, "check_cuda_aware", lambda: None)
-    return install(monkeypatch, "late", 1 << 10)
+    return install(monkeypatch, "late", 1 << 16)
 
 
 def apart(device, values):
@@ -105,9 +105,16 @@ def swapped(device, group, rank, size):
     return x, (rank - 1) % size
 
 
-@pytest.mark.parametrize("call", [half, average, gathered, swapped])
+def long_blocks(device, group, rank, size):
+    count = (16 << 20) // 8 // size + 1
+    xs = [device.array(np.zeros(count)) for _ in range(size)]
+    dist.all_gather(xs, device.array(np.full(count, float(rank))), group)
+    return xs[1], 1
+
+
+@pytest.mark.parametrize("call", [half, average, gathered, swapped, long_blocks])
 def test_what_mpi_has_not_is_staged(device, group, rank, size, call):
-    """Dtypes and operations that MPI lacks, lists of several sizes, and messages."""
+    """Dtypes and operations that MPI lacks, lists of several sizes or long ones, and messages."""
     x, expected = call(device, group, rank, size)
     assert set(x.get().tolist()) == {expected}
     assert device.moved
