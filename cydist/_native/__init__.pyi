@@ -35,6 +35,8 @@ __all__ = [
     "flatten_buffers",
     "forget_choices",
     "hub",
+    "irecv",
+    "isend",
     "keep_in_child",
     "load_mpi",
     "overlapping",
