@@ -427,12 +427,12 @@ cdef extern from "kernels/stream.h" nogil:
     void stream "cydist_stream"(char *out, const char *source, size_t nbytes)
 
 cdef enum:
-    STREAM_BYTES = 8388608      # blocks that are longer leave the caches to others
+    STREAM_BYTES = 4194304      # blocks as long or longer leave the caches to others
 
 
 # The same for memory that is not read again soon.
 cdef inline void copy_block(char *out, const char *source, size_t nbytes) noexcept nogil:
-    if nbytes > STREAM_BYTES and out != source:
+    if nbytes >= STREAM_BYTES and out != source:
         stream(out, source, nbytes)
     else:
         copy(out, source, nbytes)

@@ -25,6 +25,9 @@ ctypedef struct Access:         # a call while its memory is open
 
 # What a call does meanwhile.
 ctypedef int (*Body)(Transport *t, Call *c, Access *a) noexcept nogil
+# What it does without them, with long blocks it begins with that, for the
+# others may come late; and does it again where the call goes through windows then.
+ctypedef void (*Alone)(Transport *t, Call *c) noexcept nogil
 
 
 cdef inline const Block *shown(Transport *t, int peer, const Access *a) noexcept nogil:
@@ -36,9 +39,10 @@ cdef inline size_t parts_of(Transport *t, int slots) noexcept nogil:
     return max(1, (t.size + slots - 2) // slots)
 
 
-# Show these blocks, run the body, and leave when all have; or run the call through windows.
+# Show these blocks, run the body, and leave when all have; or run the call through windows. Alone
+# may be NULL.
 cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, Body body) noexcept nogil
+             int seconds, Alone alone, Body body) noexcept nogil
 
 cdef enum:
     PIECE_BYTES = 1048576       # moved between two looks at the clock

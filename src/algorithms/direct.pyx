@@ -51,7 +51,7 @@ cdef enum:
 # Blocks that move
 
 cdef int broadcast(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.outputs, 1, NULL, 0, broadcast_body)
+    return run(t, c, c.outputs, 1, NULL, 0, NULL, broadcast_body)
 
 
 cdef int broadcast_body(Transport *t, Call *c, Access *a) noexcept nogil:
@@ -72,7 +72,7 @@ cdef int broadcast_body(Transport *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int all_gather(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, NULL, 0, all_gather_body)
+    return run(t, c, c.inputs, 1, NULL, 0, keep_input, all_gather_body)
 
 
 cdef int all_gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
@@ -81,21 +81,23 @@ cdef int all_gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
         peer = (t.rank + k) % t.size
         if status == OK:
             status = pull(t, c, a, peer, c.outputs[peer], shown(t, peer, a)[0].ptr)
-    copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
     return status
+
+
+cdef void keep_input(Transport *t, Call *c) noexcept nogil:
+    copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
 
 
 cdef int gather(Transport *t, Call *c) noexcept nogil:
     if t.rank == c.root:
-        return run(t, c, c.outputs, t.size, NULL, 0, gather_body)
-    return run(t, c, c.inputs, 1, NULL, 0, gather_body)
+        return run(t, c, c.outputs, t.size, NULL, 0, keep_input, gather_body)
+    return run(t, c, c.inputs, 1, NULL, 0, NULL, gather_body)
 
 
 cdef int gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
     cdef const Block *place = shown(t, c.root, a) + t.rank
     cdef int status
     if t.rank == c.root:
-        copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
         return OK
     status = differ(t, c, a, c.root, place.nbytes, c.inputs[0].nbytes)
     return push(t, c, a, c.root, place.ptr, c.inputs[0]) if status == OK else status
@@ -103,22 +105,25 @@ cdef int gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
 
 cdef int scatter(Transport *t, Call *c) noexcept nogil:
     if t.rank == c.root:
-        return run(t, c, c.inputs, t.size, NULL, 0, scatter_body)
-    return run(t, c, c.outputs, 1, NULL, 0, scatter_body)
+        return run(t, c, c.inputs, t.size, NULL, 0, keep_share, scatter_body)
+    return run(t, c, c.outputs, 1, NULL, 0, NULL, scatter_body)
 
 
 cdef int scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
     cdef const Block *place = shown(t, c.root, a) + t.rank
     cdef int status
     if t.rank == c.root:
-        copy_block(c.outputs[0].ptr, c.inputs[t.rank].ptr, c.outputs[0].nbytes)
         return OK
     status = differ(t, c, a, c.root, place.nbytes, c.outputs[0].nbytes)
     return pull(t, c, a, c.root, c.outputs[0], place.ptr) if status == OK else status
 
 
+cdef void keep_share(Transport *t, Call *c) noexcept nogil:
+    copy_block(c.outputs[0].ptr, c.inputs[t.rank].ptr, c.outputs[0].nbytes)
+
+
 cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, t.size, NULL, 0, all_to_all_body)
+    return run(t, c, c.inputs, t.size, NULL, 0, keep_block, all_to_all_body)
 
 
 cdef int all_to_all_body(Transport *t, Call *c, Access *a) noexcept nogil:
@@ -132,8 +137,11 @@ cdef int all_to_all_body(Transport *t, Call *c, Access *a) noexcept nogil:
             status = pull(t, c, a, peer, c.outputs[peer], given.ptr)
         if status != OK:
             return status
-    copy_block(c.outputs[t.rank].ptr, c.inputs[t.rank].ptr, c.outputs[t.rank].nbytes)
     return OK
+
+
+cdef void keep_block(Transport *t, Call *c) noexcept nogil:
+    copy_block(c.outputs[t.rank].ptr, c.inputs[t.rank].ptr, c.outputs[t.rank].nbytes)
 
 
 # Blocks that are reduced
@@ -284,7 +292,7 @@ cdef Sum part_of_sum(Transport *t, Call *c, char *result) noexcept nogil:
 
 
 cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1, all_reduce_body)
+    return run(t, c, c.inputs, 1, c.outputs, 1, NULL, all_reduce_body)
 
 
 cdef int all_reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
@@ -293,7 +301,8 @@ cdef int all_reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int reduce(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, reduce_body)
+    return run(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, NULL,
+               reduce_body)
 
 
 cdef int reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
@@ -304,7 +313,7 @@ cdef int reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, t.size, NULL, 0, reduce_scatter_body)
+    return run(t, c, c.inputs, t.size, NULL, 0, NULL, reduce_scatter_body)
 
 
 cdef int reduce_scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:

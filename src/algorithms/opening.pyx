@@ -2,8 +2,9 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, Transport, UNREACHABLE,
-    Windows, copy, copy_block, find, head_of, now_ns, patiently, segment_of, segments_in, slice_end,
+    ALL_REDUCE, Block, Call, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, STREAM_BYTES, Transport,
+    UNREACHABLE, Windows, copy, copy_block, find, head_of, now_ns, patiently, segment_of,
+    segments_in, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.steps cimport (
@@ -24,10 +25,11 @@ cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: not one peer but all
 # Whether, and in which order
 
 cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, Body body) noexcept nogil:
+             int seconds, Alone alone, Body body) noexcept nogil:
     """Show these blocks, run the body, and leave when all have."""
     cdef Access a
     cdef bint usable = False
+    cdef bint early = alone != NULL and first[0].nbytes >= STREAM_BYTES
     cdef int i, status = OK
     patiently(c)
     a.scratch = scratch_slots(t, c)
@@ -41,6 +43,10 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
     a.look = now_ns() + SLICE_NS
     status = show(t, c, first, firsts, second, seconds)
     if status == OK:
+        if early:
+            alone(t, c)
+        status = hear_all(t, c, a.step)
+    if status == OK:
         usable = all_say_yes(t, a.step)
         if not usable:
             status = consume(t, c, a.step + 1, True)
@@ -48,6 +54,8 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
             status = claim(t, c, a.step + <uint64_t>a.scratch)
             if status == OK:
                 status = body(t, c, &a)
+            if status == OK and alone != NULL and not early:
+                alone(t, c)
     if status == OK and usable:
         for i in range(a.scratch):
             publish(t, c, a.step + 1 + i, 0)
@@ -137,7 +145,7 @@ cdef bint all_say_yes(Transport *t, uint64_t step) noexcept nogil:
 
 cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
               int seconds) noexcept nogil:
-    """Say where these blocks lie, and wait until everybody has."""
+    """Say where these blocks lie."""
     cdef uint64_t step = t.windows.step
     cdef Block *table = <Block *>data_of(t, t.rank, step)
     cdef bint yes = True
@@ -152,7 +160,7 @@ cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block
             yes = yes and readable(t, table[i - 1])
     yes = yes and readable(t, table[firsts + seconds - 1])
     answer(t, c, step, yes)
-    return hear_all(t, c, step)
+    return OK
 
 
 cdef bint readable(Transport *t, Block block) noexcept nogil:
