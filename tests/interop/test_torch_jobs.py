@@ -50,6 +50,18 @@ def test_torch_finds_it_by_itself(tmp_path: Path) -> None:
     assert printed.splitlines() == ["False True", "cydist Group False"]
 
 
+def test_devices_are_those_of_torchs_string() -> None:
+    """A group is for the devices that init_process_group gave to cydist, and for the CPU."""
+    program = (
+        "import torch.distributed as dist, cydist.interop.torch\n"
+        "for backend in ('cydist', 'cpu:cydist,cuda:nccl'):\n"
+        "    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)\n"
+        "    print(*dist.group.WORLD._device_types)\n"
+        "    dist.destroy_process_group()\n"
+    )
+    assert run(["-c", program]).splitlines() == ["cpu cuda", "cpu"]
+
+
 def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
     """Whoever reaches torch's store and does not know the job's secret does not join."""
     program = (
