@@ -16,4 +16,6 @@ cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil
 cdef int readable(Connection *c) noexcept nogil
 # Will a receive from this peer, or from anybody, never complete?
 cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil
-cdef void remove_pulling(Connection *c, Item *item) noexcept nogil
+# Of a message that both sides copy, `c.taken`: copy some, or give it up.
+cdef bint take_jointly(Connection *c) noexcept nogil
+cdef void give_up_joint(Connection *c) noexcept nogil

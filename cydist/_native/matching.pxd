@@ -41,6 +41,9 @@ cdef void add_posted(Queues *q, Item *item) noexcept nogil
 cdef void add_posted_first(Queues *q, Item *item) noexcept nogil    # as if it were the oldest
 cdef void add_arrived(Queues *q, Item *item) noexcept nogil
 cdef void remove(Item *item) noexcept nogil             # from the queue it stands in
+# A ring of items that stand in no queue; NULL: empty.
+cdef void add_to_ring(Item **ring, Item *item) noexcept nogil
+cdef void remove_from_ring(Item **ring, Item *item) noexcept nogil
 
 # The oldest that matches, or NULL. It stays in its queue.
 cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil

@@ -13,13 +13,20 @@ cdef enum:
     NO_RINGS = 1                # in a pair's word: there was no memory for them
 
 
-ctypedef struct Control:        # of a ring, before its data; two lines for each side
+ctypedef struct Control:        # of a ring, before its data; lines in pairs, for each side
     uint64_t tail               # bytes written so far
     int over                    # a Loss: the writer has ended, and this is how
     char pad_writer[116]
     uint64_t head               # bytes read so far
     uint32_t wants_room         # the writer waits until there is more
     char pad_reader[116]
+    # Of the message that both copy, see joint.pxd:
+    uint64_t claims             # by either side
+    uint64_t into               # where the reader wants it
+    char pad_claims[112]
+    uint64_t pushed             # pieces that the writer of the ring has written there
+    int failed                  # it could not; for good
+    char pad_pushed[116]
 
 
 ctypedef struct Ring:           # one end; all zero: there is none

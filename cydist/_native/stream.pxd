@@ -4,9 +4,10 @@ they share memory, through a pair of rings.
 A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
 until it is asked for. A larger one is offered first (OFFER, no bytes); the receiver answers
 (ANSWER) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
-straight from the sender's memory and into the receiver's. So no unexpected message ever blocks
-a connection, and what is kept is bounded: of frames that the receiver has not handed to
-receives a sender has at most `held_limit` bytes under way to one peer; beyond it offers.
+straight from the sender's memory and into the receiver's; or, where they share memory, both copy
+them together (joint.pxd), and the receiver answers again when all are there. So no unexpected
+message ever blocks a connection, and what is kept is bounded: of frames that the receiver has not
+handed to receives a sender has at most `held_limit` bytes under way to one peer; beyond it offers.
 
 A Net with a Far has no sockets: what shares no memory with this rank is reached by a library,
 whose messages are matched in the same queues.
@@ -31,7 +32,7 @@ cdef enum:
 
 cdef enum Kind:                 # of frame; the order is part of the wire format
     EAGER = 1                   # a whole message
-    OFFER = 2                   # a message of nbytes waits; id: the sender's name for it
+    OFFER = 2                   # a message of nbytes waits, at `other`, if not 0; id: its name
     ANSWER = 3                  # id: as in the offer; flags: an Answer; other: receiver's name
     DATA = 4                    # the next bytes; other: the receiver's name
     WITHDRAW = 5                # id: as in the offer; the rest will not come
@@ -43,6 +44,8 @@ cdef enum Answer:
     SEND = 0
     REFUSED = 1                 # the receive ended in a mismatch: the send is complete
     GONE = 2                    # the receiver's group was destroyed: the send is lost
+    JOIN = 3                    # the receiver takes it; the sender may help
+    TAKEN = 4                   # the receiver has it: the send is complete
 
 
 ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
@@ -87,6 +90,7 @@ ctypedef struct Incoming:       # Item.more
     Connection *connection      # where the bytes come from
     uint64_t id                 # the sender's name
     uint64_t name               # ours
+    uint64_t theirs             # where an offered message lies, or 0
     size_t got
     size_t charged              # eager bytes to release
 
@@ -96,6 +100,18 @@ cdef enum State:                # of a Connection
     WANTED                      # asked for, not there
     LIVE
     ENDED
+
+
+ctypedef struct Joint:          # this rank's side of a message that both ranks copy
+    uint64_t name
+    char *ours
+    uint64_t theirs
+    size_t nbytes
+    size_t piece
+    uint64_t pieces             # 0: there is none
+    uint64_t pushed             # of the sender: pieces written
+    bint rung                   # of the sender: there is nothing left to do
+    bint lost                   # of the receiver: a piece was claimed that nobody will copy
 
 
 ctypedef struct Connection:     # one lane to one peer
@@ -115,6 +131,11 @@ ctypedef struct Connection:     # one lane to one peer
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
+    Joint taking                # see joint.pxd
+    Item *taken                 # the receive in `pulling` that it is for
+    Joint giving
+    Out *given                  # the send in `offers` that it is for; NULL: there is none
+    bint apart                  # ranks that cannot copy together
     uint64_t sent               # eager bytes sent; less `credited`: what the peer may hold
     uint64_t credited
     uint64_t received           # eager bytes that came; less `released`: what we hold
@@ -171,6 +192,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     Far *far                    # NULL: ranks that are not near are reached by sockets
     Queues queues
     uint64_t names              # given out so far
+    bint lingering              # a peer may still write, once, where a receive was given up
     size_t moving               # requests of point to point, and frames that nobody waits for
     bint closed
     char *staging

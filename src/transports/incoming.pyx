@@ -8,42 +8,27 @@ from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy,
 )
 from cydist._native.failpoints cimport RECV_MID, reach
+from cydist._native.joint cimport (
+    FAILED, MOVED, WHOLE, can_join, open_joint, stop_taking, take_some,
+)
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
-    Item, add_arrived, add_posted, add_posted_first, any_arrived, blank_item, compare,
-    find_arrived, find_posted, free_item, group_rank, new_item, remove,
+    Item, add_arrived, add_posted, add_posted_first, add_to_ring, any_arrived, blank_item, compare,
+    find_arrived, find_posted, free_item, group_rank, new_item, remove, remove_from_ring,
 )
 from cydist._native.neighbours cimport Nearby
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
 from cydist._native.rings cimport unread, was_read
 from cydist._native.stream cimport (
     ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
-    EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
-    PULLING, REFUSED, SEND, STAGING_BYTES, WITHDRAW, incoming,
+    EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
+    PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
 )
 from cydist._native.waiting cimport load_int
 
 cdef enum:
     READS_IN_TURN = 8           # before other connections are looked at again
     PORTIONS_IN_TURN = 64       # of a ring
-
-
-cdef void add_pulling(Connection *c, Item *item) noexcept nogil:
-    if c.pulling == NULL:
-        item.next = item.prev = item
-        c.pulling = item
-    else:
-        item.next = c.pulling
-        item.prev = c.pulling.prev
-        item.prev.next = item
-        item.next.prev = item
-
-
-cdef void remove_pulling(Connection *c, Item *item) noexcept nogil:
-    if c.pulling == item:
-        c.pulling = NULL if item.next == item else item.next
-    item.prev.next = item.next
-    item.next.prev = item.prev
 
 
 # Receiving
@@ -143,8 +128,38 @@ cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
     more.stage = PULLING
     item.request = r
     r.link = item
-    add_pulling(c, item)
-    control(c, ANSWER, SEND, more.id, more.name)
+    add_to_ring(&c.pulling, item)
+    if can_join(c, more.theirs, item.nbytes):
+        open_joint(c, more.name, more.theirs, r.ptr, item.nbytes)
+        c.taken = item
+        control(c, ANSWER, JOIN, more.id, more.name)
+    else:
+        control(c, ANSWER, SEND, more.id, more.name)
+
+
+cdef void give_up_joint(Connection *c) noexcept nogil:
+    """From now on nobody copies together what this rank was to get."""
+    if not stop_taking(c):
+        c.net.lingering = True
+    c.taken = NULL
+
+
+cdef bint take_jointly(Connection *c) noexcept nogil:
+    """Copy some of a message that the sender copies, too; False: there was nothing to do."""
+    cdef Item *item = c.taken
+    cdef Incoming *more = incoming(item)
+    cdef int how = take_some(c)
+    if how == WHOLE:
+        c.taken = NULL
+        remove_from_ring(&c.pulling, item)
+        control(c, ANSWER, TAKEN, more.id, 0)
+        complete(c.net, item.request, OK)
+        free_item(item)
+    elif how == FAILED:
+        c.apart = True
+        give_up_joint(c)
+        control(c, ANSWER, SEND, more.id, more.name)
+    return how >= MOVED
 
 
 cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
@@ -201,6 +216,7 @@ cdef Item *keep(Connection *c, const Header *h, int stage) noexcept nogil:
     incoming(item).stage = stage
     incoming(item).connection = c
     incoming(item).id = h.id
+    incoming(item).theirs = h.other
     add_arrived(&c.net.queues, item)
     return item
 
@@ -223,6 +239,7 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     item.nbytes = h.nbytes
     incoming(item).connection = c
     incoming(item).id = h.id
+    incoming(item).theirs = h.other
     pull(c, item, r)
     return True
 
@@ -258,6 +275,10 @@ cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
     if incoming(item).stage == POSTED:
         remove(item)
         free_item(item)
+    elif incoming(item).connection.taken == item:
+        # What is not there yet goes to nobody.
+        give_up_joint(incoming(item).connection)
+        control(incoming(item).connection, ANSWER, SEND, incoming(item).id, incoming(item).name)
     elif incoming(item).connection.filling == item and item.data == NULL:
         incoming(item).connection.sink = NULL
 
@@ -292,7 +313,9 @@ cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
         item = NULL if item.next == c.pulling else item.next
     if item == NULL:
         return          # it had all been sent
-    remove_pulling(c, item)
+    if c.taken == item:
+        give_up_joint(c)
+    remove_from_ring(&c.pulling, item)
     if item.request == NULL:
         free_item(item)
     else:
@@ -357,7 +380,7 @@ cdef void frame_ends(Connection *c) noexcept nogil:
         more.got += c.header.nbytes
         if more.got != item.nbytes:
             return
-        remove_pulling(c, item)
+        remove_from_ring(&c.pulling, item)
     elif item.data != NULL and item.request != NULL:
         copy(item.request.ptr, item.data, item.nbytes)
     if item.request != NULL:

@@ -101,6 +101,24 @@ cdef void remove(Item *item) noexcept nogil:
     item.next = item.prev = NULL
 
 
+cdef void add_to_ring(Item **ring, Item *item) noexcept nogil:
+    if ring[0] == NULL:
+        item.next = item.prev = item
+        ring[0] = item
+    else:
+        item.next = ring[0]
+        item.prev = ring[0].prev
+        item.prev.next = item
+        item.next.prev = item
+
+
+cdef void remove_from_ring(Item **ring, Item *item) noexcept nogil:
+    if ring[0] == item:
+        ring[0] = NULL if item.next == item else item.next
+    item.prev.next = item.next
+    item.next.prev = item.prev
+
+
 cdef void add_posted(Queues *q, Item *item) noexcept nogil:
     append(&q.posted[bucket(item.context, item.tag)], item)
 

@@ -29,7 +29,7 @@ cdef bint lingers(Transport *t) noexcept nogil:
     pthread_mutex_lock(&net.lock)
     if mpi.lingering != 0:
         progress(net)
-    cdef bint found = mpi.lingering != 0
+    cdef bint found = mpi.lingering != 0 or net.lingering
     pthread_mutex_unlock(&net.lock)
     return found
 

@@ -9,6 +9,7 @@ from cydist._native.abi cimport (
     Request, Transport,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
+from cydist._native.joint cimport join, stop_giving
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
@@ -19,8 +20,9 @@ from cydist._native.rings cimport (
     NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
-    BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, LIVE, MAGIC, OFFER,
-    REFUSED, SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
+    BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, GONE, JOIN, LIVE, MAGIC,
+    OFFER,
+    SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
 from cydist._native.waiting cimport load_u64, store_int
 
@@ -378,6 +380,7 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
     if not eager:
         net.names += 1
         header.id = net.names
+        header.other = <uint64_t>r.ptr if c.near and not c.apart else 0
     if c.state == LIVE and c.out == NULL and not c.broken:
         written = write_some(c, &header, 0, r.ptr, r.nbytes if eager else 0)
         if eager and written == charge:
@@ -416,6 +419,8 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
     c.net.moving += 1
     if kind == OFFER and out.header_sent == sizeof(Header):
         remove_out(&c.offers, out)
+        if c.given == out:
+            stop_giving(c)
         out.withdrawn = True
         frame_written(c, out)
         writable(c)
@@ -447,9 +452,15 @@ cdef void answered(Connection *c, const Header *h) noexcept nogil:
         out = NULL if out.next == c.offers else out.next
     if out == NULL:
         return          # withdrawn meanwhile
+    if h.flags == JOIN:
+        if c.near and c.given == NULL:
+            join(c, out, h.other)
+        return
     remove_out(&c.offers, out)
+    if c.given == out:
+        stop_giving(c)
     if h.flags != SEND:
-        finish(c.net, out, OK if h.flags == REFUSED else PEER_LOST)
+        finish(c.net, out, PEER_LOST if h.flags == GONE else OK)
         return
     out.header.other = h.other
     next_chunk(out)

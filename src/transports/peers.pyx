@@ -4,13 +4,14 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.incoming cimport hopeless, readable, remove_pulling, withdraw_recv
+from cydist._native.incoming cimport give_up_joint, hopeless, readable, withdraw_recv
+from cydist._native.joint cimport stop_giving
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove,
+    Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove, remove_from_ring,
 )
 from cydist._native.outgoing cimport (
     attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
@@ -79,6 +80,10 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
     c.filling = NULL
     c.sink = NULL
     c.to_read = c.header_read = 0
+    if c.taken != NULL:
+        give_up_joint(c)
+    if c.given != NULL:
+        stop_giving(c)
     if item != NULL and incoming(item).stage != PULLING:
         if incoming(item).stage == ARRIVING:
             remove(item)
@@ -87,7 +92,7 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
         free_item(item)
     while c.pulling != NULL:
         item = c.pulling
-        remove_pulling(c, item)
+        remove_from_ring(&c.pulling, item)
         if item.request != NULL:
             complete(net, item.request, status)
         free_item(item)

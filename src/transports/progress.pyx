@@ -12,7 +12,8 @@ from cydist._native.abi cimport (
     ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, Transport, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
-from cydist._native.incoming cimport readable
+from cydist._native.incoming cimport readable, take_jointly
+from cydist._native.joint cimport give_some, joint_waits
 from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
     pthread_cond_broadcast, pthread_cond_t, pthread_cond_timedwait, pthread_create, pthread_join,
@@ -90,6 +91,10 @@ cdef bint look(Net *net) noexcept nogil:
             if c.out != NULL and has_room(net.nearby, &c.outbound):
                 moved = True
                 writable(c)
+            if c.taken != NULL and take_jointly(c):
+                moved = True
+            if c.given != NULL and give_some(c):
+                moved = True
         c = c.next_near
     return moved
 
@@ -100,7 +105,7 @@ cdef bint nothing_to_do(Net *net) noexcept nogil:
     if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
         return False
     while c != NULL:
-        if c.state == LIVE and c.near and (unread_by(c) or (
+        if c.state == LIVE and c.near and (unread_by(c) or joint_waits(c) or (
                 c.out != NULL and not want_room(net.nearby, &c.outbound))):
             return False
         c = c.next_near

@@ -119,6 +119,10 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
     pthread_mutex_unlock(&net.lock)
 
 
+cdef bint lingers(Transport *t) noexcept nogil:
+    return (<Net *>t.link).lingering
+
+
 # Leaving
 
 cdef bint flushed(Net *net) noexcept nogil:
@@ -246,6 +250,7 @@ cdef class MessageLink(Link):
         t.cancel = cancel
         t.contradicted = is_contradicted
         t.left_over = left_over
+        t.lingers = lingers
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:

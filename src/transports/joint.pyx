@@ -1,0 +1,218 @@
+"""Messages that sender and receiver copy together; see joint.pxd."""
+from libc.errno cimport ESRCH, errno
+from libc.stdint cimport int64_t, uint64_t
+
+from cydist._native.abi cimport now_ns
+from cydist._native.failpoints cimport RECV_MID, SEND_MID, reach
+from cydist._native.linux cimport iovec, process_vm_readv, process_vm_writev
+from cydist._native.neighbours cimport Nearby, has_ended, ring_bell
+from cydist._native.rings cimport Control
+from cydist._native.stream cimport Joint
+from cydist._native.waiting cimport (
+    load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
+)
+
+cdef enum:
+    PAGE = 4096
+    LEAST_PIECE = 32768
+    MOST_PIECE = 262144
+    TURN_BYTES = 1048576        # before others are looked at again
+    GRACE_NS = 1000000000       # for a sender who writes while this rank gives up
+    LOOKS_PER_DEATH = 1000
+
+# `claims`: the receiver's count, the sender's, whether it is closed, and the message's name.
+cdef enum:
+    COUNT_BITS = 16
+    MOST_PIECES = 65535
+
+cdef uint64_t BACK = 1ULL << COUNT_BITS
+cdef uint64_t CLOSED = 1ULL << (2 * COUNT_BITS)
+cdef int NAME_SHIFT = 2 * COUNT_BITS + 1
+
+
+cdef inline uint64_t front_of(uint64_t claims) noexcept nogil:
+    return claims & MOST_PIECES
+
+
+cdef inline uint64_t back_of(uint64_t claims) noexcept nogil:
+    return (claims >> COUNT_BITS) & MOST_PIECES
+
+
+cdef inline bint is_open(uint64_t claims, uint64_t name) noexcept nogil:
+    return claims >> NAME_SHIFT == name and claims & CLOSED == 0
+
+
+cdef inline uint64_t name_of(uint64_t name) noexcept nogil:
+    return name & ((1ULL << (64 - NAME_SHIFT)) - 1)
+
+
+cdef void describe(Joint *j, uint64_t name, char *ours, uint64_t theirs,
+                   size_t nbytes) noexcept nogil:
+    """Both sides cut the message alike."""
+    cdef size_t piece = max(<size_t>LEAST_PIECE, min(<size_t>MOST_PIECE, nbytes // 4))
+    piece = max(piece, nbytes // MOST_PIECES + 1)
+    j.piece = (piece + PAGE - 1) // PAGE * PAGE
+    j.pieces = (nbytes - 1) // j.piece + 1
+    j.name = name_of(name)
+    j.ours = ours
+    j.theirs = theirs
+    j.nbytes = nbytes
+    j.pushed = 0
+    j.rung = j.lost = False
+
+
+cdef uint64_t claim(Control *control, const Joint *j, uint64_t one) noexcept nogil:
+    """The number of a piece to copy, counted from one's own end; j.pieces: there is none."""
+    cdef uint64_t claims = load_u64(&control.claims)
+    while is_open(claims, j.name) and front_of(claims) + back_of(claims) < j.pieces:
+        if take_turn(&control.claims, &claims, claims + one):
+            return front_of(claims) if one == 1 else back_of(claims)
+    return j.pieces
+
+
+cdef bint close_claims(Control *control, const Joint *j, uint64_t *claims) noexcept nogil:
+    """False: it was closed before. The claims at that time."""
+    claims[0] = load_u64(&control.claims)
+    while is_open(claims[0], j.name):
+        if take_turn(&control.claims, claims, claims[0] | CLOSED):
+            return True
+    return False
+
+
+cdef int copy_piece(Connection *c, const Joint *j, uint64_t index, bint writing) noexcept nogil:
+    cdef Nearby *n = c.net.nearby
+    cdef int pid = n.pids[n.place[c.peer]]
+    cdef size_t start = index * j.piece
+    cdef iovec here = iovec(j.ours + start, min(j.piece, j.nbytes - start))
+    cdef iovec there = iovec(<char *>j.theirs + start, here.iov_len)
+    cdef ssize_t done
+    while here.iov_len != 0:
+        if writing:
+            done = process_vm_writev(pid, &here, 1, &there, 1, 0)
+        else:
+            done = process_vm_readv(pid, &here, 1, &there, 1, 0)
+        if done <= 0:
+            # Who has ended is noticed elsewhere.
+            return IDLE if done < 0 and errno == ESRCH else FAILED
+        here = iovec(<char *>here.iov_base + done, here.iov_len - done)
+        there = iovec(<char *>there.iov_base + done, here.iov_len)
+    return MOVED
+
+
+# Receiving
+
+cdef bint can_join(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil:
+    return (c.near and c.inbound.control != NULL and c.taking.pieces == 0 and not c.apart
+            and theirs != 0 and nbytes >= JOINT_BYTES)
+
+
+cdef void open_joint(Connection *c, uint64_t name, uint64_t theirs, char *into,
+                     size_t nbytes) noexcept nogil:
+    cdef Control *control = c.inbound.control
+    describe(&c.taking, name, into, theirs, nbytes)
+    store_u64(&control.into, <uint64_t>into)
+    store_u64(&control.pushed, 0)
+    swap_u64(&control.claims, c.taking.name << NAME_SHIFT)
+
+
+cdef int take_some(Connection *c) noexcept nogil:
+    cdef Control *control = c.inbound.control
+    cdef Joint *j = &c.taking
+    cdef uint64_t index, claims
+    cdef size_t done = 0
+    cdef int how
+    while done < TURN_BYTES:
+        if load_int(&control.failed) != 0:
+            return FAILED
+        index = claim(control, j, 1)
+        if index == j.pieces:
+            break
+        reach(RECV_MID)
+        how = copy_piece(c, j, index, False)
+        if how != MOVED:
+            j.lost = True
+            return how
+        done += j.piece
+    if done != 0:
+        return MOVED
+    claims = load_u64(&control.claims)
+    if (j.lost or not is_open(claims, j.name)
+            or load_u64(&control.pushed) != back_of(claims)):
+        return IDLE
+    if not close_claims(control, j, &claims):
+        return IDLE             # the sender has given up: it says so
+    j.pieces = 0
+    return WHOLE
+
+
+cdef bint stop_taking(Connection *c) noexcept nogil:
+    cdef Control *control = c.inbound.control
+    cdef Nearby *n = c.net.nearby
+    cdef int64_t until = now_ns() + GRACE_NS
+    cdef int turn = 0
+    cdef uint64_t claims
+    close_claims(control, &c.taking, &claims)
+    c.taking.pieces = 0
+    while load_u64(&control.pushed) != back_of(claims) and load_int(&control.failed) == 0:
+        turn += 1
+        if turn % LOOKS_PER_DEATH == 0:
+            if has_ended(n, n.place[c.peer]):
+                break
+            if now_ns() >= until:
+                c.apart = True
+                return False
+        sched_yield()
+    return True
+
+
+# Sending
+
+cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil:
+    cdef Control *control = c.outbound.control
+    if not is_open(load_u64(&control.claims), name_of(name)):
+        return                  # the receiver has taken all
+    describe(&c.giving, name, <char *>out.data, load_u64(&control.into), out.left)
+    c.given = out
+
+
+cdef int give_some(Connection *c) noexcept nogil:
+    cdef Control *control = c.outbound.control
+    cdef Joint *j = &c.giving
+    cdef uint64_t index
+    cdef size_t done = 0
+    while done < TURN_BYTES and not j.rung:
+        index = claim(control, j, BACK)
+        if index == j.pieces:
+            j.rung = True       # the receiver may sleep until the last piece is there
+            ring_bell(c.net.nearby, c.net.nearby.place[c.peer])
+            break
+        reach(SEND_MID)
+        if copy_piece(c, j, j.pieces - 1 - index, True) != MOVED:
+            j.rung = True
+            store_int(&control.failed, 1)
+            ring_bell(c.net.nearby, c.net.nearby.place[c.peer])
+            break
+        j.pushed += 1
+        store_u64(&control.pushed, j.pushed)
+        done += j.piece
+    return MOVED if done != 0 else IDLE
+
+
+cdef void stop_giving(Connection *c) noexcept nogil:
+    cdef uint64_t claims
+    close_claims(c.outbound.control, &c.giving, &claims)
+    c.given = NULL
+
+
+cdef bint joint_waits(const Connection *c) noexcept nogil:
+    cdef uint64_t claims
+    cdef const Joint *j = &c.taking
+    if c.given != NULL and not c.giving.rung:
+        return True
+    if j.pieces == 0 or j.lost:
+        return False
+    claims = load_u64(&c.inbound.control.claims)
+    return is_open(claims, j.name) and (
+        front_of(claims) + back_of(claims) < j.pieces
+        or load_u64(&c.inbound.control.pushed) == back_of(claims)
+        or load_int(&c.inbound.control.failed) != 0)

@@ -1,0 +1,182 @@
+"""Long messages between two ranks of a host, which sender and receiver copy together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_direct import out_of_reach
+
+from transports import Group, Ranks, done, free_port, run, soon
+
+ROOT = Path(__file__).parent.parent
+PAGE = 4096
+LONG = 3 << 20
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Group]]:
+    """Both ends of a group of two ranks that share memory."""
+    with closing(Ranks("shm", 2)) as ranks:
+        yield ranks.group()
+
+
+def pattern(nbytes: int, seed: int = 1) -> np.ndarray:
+    """Bytes that a shifted or mixed copy does not equal."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def edges() -> list[int]:
+    """Sizes around those at which messages are cut otherwise."""
+    marks = [65536, 131072, 131072 + PAGE, 1 << 20, (1 << 20) + PAGE]
+    return [mark + off for mark in marks for off in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("nbytes", edges())
+def test_every_byte_arrives(pair: list[Group], nbytes: int) -> None:
+    """A message is the same on both sides, and nothing beside it is written, at any size."""
+    sent = pattern(nbytes)
+    got = np.full(nbytes + 2 * PAGE, 7, np.uint8)
+    run(
+        lambda: done(pair[0].isend(sent, 1, 3)),
+        lambda: done(pair[1].irecv(got[PAGE:-PAGE], 0, 3)),
+    )
+    assert np.array_equal(got[PAGE:-PAGE], sent)
+    assert (got[:PAGE] == 7).all()
+    assert (got[-PAGE:] == 7).all()
+
+
+def test_several_at_once(pair: list[Group]) -> None:
+    """Messages both ways at once, taken in another order than they were sent, keep apart."""
+    count = 6
+
+    def body(rank: int) -> None:
+        mine = [pattern(LONG // 2 + i, 10 * rank + i) for i in range(count)]
+        got = [np.zeros(LONG // 2 + i, np.uint8) for i in range(count)]
+        sends = [pair[rank].isend(mine[i], 1 - rank, i) for i in range(count)]
+        receives = [pair[rank].irecv(got[i], 1 - rank, i) for i in reversed(range(count))]
+        done(*sends, *receives)
+        for i in range(count):
+            assert np.array_equal(got[i], pattern(LONG // 2 + i, 10 * (1 - rank) + i))
+
+    run(lambda: body(0), lambda: body(1))
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_a_receive_that_is_given_up_is_not_written_again(pair: list[Group], turn: int) -> None:
+    """Once a receive is cancelled its memory is the caller's, whatever the sender does; the next
+    message comes."""
+    first, second = pattern(LONG, 1), pattern(LONG, 2)
+    into, after = np.zeros(LONG, np.uint8), np.zeros(LONG, np.uint8)
+    send = pair[0].isend(first, 1, 1)
+    receive = pair[1].irecv(into, 0, 1)
+    for _ in range(turn):
+        receive.test()
+    receive.cancel()
+    into[:] = 9
+    done(pair[0].isend(second, 1, 2), pair[1].irecv(after, 0, 2))
+    send.cancel()
+    assert np.array_equal(after, second)
+    assert (into == 9).all()
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_a_send_that_is_given_up_is_not_received(pair: list[Group], turn: int) -> None:
+    """What a sender puts into its memory after it gave up is not taken for its message."""
+    first, second = pattern(LONG, 1), pattern(LONG, 2)
+    into = np.zeros(LONG, np.uint8)
+    sent = first.copy()
+    send = pair[0].isend(sent, 1, 1)
+    receive = pair[1].irecv(into, 0, 1)
+    for _ in range(turn):
+        receive.test()
+    send.cancel()
+    sent[:] = 9
+    if not receive.wait(soon(0.02)):
+        run(lambda: done(pair[0].isend(second, 1, 1)), lambda: done(receive))
+        assert np.array_equal(into, second)
+    else:
+        receive.check()
+        assert np.array_equal(into, first)
+
+
+@pytest.mark.parametrize("whose", ["sender", "receiver"])
+def test_memory_out_of_reach(pair: list[Group], whose: str) -> None:
+    """Where one side's memory cannot be reached the message goes through the ring, and so do
+    the next."""
+    for seq in range(3):
+        sent = out_of_reach(LONG) if whose == "sender" and seq == 0 else np.empty(LONG, np.float32)
+        got = out_of_reach(LONG) if whose == "receiver" and seq == 0 else np.empty_like(sent)
+        sent[:] = np.arange(LONG) % 1000 + seq
+        got[:] = -1
+        done(pair[0].isend(sent, 1, seq), pair[1].irecv(got, 0, seq))
+        assert np.array_equal(got, sent)
+
+
+def test_a_sender_that_leaves(pair: list[Group]) -> None:
+    """A group that is closed while its send is copied leaves no receive waiting for ever."""
+    into = np.zeros(LONG, np.uint8)
+    sent = pattern(LONG)
+    pair[0].isend(sent, 1, 1)
+    receive = pair[1].irecv(into, 0, 1)
+    receive.test()
+    pair[0].close()
+    sent[:] = 9
+    if receive.wait(soon(0.02)):
+        assert np.array_equal(into, pattern(LONG))
+    else:
+        receive.cancel()
+
+
+# One rank dies in the middle of a message that both copy.
+PROGRAM = """
+import os, sys
+import numpy as np
+import cydist as dist
+from cydist._native import arm_failpoint
+dist.init_process_group("tcp")
+point, who = sys.argv[1:]
+rank, count = dist.get_rank(), 1 << 22
+data = np.arange(count, dtype=np.int64)
+into = np.zeros(count, np.int64)
+if rank == int(who):
+    arm_failpoint(f"{point}:kill:2")
+try:
+    if rank == 0:
+        dist.send(data, 1)
+    else:
+        dist.recv(into, 0)
+        assert np.array_equal(into, data)
+    print("right", flush=True)
+except dist.DistError as error:
+    print(type(error).__name__, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["sender", "receiver"])
+def test_a_death_in_the_middle(tmp_path: Path, who: int) -> None:
+    """A rank that is killed while it copies is noticed by the other, at once."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
+    env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    point = "recv.mid" if who else "send.mid"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), point, str(who)],
+            stdout=subprocess.PIPE, text=True, env={**env, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said[1 - who] == "PeerFailedError\n"
+    assert ranks[who].returncode == -signal.SIGKILL
