@@ -45,6 +45,13 @@ def learn(object kind, dict reductions) -> bool:
     kind        the class
     reductions  our reduction for each of torch's
     """
+    try:
+        return learnt(kind, reductions)
+    except (AttributeError, TypeError, ValueError):     # a class of another make
+        return False
+
+
+cdef bint learnt(object kind, dict reductions) except -1:
     global known, op_at, timeout_at, async_at
     fields = ("asyncOp", "timeout", "reduceOp")
     if type(kind).__name__ != "pybind11_type" or not all(hasattr(kind, f) for f in fields):

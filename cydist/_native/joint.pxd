@@ -13,8 +13,11 @@ A ring has one such message at a time, which the receiver opens, in the ring's C
 4. close    the receiver, when all pieces are there; or whoever gives up
 
 Who closes first decides: what the receiver has taken counts only if the sender had not closed by
-then, for its memory may have changed since. A receiver that gives up waits until the piece that
-the sender is writing is written. A sender that gives up need not wait.
+then, for its memory may have changed since. A sender that gives up may not have heard that its
+message is open, nor the receiver, whose ring is full, that it is taken back. So the sender counts
+in `withdrawn`, before its memory is its caller's again, and a receiver that has heard of fewer
+closes nothing until it has heard of all. A receiver that gives up waits until the piece that the
+sender is writing is written. A sender that gives up need not wait.
 
 Where the system does not let one process reach into the other, or the memory is a device's, the
 message goes through the ring after all, and so do all later ones between the two.
@@ -52,6 +55,8 @@ cdef bint stop_taking(Connection *c) noexcept nogil
 cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil
 cdef int give_some(Connection *c) noexcept nogil
 cdef void stop_giving(Connection *c) noexcept nogil
+# A frame that takes a message back will follow: its memory may change when this returns.
+cdef void take_back(Connection *c) noexcept nogil
 
 # Has either side something to do?
 cdef bint joint_waits(const Connection *c) noexcept nogil

@@ -25,8 +25,9 @@ ctypedef struct Control:        # of a ring, before its data; lines in pairs, fo
     uint64_t into               # where the reader wants it
     char pad_claims[112]
     uint64_t pushed             # pieces that the writer of the ring has written there
-    int failed                  # it could not; for good
-    char pad_pushed[116]
+    uint64_t withdrawn          # how many messages that it had begun to send it takes back
+    int failed                  # it could not write; for good
+    char pad_pushed[108]
 
 
 ctypedef struct Ring:           # one end; all zero: there is none

@@ -136,6 +136,7 @@ ctypedef struct Connection:     # one lane to one peer
     Joint giving
     Out *given                  # the send in `offers` that it is for; NULL: there is none
     bint apart                  # ranks that cannot copy together
+    uint64_t withdrawals        # messages taken back, of which we know
     uint64_t sent               # eager bytes sent; less `credited`: what the peer may hold
     uint64_t credited
     uint64_t received           # eager bytes that came; less `released`: what we hold

@@ -359,6 +359,7 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
     if kind == ANSWER:
         answered(c, h)
     elif kind == WITHDRAW:
+        c.withdrawals += 1
         withdrawn(c, h)
     elif kind == GOODBYE:
         c.said_goodbye = True

@@ -9,7 +9,7 @@ from cydist._native.neighbours cimport Nearby, has_ended, ring_bell
 from cydist._native.rings cimport Control
 from cydist._native.stream cimport Joint
 from cydist._native.waiting cimport (
-    load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
+    fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
 )
 
 cdef enum:
@@ -103,7 +103,8 @@ cdef int copy_piece(Connection *c, const Joint *j, uint64_t index, bint writing)
 
 cdef bint can_join(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil:
     return (c.near and c.inbound.control != NULL and c.taking.pieces == 0 and not c.apart
-            and theirs != 0 and nbytes >= JOINT_BYTES)
+            and theirs != 0 and nbytes >= JOINT_BYTES
+            and load_int(&c.inbound.control.failed) == 0)
 
 
 cdef void open_joint(Connection *c, uint64_t name, uint64_t theirs, char *into,
@@ -113,6 +114,10 @@ cdef void open_joint(Connection *c, uint64_t name, uint64_t theirs, char *into,
     store_u64(&control.into, <uint64_t>into)
     store_u64(&control.pushed, 0)
     swap_u64(&control.claims, c.taking.name << NAME_SHIFT)
+
+
+cdef inline bint heard_all(const Connection *c) noexcept nogil:
+    return load_u64(&c.inbound.control.withdrawn) == c.withdrawals
 
 
 cdef int take_some(Connection *c) noexcept nogil:
@@ -139,7 +144,8 @@ cdef int take_some(Connection *c) noexcept nogil:
     if (j.lost or not is_open(claims, j.name)
             or load_u64(&control.pushed) != back_of(claims)):
         return IDLE
-    if not close_claims(control, j, &claims):
+    fence()                     # all was copied before it had taken back more than this
+    if not heard_all(c) or not close_claims(control, j, &claims):
         return IDLE             # the sender has given up: it says so
     j.pieces = 0
     return WHOLE
@@ -169,8 +175,8 @@ cdef bint stop_taking(Connection *c) noexcept nogil:
 
 cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil:
     cdef Control *control = c.outbound.control
-    if not is_open(load_u64(&control.claims), name_of(name)):
-        return                  # the receiver has taken all
+    if load_int(&control.failed) != 0 or not is_open(load_u64(&control.claims), name_of(name)):
+        return                  # it cannot be; or the receiver has taken all
     describe(&c.giving, name, <char *>out.data, load_u64(&control.into), out.left)
     c.given = out
 
@@ -204,6 +210,13 @@ cdef void stop_giving(Connection *c) noexcept nogil:
     c.given = NULL
 
 
+cdef void take_back(Connection *c) noexcept nogil:
+    cdef Control *control = c.outbound.control
+    if c.near and control != NULL:
+        store_u64(&control.withdrawn, control.withdrawn + 1)
+        fence()
+
+
 cdef bint joint_waits(const Connection *c) noexcept nogil:
     cdef uint64_t claims
     cdef const Joint *j = &c.taking
@@ -212,7 +225,8 @@ cdef bint joint_waits(const Connection *c) noexcept nogil:
     if j.pieces == 0 or j.lost:
         return False
     claims = load_u64(&c.inbound.control.claims)
-    return is_open(claims, j.name) and (
-        front_of(claims) + back_of(claims) < j.pieces
-        or load_u64(&c.inbound.control.pushed) == back_of(claims)
-        or load_int(&c.inbound.control.failed) != 0)
+    if not is_open(claims, j.name):
+        return False
+    return (front_of(claims) + back_of(claims) < j.pieces
+            or load_int(&c.inbound.control.failed) != 0
+            or (load_u64(&c.inbound.control.pushed) == back_of(claims) and heard_all(c)))

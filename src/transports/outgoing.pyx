@@ -9,7 +9,7 @@ from cydist._native.abi cimport (
     Request, Transport,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
-from cydist._native.joint cimport join, stop_giving
+from cydist._native.joint cimport join, stop_giving, take_back
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
@@ -421,6 +421,7 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
         remove_out(&c.offers, out)
         if c.given == out:
             stop_giving(c)
+        take_back(c)
         out.withdrawn = True
         frame_written(c, out)
         writable(c)
@@ -430,11 +431,14 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
         remove_out(&c.out, out)
         finish(c.net, out, OK)
     elif not started:
+        take_back(c)
         out.frame_left = out.left = 0
         out.header.kind = WITHDRAW
         out.header.nbytes = 0
     else:
         # The frame is half written: keep a copy of the rest, so that the stream stays whole.
+        if kind != EAGER:
+            take_back(c)
         out.withdrawn = True
         out.owned = <char *>malloc(out.frame_left + 1)
         if out.owned == NULL:
