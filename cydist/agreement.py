@@ -58,7 +58,7 @@ def agree(
     if len(set(sizes)) > 1:
         text += f", sizes of blocks hash to {zlib.crc32(repr(list(sizes)).encode()):#x}"
     here = group.rank()
-    known: Known = [(here, text.encode()[:TEXT_BYTES])]
+    known: Known = [(here, _fitted(text.encode()))]
     distance = 1
     while distance < group.size():
         _learn(known, _swapped(group, call, known, distance))
@@ -73,6 +73,14 @@ def agree(
             group=group.group_name,
             ranks=(group.ranks[rank],),
         )
+
+
+def _fitted(text: bytes) -> bytes:
+    """A text of at most TEXT_BYTES for each text."""
+    if len(text) <= TEXT_BYTES:
+        return text
+    mark = f"... {zlib.crc32(text):08x}".encode()
+    return text[: TEXT_BYTES - len(mark)] + mark
 
 
 def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:

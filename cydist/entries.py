@@ -29,7 +29,9 @@ class Entries:
     """The lists of one call, checked, and the groups of their entries.
 
     Raises ValueError and TypeError for lists that make no sense here (nothing was sent), and
-    MismatchError, on every rank, where the ranks' lists are not of one length.
+    MismatchError, on every rank, where the ranks' lists are not of one length. (A list of one entry
+    makes the plain call: ranks that pass such a one beside longer ones are in different calls, and
+    the group has failed.)
     """
 
     def __init__(self, group: ProcessGroup, name: str, arrays: Sequence[Array]) -> None:

@@ -10,8 +10,8 @@ others' next wait ends with an error, and not with wrong numbers.
     reduce_scatter  n (p-1)/p                           n
     scan, exscan    2 n (p-1)/p                         n
 
-n is the whole array. A call takes at most SPACE_BYTES beside the user's memory, or one element
-of each rank, and what the function takes.
+n is the whole array, which goes in pieces: a call takes at most SPACE_BYTES beside the user's
+memory, or an element or two for each rank, and what the function takes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist.agreement import agree
+from cydist.errors import DistBackendError, UnsupportedError
 from cydist.group import Call, ProcessGroup, even_sizes
 from cydist.types import UserReduction
 
@@ -47,15 +48,15 @@ def elements_dtype(array: Array) -> np.dtype[Any]:
         return np.dtype(array.dtype_name)
     except TypeError:
         pass
+    why = f"a reduction by a function needs a numpy dtype, and {array.dtype_name} has none: "
     try:
         import ml_dtypes
-
+    except ImportError:
+        raise TypeError(f"{why}pip install ml_dtypes") from None
+    try:
         dtype = np.dtype(getattr(ml_dtypes, array.dtype_name))
-    except (ImportError, AttributeError, TypeError):
-        raise TypeError(
-            f"a reduction by a function needs a numpy dtype, and {array.dtype_name} has none: "
-            "pip install ml_dtypes"
-        ) from None
+    except (AttributeError, TypeError):
+        raise TypeError(f"{why}pass a numpy array") from None
     return dtype
 
 
@@ -70,6 +71,7 @@ class Folding:
         self._group = group
         self._op = op
         self._dtype = dtype
+        self._where = ""  # the call, for people
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
@@ -82,11 +84,11 @@ class Folding:
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays are left as they were."""
         self._begin(call, "reduce", array, root=root)
-        blocks = self._blocks(array)
-        reduced = blocks[self._group.rank()].empty_like()
-        self._fold(call, reduced, blocks)
         at_root = self._group.rank() == root
-        self._group.gather(self._part_of(call), reduced, blocks if at_root else None, root)
+        for pieces, sources in self._met(call, self._blocks(array)):
+            *_, folded = self._folds(sources)
+            self._write(sources[0], folded)
+            self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         """Reduce block r of everybody's inputs into rank r's output."""
@@ -96,7 +98,7 @@ class Folding:
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""
         self._begin(call, "scan" if inclusive else "exscan", array)
-        for pieces, sources in self._met(call, self._blocks(array)):
+        for pieces, sources in self._met(call, self._blocks(array), banks=2):
             prefixes = [source.empty_like() for source in sources]
             for rank, folded in enumerate(self._folds(sources)):
                 if inclusive:
@@ -111,6 +113,8 @@ class Folding:
         self, call: Call, name: str, array: Array, *, root: int | None = None,
         sizes: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        here = self._group.ranks[self._group.rank()]
+        self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
         self._group.enter(Call(name, call.seq, call.deadline))
         agree(self._group, call, name, array, op=self._op, root=root, sizes=sizes)
 
@@ -134,13 +138,14 @@ class Folding:
             done += count
 
     def _met(
-        self, call: Call, inputs: Sequence[Array]
+        self, call: Call, inputs: Sequence[Array], banks: int = 1
     ) -> Iterator[tuple[list[Array], list[Array]]]:
         """Piece by piece: a piece of each of our blocks, and that piece of our block of everybody.
 
-        Every rank knows all sizes, so all make as many rounds.
+        Every rank knows all sizes, so all make as many rounds. The caller has `banks` - 1 times
+        as much memory of its own.
         """
-        most = max(1, SPACE_BYTES // len(inputs) // max(1, inputs[0].itemsize))
+        most = max(1, SPACE_BYTES // banks // len(inputs) // max(1, inputs[0].itemsize))
         mine = inputs[self._group.rank()]
         for begin in range(0, max(block.size for block in inputs), most):
             pieces = [_piece(block, begin, most) for block in inputs]
@@ -169,11 +174,15 @@ class Folding:
 
         if low.size == 0:
             return low
-        folded = np.asarray(self._op.function(low, high))
+        try:
+            folded = np.asarray(self._op.function(low, high))
+        except UnsupportedError as error:  # which would leave the group usable: here only
+            raise DistBackendError(f"{self._where}: the function raised: {error}") from error
         if folded.shape != low.shape or not np.can_cast(folded.dtype, low.dtype, "same_kind"):
             raise TypeError(
-                f"{self._op}: the function was given two arrays {low.shape} of {low.dtype} and "
-                f"returned {folded.dtype} {folded.shape}; it must return an array like them"
+                f"{self._where}: {self._op}: the function was given two arrays {low.shape} of "
+                f"{low.dtype} and returned {folded.dtype} {folded.shape}; it must return an array "
+                "like them. The group has failed"
             )
         # Without a copy where it is one already.
         return folded.astype(low.dtype, copy=False)

@@ -227,6 +227,8 @@ class Running:
         if not self._destroyed:
             self._destroyed = True
             if os.getpid() == self._pid:
-                for end in self.with_it:
-                    end()
-                self.close()
+                try:
+                    for end in self.with_it:
+                        end()
+                finally:
+                    self.close()

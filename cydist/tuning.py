@@ -81,7 +81,7 @@ IN_LIBRARIES = (
 # times as long, MPICH 5.0 twice.
 MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB}
 
-ORDER_MATTERS = "for reductions that do not commute, of which the API has none"
+ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
 IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a

@@ -76,6 +76,9 @@ class _Located(UserReduction):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}"
+
     def refusal(self, dtype: np.dtype[Any]) -> str:
         names = dtype.names or ()
         if len(names) == 2 and all(dtype[field].kind in "biufmM" for field in names):
@@ -147,7 +150,8 @@ class ReduceOp:
                         are reduced in rank order either way
 
         All ranks pass the same function: its name is compared, its code is not. What it raises
-        is raised by the call on that rank, and the group has failed then. torch's bfloat16 and
+        is raised by the call on that rank, as is a TypeError where it returns something else; the
+        group has failed then. torch's bfloat16 and
         float8 need ml_dtypes. Raises TypeError for what cannot be called.
 
             dist.all_reduce(x, dist.ReduceOp.create(numpy.hypot))
