@@ -249,7 +249,7 @@ def test_who_wakes_another_opens_nothing(world: Ranks, pair: list[Group]) -> Non
         receive(pair[1 - sender], sender, 3, 8)
     before = len(os.listdir("/proc/self/fd"))
     wake_each_other(world, pair)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_sleeper_that_waits_for_room_is_woken(world: Ranks, pair: list[Group]) -> None:
