@@ -25,7 +25,9 @@ from cydist._native.rings cimport Ring
 
 cdef enum:
     MAGIC = 0x01645943          # "CYd", version 1; another byte order reads another number
-    EAGER_BYTES = 65536         # the largest message that does not wait for its receiver
+    # The largest message that does not wait for its receiver; of those that ranks of a host can
+    # copy together it is the one below JOINT_BYTES.
+    EAGER_BYTES = 65536
     CHUNK_BYTES = 1048576       # of a DATA frame; others get their turn in between
     STAGING_BYTES = 65536       # read at once where no receive says where bytes belong
 

@@ -9,7 +9,7 @@ from cydist._native.abi cimport (
     Request, Transport,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
-from cydist._native.joint cimport join, stop_giving, take_back
+from cydist._native.joint cimport JOINT_BYTES, join, stop_giving, take_back
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
@@ -370,7 +370,8 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
         return net.far.send(net, t, r)
     if c.state == ENDED:
         return PEER_LOST
-    eager = r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
+    eager = (r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
+             and not (r.nbytes >= JOINT_BYTES and c.near and not c.apart))
     header = new_header(c, EAGER if eager else OFFER)
     header.context = t.context
     header.tag = r.tag
