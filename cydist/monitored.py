@@ -8,6 +8,7 @@ from cydist import _native
 from cydist.calling import Timeout, run
 from cydist.errors import DistTimeoutError
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.work import seconds
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def monitored_barrier(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.enter(call)
-        limit_ms = call.remaining() * 1000
+        limit = seconds(timeout)
+        limit_ms = 1000 * (backend.timeout if limit is None else limit)
         if backend.rank() == 0:
             _collect(backend, call, limit_ms, wait_all_ranks)
         else:
