@@ -16,6 +16,7 @@ memory, or an element or two for each rank, and what the function takes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,7 @@ class Folding:
         self._begin(call, "reduce", array, root=root)
         at_root = self._group.rank() == root
         for pieces, sources in self._met(call, self._blocks(array)):
-            *_, folded = self._folds(sources)
-            self._write(sources[0], folded)
+            self._write(sources[0], self._total(sources))
             self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
@@ -132,9 +132,8 @@ class Folding:
         done = 0
         for _, sources in self._met(call, inputs):
             count = sources[0].size
-            *_, folded = self._folds(sources)
             _, into, _ = output.split([done, count, output.size - done - count])
-            self._write(into, folded)
+            self._write(into, self._total(sources))
             done += count
 
     def _met(
@@ -168,6 +167,11 @@ class Folding:
         for source in sources[1:]:
             folded = self._folded(folded, self._elements(source))
             yield folded
+
+    def _total(self, sources: Sequence[Array]) -> Elements:
+        """All contributions folded; what was made on the way is not kept."""
+        (total,) = deque(self._folds(sources), maxlen=1)
+        return total
 
     def _folded(self, low: Elements, high: Elements) -> Elements:
         import numpy as np
