@@ -358,6 +358,22 @@ def test_rank_order_and_one_rounding(ranks, row, size, dtype):
     case.check(ranks(size).run(case, name))
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in-place"])
+@pytest.mark.parametrize("count", [61, 1_200_000], ids=["short", "long"])
+@pytest.mark.parametrize("size", [2, 3, 4], ids=lambda size: f"{size}ranks")
+def test_ring_order(ranks, size, count, in_place):
+    """A block's sum begins with the rank behind its own and ends with its own, however long it
+    is: a long one goes round in stretches."""
+    sizes = [count, count // 2, 0, count + 1][:size]
+    case = Case("reduce_scatter", size, 0, sizes=sizes, values=inexact, in_place=in_place)
+    results = ranks(size).run(case, "ring", segment=1 << 18)
+    for rank, (got,) in enumerate(results):
+        expected = case.given[(rank + 1) % size][rank].copy()
+        for distance in range(2, size + 1):
+            expected += case.given[(rank + distance) % size][rank]
+        assert oracle.same_bits(expected, got)
+
+
 def neighbours(arrays):
     """The sum of a power of two of arrays as a balanced tree of neighbours."""
     while len(arrays) > 1:

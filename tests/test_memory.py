@@ -28,12 +28,13 @@ Found = dict[str, int]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def measure(transport: str) -> Found:
+def measure(transport: str, ranks: int = 2, algorithm: str = "", *calls: str) -> Found:
     """Bytes that each call takes on the rank that takes most, in new processes."""
-    launch = ("-m", "cydist.launch", "--no-prefix", "--nproc-per-node", "2")
+    launch = ("-m", "cydist.launch", "--no-prefix", "--nproc-per-node", str(ranks))
+    settings = {"CYDIST_TRANSPORT": transport, "CYDIST_ALGORITHM": algorithm}
     done = subprocess.run(
-        [sys.executable, *launch, str(PROGRAM), str(NBYTES)],
-        env=os.environ | MALLOC | {"CYDIST_TRANSPORT": transport},
+        [sys.executable, *launch, str(PROGRAM), str(NBYTES), *calls],
+        env=os.environ | MALLOC | settings,
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -55,6 +56,13 @@ def test_extra_memory_is_bounded(
     """A call takes at most 16 MiB more, however large its arrays are: contiguous ones, and strided
     ones where every rank has one of as much."""
     assert measured(transport)[call] < BOUND
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "pairwise", "ordered"])
+def test_extra_memory_of_reduce_scatter(algorithm: str) -> None:
+    """However the partial sums of three ranks travel, they take at most 16 MiB."""
+    found = measure("tcp", 3, f"reduce_scatter:{algorithm}", "reduce_scatter")
+    assert found["reduce_scatter"] < BOUND
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

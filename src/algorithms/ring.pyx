@@ -7,7 +7,8 @@
 
 n is the whole array: all_reduce's, all blocks of reduce_scatter's input or all_gather's output.
 Every step is cut into segments, and a segment goes on as soon as it has come in, so that the
-bytes of all steps overlap. Best for long messages; latency grows with p.
+bytes of all steps overlap. Best for long messages; latency grows with p. Long blocks of
+reduce_scatter go round a stretch at a time, so that partial sums take 4 MiB at most.
 
 The reductions run in ring order, starting at another rank for each block. Partial sums travel
 in the array's dtype: 16- and 8-bit floats round once per step. Each block is completed by one
@@ -34,10 +35,15 @@ from cydist._native.abi cimport (
 )
 
 
+cdef enum:
+    STRETCH_BYTES = 2097152
+
+
 ctypedef struct Cut:            # how the messages of a ring follow from their numbers
     size_t p
     size_t segment              # bytes
-    size_t per_step             # segments in the longest block: messages in each step
+    # Messages in each step: segments in the longest block, or in the longest stretch of it.
+    size_t per_step
 
 
 # Step k of a ring: a rank sends block (rank - 1 - k), which it completed in the step before,
@@ -124,6 +130,7 @@ cdef int reduce_round(Transport *t, Call *c, const Cut *cut, Block own, Block re
 cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t longest = largest(c.inputs, t.size)
+    cdef size_t segments, stretches
     cdef Cut cut
     cdef char *partial
     cdef int status
@@ -133,31 +140,44 @@ cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
         return OK
     cut.p = t.size
     cut.segment = segment_size(c, op.itemsize, longest, cut.p)
-    cut.per_step = segments_in(longest, cut.segment)
+    segments = segments_in(longest, cut.segment)
+    stretches = (segments - 1) // max(STRETCH_BYTES // cut.segment, <size_t>1) + 1
+    cut.per_step = (segments - 1) // stretches + 1
     # Partial sums of two steps; and where contributions are prepared, segments of our own.
     partial = <char *>malloc((2 * cut.per_step + PIPE_DEPTH + 1) * cut.segment)
     if partial == NULL:
         return NO_MEMORY
-    status = scatter_round(t, c, &cut, partial, partial + 2 * cut.per_step * cut.segment)
+    status = scatter_round(t, c, &cut, stretches, partial,
+                           partial + 2 * cut.per_step * cut.segment)
     let_go(t, partial)
     return status
+
+
+cdef inline size_t step_of(const Cut *cut, size_t i) noexcept nogil:
+    return i // cut.per_step % (cut.p - 1)
+
+
+cdef inline Block share(Block block, const Cut *cut, size_t i) noexcept nogil:
+    """What message i of reduce_scatter carries of a block."""
+    cdef size_t stretch = i // cut.per_step // (cut.p - 1)
+    return segment_of(block, stretch * cut.per_step + i % cut.per_step, cut.segment)
 
 
 cdef inline Block landing(Transport *t, Call *c, const Cut *cut, char *partial,
                           size_t i) noexcept nogil:
     """Where message i of reduce_scatter lands: in the output if it completes our block."""
-    cdef size_t k = i // cut.per_step
-    cdef Block into = segment_of(c.inputs[block_received(t, k)], i % cut.per_step, cut.segment)
+    cdef size_t k = step_of(cut, i)
+    cdef Block into = share(c.inputs[block_received(t, k)], cut, i)
     if k + 2 == cut.p and c.outputs[0].ptr != c.inputs[t.rank].ptr:
-        return segment_of(c.outputs[0], i % cut.per_step, cut.segment)
+        return share(c.outputs[0], cut, i)
     into.ptr = partial + i % (2 * cut.per_step) * cut.segment
     return into
 
 
-cdef int scatter_round(Transport *t, Call *c, const Cut *cut, char *partial,
+cdef int scatter_round(Transport *t, Call *c, const Cut *cut, size_t stretches, char *partial,
                        char *prepared) noexcept nogil:
     cdef const Reduction *op = c.op
-    cdef size_t total = (cut.p - 1) * cut.per_step
+    cdef size_t total = stretches * (cut.p - 1) * cut.per_step
     cdef size_t i, taken
     cdef Block out, into, own
     cdef Pipe pipe
@@ -166,10 +186,10 @@ cdef int scatter_round(Transport *t, Call *c, const Cut *cut, char *partial,
         if i < total:
             if pipe_ready(t, c, &pipe, i) != OK:
                 break
-            if i >= cut.per_step:
+            if step_of(cut, i) > 0:
                 out = landing(t, c, cut, partial, i - cut.per_step)
             else:
-                out = segment_of(c.inputs[block_sent(t, 0)], i, cut.segment)
+                out = share(c.inputs[block_sent(t, 0)], cut, i)
                 if op.prepare != NULL:
                     own = out
                     out.ptr = prepared + i % pipe.depth * cut.segment
@@ -182,15 +202,14 @@ cdef int scatter_round(Transport *t, Call *c, const Cut *cut, char *partial,
             if pipe_take(t, c, &pipe, taken) != OK:
                 break
             into = landing(t, c, cut, partial, taken)
-            own = segment_of(c.inputs[block_received(t, taken // cut.per_step)],
-                             taken % cut.per_step, cut.segment)
+            own = share(c.inputs[block_received(t, step_of(cut, taken))], cut, taken)
             if op.prepare != NULL:
                 contribute(op, prepared + PIPE_DEPTH * cut.segment, own.ptr, own.nbytes)
                 own.ptr = prepared + PIPE_DEPTH * cut.segment
-            if taken + cut.per_step < total:
+            if step_of(cut, taken) + 2 < cut.p:
                 combine(op, into.ptr, into.ptr, own.ptr, into.nbytes)
             else:
-                out = segment_of(c.outputs[0], taken % cut.per_step, cut.segment)
+                out = share(c.outputs[0], cut, taken)
                 combine(op, out.ptr, into.ptr, own.ptr, into.nbytes)
                 conclude(op, out.ptr, out.nbytes)
     return pipe_close(t, c, &pipe)

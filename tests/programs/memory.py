@@ -1,7 +1,8 @@
 """A rank that measures what its calls take beyond their arrays: the extra bytes of each, as JSON.
 
-Usage: memory.py BYTES, under a launcher. Memory that is given back is given to the system at
-once (the test sets malloc's thresholds), so that no call lives on what another left behind.
+Usage: memory.py BYTES [CALL...], under a launcher; all calls unless some are named. Memory that is
+given back is given to the system at once (the test sets malloc's thresholds), so that no call
+lives on what another left behind.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def main() -> None:
     dist.init_process_group()
     dist.barrier()
     found = {}
-    for name, make in by_name(dist.get_rank(), dist.get_world_size()).items():
-        call = make()
+    known = by_name(dist.get_rank(), dist.get_world_size())
+    for name in sys.argv[2:] or known:
+        call = known[name]()
         before = resident("VmRSS", reset_peak=True)
         call()  # type: ignore[operator]
         extra = np.array([resident("VmHWM") - before])
