@@ -16,7 +16,7 @@ from transports import DEADLINE, Group, done, eventually, run, soon, status_of
 
 # Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")
-MAGIC = 0x01645943
+MAGIC = 0x02645943
 EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE = 1, 2, 3, 4, 5, 6, 7
 HELD = 150_000  # bytes of small messages that the peer may send ahead
 
@@ -95,6 +95,7 @@ def test_frames_in_pieces(step: int) -> None:
     [
         b"\xff" * 96,
         header(EAGER, magic=MAGIC + (1 << 24)),
+        header(EAGER, magic=MAGIC - (1 << 24)),
         header(EAGER, nbytes=1 << 60),
         header(DATA, other=12345, nbytes=10),
         header(99),
@@ -106,9 +107,9 @@ def test_frames_in_pieces(step: int) -> None:
         (header(EAGER, nbytes=65536) + bytes(65536)) * 3,
     ],
     ids=[
-        "noise", "other version", "huge", "data nobody asked for", "unknown kind", "kind zero",
-        "other lane", "credit never given", "after goodbye", "goodbye twice",
-        "more than we hold",
+        "noise", "later version", "earlier version", "huge", "data nobody asked for",
+        "unknown kind", "kind zero", "other lane", "credit never given", "after goodbye",
+        "goodbye twice", "more than we hold",
     ],
 )  # fmt: skip
 def test_broken_frames_lose_the_peer(

@@ -162,6 +162,26 @@ def test_a_sender_that_leaves(pair: list[Group]) -> None:
         receive.cancel()
 
 
+def start(tmp_path: Path, source: str, size: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    """The ranks of a job of this program."""
+    program = tmp_path / "program.py"
+    program.write_text(source)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
+    env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    env |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(program), *arguments],
+            stdout=subprocess.PIPE, text=True, env={**env, "RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+# Failpoints where a receiver, and a sender, copy their second piece. With send.mid armed a header
+# is written by halves, which are seven.
+SECOND_PIECE = (("recv.mid", "2"), ("send.mid", "9"))
+
 # One rank dies in the middle of a message that both copy.
 PROGRAM = """
 import os, sys
@@ -169,12 +189,12 @@ import numpy as np
 import cydist as dist
 from cydist._native import arm_failpoint
 dist.init_process_group("tcp")
-point, who = sys.argv[1:]
+point, turn, who = sys.argv[1:]
 rank, count = dist.get_rank(), 1 << 22
 data = np.arange(count, dtype=np.int64)
 into = np.zeros(count, np.int64)
 if rank == int(who):
-    arm_failpoint(f"{point}:kill:2")
+    arm_failpoint(f"{point}:kill:{turn}")
 try:
     while True:     # the other rank alone may have copied all of a message
         if rank == 0:
@@ -191,19 +211,58 @@ os._exit(0)
 @pytest.mark.parametrize("who", [0, 1], ids=["sender", "receiver"])
 def test_a_death_in_the_middle(tmp_path: Path, who: int) -> None:
     """A rank that is killed while it copies is noticed by the other, at once."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
-    env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
-    env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    point = "recv.mid" if who else "send.mid"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program), point, str(who)],
-            stdout=subprocess.PIPE, text=True, env={**env, "RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    ranks = start(tmp_path, PROGRAM, 2, *SECOND_PIECE[who == 0], str(who))
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said[1 - who] == "PeerFailedError\n"
     assert ranks[who].returncode == -signal.SIGKILL
+
+
+# Rank 1 or rank 0 stops in the middle of a message that both copy; the other gives up, talks to
+# rank 2, and lets it go on.
+STOPPED = """
+import os, signal, sys
+import numpy as np
+import cydist as dist
+from cydist._native import arm_failpoint
+dist.init_process_group("tcp")
+point, turn, who = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rank, count = dist.get_rank(), 1 << 20
+rest = dist.new_group([1 - who, 2])
+pids = np.zeros(3, np.int64)
+dist.all_gather_into_tensor(pids, np.array([os.getpid()]))
+data = np.arange(count, dtype=np.int64)
+into = np.zeros(count, np.int64)
+if rank == who:
+    arm_failpoint(f"{point}:stop:{turn}")
+seconds = 60 if rank == who else 0.5
+try:
+    while rank != 2:    # the other rank alone may have copied all of a message
+        if rank == 1:
+            dist.send(data, 0, timeout=seconds)
+        else:
+            dist.recv(into, 1, timeout=seconds)
+            assert np.array_equal(into, data)
+except dist.DistError as error:
+    print(type(error).__name__, flush=True)
+data[:] = 7
+if rank == 1 - who:
+    dist.send(data, 2, group=rest)
+    dist.recv(into, 2, group=rest)
+    os.kill(pids[who], signal.SIGCONT)
+elif rank == 2:
+    dist.recv(into, 1 - who, group=rest)
+    dist.send(data, 1 - who, group=rest)
+if rank != who:
+    assert np.all(into == 7), "data of another message"
+"""
+
+
+@pytest.mark.parametrize("who", [1, 0], ids=["sender", "receiver"])
+def test_one_that_was_stopped_in_the_middle(tmp_path: Path, who: int) -> None:
+    """Its peer raises at the timeout, and goes on with others; when it goes on itself it raises,
+    too, and neither takes nor gives what is no message any more."""
+    ranks = start(tmp_path, STOPPED, 3, *SECOND_PIECE[who == 1], str(who))
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said[1 - who] == "DistTimeoutError\n"
+    assert said[who] in ("GroupFailedError\n", "DistTimeoutError\n")
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]

@@ -91,6 +91,15 @@ def test_memory_of_another_job_is_refused() -> None:
         _native.SharedMemory.attach(os.dup(made.fd), bytes(32))
 
 
+def test_memory_of_another_version_is_refused() -> None:
+    """Ranks of two versions do not take each other's tables and rings for their own."""
+    made = memory()
+    layout = int.from_bytes(os.pread(made.fd, 8, 0), sys.byteorder)
+    os.pwrite(made.fd, (layout - 1).to_bytes(8, sys.byteorder), 0)
+    with pytest.raises(ValueError, match="another version"):
+        _native.SharedMemory.attach(os.dup(made.fd), TOKEN)
+
+
 @pytest.mark.parametrize(("ranks", "nbytes"), [(0, 8 << 20), (2, 100), (2, (8 << 20) + 1)])
 def test_sizes(ranks: int, nbytes: int) -> None:
     """A size that cannot hold the table, or no whole pages, is refused."""

@@ -17,7 +17,7 @@ then, for its memory may have changed since. A sender that gives up may not have
 message is open, nor the receiver, whose ring is full, that it is taken back. So the sender counts
 in `withdrawn`, before its memory is its caller's again, and a receiver that has heard of fewer
 closes nothing until it has heard of all. A receiver that gives up waits until the piece that the
-sender is writing is written. A sender that gives up need not wait.
+sender is writing is written, but not for long. A sender that gives up need not wait.
 
 Where the system does not let one process reach into the other, or the memory is a device's, the
 message goes through the ring after all, and so do all later ones between the two.

@@ -5,6 +5,7 @@ from cydist._native.linux cimport pthread_mutex_t
 
 
 cdef enum:
+    LAYOUT = 2                  # version of all that lies in the memory, rings and windows too
     TOKEN_BYTES = 32
     PLOTS = 1024                # groups that can have windows at a time
     PAGE = 4096
@@ -38,6 +39,7 @@ ctypedef struct Member:         # 64 bytes
 # ranks, a word: 0, NO_RINGS, or where its two rings lie; see rings.pxd. Then, for each plot
 # and once more, a bit for each rank: see SharedMemory.
 ctypedef struct Head:
+    uint64_t layout             # LAYOUT of who made it
     char token[TOKEN_BYTES]     # random: who reads the same shares the memory
     pthread_mutex_t lock        # of what follows
     uint64_t used               # bytes given out to groups so far

@@ -24,7 +24,7 @@ from cydist._native.rings cimport Ring
 
 
 cdef enum:
-    MAGIC = 0x01645943          # "CYd", version 1; another byte order reads another number
+    MAGIC = 0x02645943          # "CYd", version 2; another byte order reads another number
     # The largest message that does not wait for its receiver; of those that ranks of a host can
     # copy together it is the one below JOINT_BYTES.
     EAGER_BYTES = 65536

@@ -118,6 +118,7 @@ cdef enum:
     SPINS = 2000                # about 20 to 50 us
     YIELDS = 4
     YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
+    GRACE_NS = 100000000        # for a peer that is at our memory when we give up
 
 
 # The end of the next slice of sleep.

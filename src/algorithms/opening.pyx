@@ -10,14 +10,15 @@ from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.steps cimport (
     call_of, claim, consume, data_of, hear, hear_all, part_bytes, publish,
 )
-from cydist._native.waiting cimport SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64
+from cydist._native.waiting cimport (
+    GRACE_NS, SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64,
+)
 
 
 cdef enum:
     ASKING_BYTES = 65536
     NO = 1                      # notes of steps
     YES = 2
-    GRACE_NS = 1000000000       # for a visitor who is at it while this rank fails
 
 cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: not one peer but all
 

@@ -9,7 +9,7 @@ from cydist._native.neighbours cimport Nearby, has_ended, ring_bell
 from cydist._native.rings cimport Control
 from cydist._native.stream cimport Joint
 from cydist._native.waiting cimport (
-    fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
+    GRACE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
 )
 
 cdef enum:
@@ -17,8 +17,6 @@ cdef enum:
     LEAST_PIECE = 32768
     MOST_PIECE = 262144
     TURN_BYTES = 1048576        # before others are looked at again
-    GRACE_NS = 1000000000       # for a sender who writes while this rank gives up
-    LOOKS_PER_DEATH = 1000
 
 # `claims`: the receiver's count, the sender's, whether it is closed, and the message's name.
 cdef enum:
@@ -155,18 +153,16 @@ cdef bint stop_taking(Connection *c) noexcept nogil:
     cdef Control *control = c.inbound.control
     cdef Nearby *n = c.net.nearby
     cdef int64_t until = now_ns() + GRACE_NS
-    cdef int turn = 0
     cdef uint64_t claims
     close_claims(control, &c.taking, &claims)
     c.taking.pieces = 0
+    # Where many ranks share a core one yield may take long.
     while load_u64(&control.pushed) != back_of(claims) and load_int(&control.failed) == 0:
-        turn += 1
-        if turn % LOOKS_PER_DEATH == 0:
-            if has_ended(n, n.place[c.peer]):
-                break
-            if now_ns() >= until:
-                c.apart = True
-                return False
+        if has_ended(n, n.place[c.peer]):
+            break
+        if now_ns() >= until:
+            c.apart = True
+            return False
         sched_yield()
     return True
 
@@ -193,6 +189,9 @@ cdef int give_some(Connection *c) noexcept nogil:
             ring_bell(c.net.nearby, c.net.nearby.place[c.peer])
             break
         reach(SEND_MID)
+        if not is_open(load_u64(&control.claims), j.name):
+            j.rung = True       # this rank was stopped, and the receiver has given up meanwhile
+            break
         if copy_piece(c, j, j.pieces - 1 - index, True) != MOVED:
             j.rung = True
             store_int(&control.failed, 1)

@@ -90,6 +90,7 @@ cdef class SharedMemory:
         if take_pages(memory.fd, 0, first) != 0:
             raise OSError(errno, "no memory to share")
         memory.map(whole)
+        memory.head.layout = LAYOUT
         memory.head.ranks = ranks
         memory.head.ring_bytes = ring_size(ranks, nbytes)
         memory.head.used = first
@@ -104,8 +105,8 @@ cdef class SharedMemory:
     def attach(int fd, bytes token not None) -> SharedMemory:
         """The memory behind a descriptor, which belongs to the result from now on.
 
-        Raises OSError when it cannot be mapped, ValueError when it is not sealed or is not the
-        memory that the token belongs to.
+        Raises OSError when it cannot be mapped, ValueError when it is not sealed, was laid out by
+        another version, or is not the memory that the token belongs to.
         """
         cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
         cdef stat_t status
@@ -115,6 +116,8 @@ cdef class SharedMemory:
         if fcntl(fd, F_GET_SEALS) & SEALS != SEALS or status.st_size < <long>head_bytes(1):
             raise ValueError("this is no sealed memory of ours: it could shrink under us")
         memory.map(status.st_size)
+        if memory.head.layout != LAYOUT:
+            raise ValueError("another version of cydist has laid this memory out")
         if (len(token) != TOKEN_BYTES
                 or memcmp(memory.head.token, <const char *>token, TOKEN_BYTES) != 0
                 or memory.head.limit < head_bytes(memory.head.ranks)
