@@ -2,8 +2,8 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, MISMATCH, MONITORED_BARRIER, POINT_TO_POINT,
-    Call, Fingerprint,
+    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, JOINED, MISMATCH, MONITORED_BARRIER,
+    POINT_TO_POINT, Call, Fingerprint,
 )
 from cydist._native.notices cimport RECENT, Notice, Notices
 
@@ -67,6 +67,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     parts = [words]
     if f.flags & CHUNK:
         parts.append(IN_CHUNKS)
+    if f.flags & JOINED:
+        parts.append("on a GPU that MPI reads")
     if f.flags & ASKING:
         parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
     if f.op:

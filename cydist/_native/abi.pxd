@@ -47,6 +47,7 @@ cdef enum:
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
     CHUNK = 2               # Fingerprint.flags: one of the calls that a longer one was cut into
     ASKING = 4              # Fingerprint.flags: whose array has gaps, before a long call
+    JOINED = 8              # Fingerprint.flags: every rank's blocks lie one behind the other
     # Request.tag: the top bit tells a collective's messages from the user's.
     SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from cydist.backends.staging import StagedGroup
     from cydist.registry import BackendOptions
 
-CHUNK = 2  # Fingerprint.flags in abi.pxd
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
 
@@ -383,7 +382,7 @@ class HostGroup(ProcessGroup):
         root: int = -1,
         count: int = 0,
         even: bool = True,
-        chunk: bool = False,
+        flags: int = 0,
         algorithm: str = "",
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
@@ -406,7 +405,7 @@ class HostGroup(ProcessGroup):
                 factor=factor,
                 root=root,
                 count=count,
-                flags=(EVEN if even else 0) | (CHUNK if chunk else 0),
+                flags=(EVEN if even else 0) | flags,
                 segment_bytes=segment_bytes,
             )  # fmt: skip
 

@@ -42,7 +42,6 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
-LISTED_BYTES = 16 << 20  # what is_mpis in mpi_collectives.pyx leaves to MPI in blocks, or less
 NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of a mismatch
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
@@ -220,9 +219,9 @@ class MpiGroup(HostGroup):
         self._met = True
 
     def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
-        """Has MPI itself this collective on blocks of one size, wherever they are? All members
-        say the same. The first that it might have makes the group's communicator."""
-        block, nbytes = blocks[0], sum(each.nbytes for each in blocks)
+        """Has MPI itself this collective on blocks of one size, joined and on a device? All
+        members say the same. The first that it might have makes the group's communicator."""
+        block = blocks[0]
         if op is not None:
             code, factor = op_and_factor(op)
             _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))
@@ -230,12 +229,10 @@ class MpiGroup(HostGroup):
                 return False
         if self._size == 1:
             return False
-        most = min(self._endpoint.messages.piece_bytes, LISTED_BYTES // self._size)
-        if len(blocks) > 1 and block.nbytes > most:
+        if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False
-        chosen = tuning.choose(
-            name, nbytes, self._size, False, even=True, commutative=True, native=True
-        )
+        # Whatever the size: the crossings are with algorithms that cannot reach a device.
+        chosen = tuning.choose(name, 0, self._size, False, even=True, commutative=True, native=True)
         if chosen != "native":  # as the settings demand
             return False
         if not self._met:

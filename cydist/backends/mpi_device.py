@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.backends.conveyor import Turn
-from cydist.backends.pieces import same_sizes
+from cydist.backends.pieces import JOINED, same_sizes
 from cydist.backends.staging import StagedGroup
 from cydist.group import Call
 from cydist.types import Op
@@ -69,7 +69,8 @@ class DeviceGroup(StagedGroup):
         each = blocks[0].size
         self.host._run(
             call, name, given.blocks, taken.blocks, 0, op=op, root=root,
-            count=each if name == "all_to_all" else each * len(blocks), algorithm="native",
+            count=each if name == "all_to_all" else each * len(blocks),
+            flags=JOINED if len(blocks) > 1 else 0, algorithm="native",
         )  # fmt: skip
         taken.empty()
         return True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 16 << 20  # up to which an array is packed as one; a power of two, see tuning.choose
 PIECE_BYTES = 4 << 20
-EVEN, ASKING = 1, 4  # Fingerprint.flags in abi.pxd
+EVEN, CHUNK, ASKING, JOINED = 1, 2, 4, 8  # Fingerprint.flags in abi.pxd
 
 
 def pieces(

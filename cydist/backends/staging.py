@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native, devices
 from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
-from cydist.backends.pieces import same_sizes
+from cydist.backends.pieces import CHUNK, same_sizes
 from cydist.backends.staged_messages import StagedMessages, current_streams
 from cydist.errors import MismatchError
 from cydist.group import Call, ProcessGroup
@@ -280,7 +280,7 @@ class StagedGroup(ProcessGroup):
         nbytes = 0 if uneven else sum(block.nbytes for block in blocks)
         self.host._run(
             call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
-            chunk=self._cut,
+            flags=CHUNK if self._cut else 0,
         )  # fmt: skip
 
     def _agree(

@@ -10,9 +10,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE, MISMATCH,
-    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, TIMEOUT, Transport,
-    complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE, JOINED,
+    MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, TIMEOUT,
+    Transport, complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
@@ -64,12 +64,13 @@ cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if reduces(c) and operations[c.fingerprint.dtype][c.fingerprint.op] == 0:
         return False
+    cdef size_t most = mpi.piece_bytes
+    if collective != REDUCE_SCATTER and collective != ALL_GATHER and collective != ALL_TO_ALL:
+        return True
     # Only this rank knows whether its blocks lie apart, so more than may be copied is left to ours.
-    if collective == ALL_GATHER:
-        return c.outputs[0].nbytes <= min(mpi.piece_bytes, <size_t>SCRATCH_BYTES // t.size)
-    if collective == REDUCE_SCATTER:
-        return c.inputs[0].nbytes <= min(mpi.piece_bytes, <size_t>SCRATCH_BYTES // t.size)
-    return collective != ALL_TO_ALL or c.outputs[0].nbytes <= mpi.piece_bytes
+    if collective != ALL_TO_ALL and c.fingerprint.flags & JOINED == 0:
+        most = min(most, <size_t>SCRATCH_BYTES // t.size)
+    return c.inputs[0].nbytes <= most
 
 
 cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
