@@ -46,7 +46,7 @@ NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of 
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
 # lose NaN, its product of complex numbers differs in infinities, its logical operations
-# are the reductions of bool.
+# are the reductions of bool; Open MPI's sums of integers of 8 and 16 bits do not wrap.
 _FLOATS = {RedOpType.SUM: "SUM", RedOpType.PRODUCT: "PROD"}
 _INTEGERS = {
     **_FLOATS,
@@ -56,6 +56,7 @@ _INTEGERS = {
     RedOpType.BOR: "BOR",
     RedOpType.BXOR: "BXOR",
 }
+_NARROW = {op: name for op, name in _INTEGERS.items() if op is not RedOpType.SUM}
 _BOOL = {
     RedOpType.SUM: "LOR",
     RedOpType.PRODUCT: "LAND",
@@ -66,8 +67,11 @@ _BOOL = {
     RedOpType.BXOR: "LXOR",
 }
 REDUCTIONS: dict[str, tuple[str, dict[RedOpType, str]]] = {
-    **{f"int{bits}": (f"INT{bits}_T", _INTEGERS) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (f"UINT{bits}_T", _INTEGERS) for bits in (8, 16, 32, 64)},
+    **{
+        f"{sign.lower()}int{bits}": (f"{sign}INT{bits}_T", operations)
+        for sign in ("", "U")
+        for bits, operations in ((8, _NARROW), (16, _NARROW), (32, _INTEGERS), (64, _INTEGERS))
+    },
     "float32": ("FLOAT", _FLOATS),
     "float64": ("DOUBLE", _FLOATS),
     "complex64": ("C_FLOAT_COMPLEX", {RedOpType.SUM: "SUM"}),

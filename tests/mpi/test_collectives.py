@@ -60,12 +60,15 @@ def test_all_reduce_of_any_count(group, rank, size, count, name):
     same(oracle.reduced("SUM", given), mine)
 
 
-@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint8", "uint64"])
+@pytest.mark.parametrize("count", [3, 1000], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "name", [f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)]
+)
 @pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
-def test_integers_wrap(group, size, op, name):
-    """MPI's integers overflow as ours do."""
+def test_integers_wrap(group, size, op, name, count):
+    """MPI's integers overflow as ours do, also where it reduces many at once."""
     limits = np.iinfo(name)
-    given = [np.array([limits.max, limits.min, 3], name) for _ in range(size)]
+    given = [np.resize(np.array([limits.max, limits.min, 3], name), count) for _ in range(size)]
     mine = given[0].copy()
     dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
     with np.errstate(over="ignore"):

@@ -29,17 +29,21 @@ def chunks(array):
     return (array[at : at + PATTERN.size] for at in range(0, array.size, PATTERN.size))
 
 
-def filled(count, times):
-    """The pattern again and again, each element multiplied, modulo 256."""
-    array, pattern = np.empty(count, "i1"), PATTERN * np.int8(times)
+def times(factor):
+    """The pattern with each element multiplied, modulo 256."""
+    return PATTERN * np.int8(factor)
+
+
+def filled(count, factor):
+    """That again and again."""
+    array, pattern = np.empty(count, "i1"), times(factor)
     for chunk in chunks(array):
         chunk[...] = pattern[: chunk.size]
     return array
 
 
-def holds(array, times):
-    """Is the array as `filled` makes it, to the last element?"""
-    pattern = PATTERN * np.int8(times)
+def holds(array, pattern):
+    """Is the array such a pattern again and again, to the last element?"""
     return all(np.array_equal(chunk, pattern[: chunk.size]) for chunk in chunks(array))
 
 
@@ -47,42 +51,42 @@ def broadcast(group, rank):
     """Every element of the root's array arrives."""
     x = filled(COUNT, rank)
     dist.broadcast(x, 1, group)
-    return holds(x, 1)
+    return holds(x, times(1))
 
 
 def all_reduce(group, rank):
-    """Every element is reduced once."""
+    """Every element is reduced once, by MPI itself."""
     x = filled(COUNT, 1 + 2 * rank)
-    dist.all_reduce(x, group=group)
-    return holds(x, 4)
+    dist.all_reduce(x, dist.ReduceOp.BXOR, group)
+    return holds(x, times(1) ^ times(3))
 
 
 def all_reduce_of_ours(group, rank):
-    """A reduction that MPI does not have."""
+    """A reduction that no MPI has."""
     x = filled(COUNT, 1 + 2 * rank)
     dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(3), group)
-    return holds(x, 12)
+    return holds(x, times(12))
 
 
 def reduce(group, rank):
     """Into the root's array."""
     x = filled(COUNT, 1 + 2 * rank)
-    dist.reduce(x, 1, group=group)
-    return holds(x, 4 if rank == 1 else 1)
+    dist.reduce(x, 1, dist.ReduceOp.BXOR, group)
+    return holds(x, times(1) ^ times(3) if rank == 1 else times(1))
 
 
 def scan(group, rank):
     """The sum of the ranks so far."""
     x = filled(COUNT, 1 + 2 * rank)
     dist.scan(x, group=group)
-    return holds(x, 4 if rank == 1 else 1)
+    return holds(x, times(4 if rank == 1 else 1))
 
 
 def all_gather(group, rank):
     """Two blocks, in one array."""
     x = np.zeros(COUNT, "i1")
     dist.all_gather_into_tensor(x, filled(HALF, 1 + rank), group)
-    return holds(x[:HALF], 1) and holds(x[HALF:], 2)
+    return holds(x[:HALF], times(1)) and holds(x[HALF:], times(2))
 
 
 def reduce_scatter(group, rank):
@@ -91,7 +95,7 @@ def reduce_scatter(group, rank):
     x[:HALF], x[HALF:] = filled(HALF, 1 + rank), filled(HALF, 3 + rank)
     out = np.zeros(HALF, "i1")
     dist.reduce_scatter_tensor(out, x, group=group)
-    return holds(out, (3, 7)[rank])
+    return holds(out, times((3, 7)[rank]))
 
 
 def all_to_all(group, rank):
@@ -101,7 +105,7 @@ def all_to_all(group, rank):
     out = np.zeros(COUNT, "i1")
     dist.all_to_all_single(out, x, group=group)
     first = (1, 3)[rank]
-    return holds(out[:HALF], first) and holds(out[HALF:], first + 1)
+    return holds(out[:HALF], times(first)) and holds(out[HALF:], times(first + 1))
 
 
 def gather(group, rank):
@@ -111,7 +115,7 @@ def gather(group, rank):
     dist.gather(own, outputs, 0, group)
     own[...] = 0
     dist.scatter(own, outputs, 0, group)
-    return holds(own, 5) if rank else own[0] == 7
+    return holds(own, times(5)) if rank else own[0] == 7
 
 
 def send(group, rank):
@@ -121,7 +125,7 @@ def send(group, rank):
         return True
     x = np.zeros(COUNT, "i1")
     dist.recv(x, 0, group)
-    return holds(x, 3)
+    return holds(x, times(3))
 
 
 CALLS = [
