@@ -56,7 +56,9 @@ _INTEGERS = {
     RedOpType.BOR: "BOR",
     RedOpType.BXOR: "BXOR",
 }
-_NARROW = {op: name for op, name in _INTEGERS.items() if op is not RedOpType.SUM}
+_NARROW: dict[RedOpType, str] = {
+    op: name for op, name in _INTEGERS.items() if op is not RedOpType.SUM
+}
 _BOOL = {
     RedOpType.SUM: "LOR",
     RedOpType.PRODUCT: "LAND",
