@@ -109,14 +109,8 @@ def _integer(name: str, what: str, rank: Any) -> int:
 
 def check_op(name: str, op: Op, array: Array) -> None:
     """Raise TypeError if the reduction makes no sense for the dtype, ValueError if its factor
-    does not, UnsupportedError if it cannot reach the memory."""
+    does not."""
     if isinstance(op, UserReduction):
-        if array.device != "cpu":
-            raise UnsupportedError(
-                f"{name}: {op} reduces arrays in CPU memory, and this one is on {array.device}: "
-                "copy it there",
-                op=name,
-            )
         if refusal := op.refusal(elements_dtype(array)):
             raise TypeError(f"{name}: {refusal}")
         return
@@ -136,10 +130,19 @@ def whole(group: ProcessGroup, array: Array, op: Op | None = None) -> Dense:
 
 
 def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Folding:
-    """What reduces an array that the user passed: the group, or a function of the user's."""
-    if isinstance(op, UserReduction):
-        return Folding(group, op, elements_dtype(array))
-    return group
+    """What reduces an array that the user passed: the group, or a function of the user's.
+
+    Raises UnsupportedError for a function that cannot reach the memory.
+    """
+    if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
+        return group
+    if array.device != "cpu":
+        raise UnsupportedError(
+            f"{op} reduces arrays in CPU memory, this one is on {array.device}, and backend "
+            f"{group.backend!r} does not bring it there: copy it, or use backend 'tcp' or 'mpi'",
+            group=group.group_name,
+        )
+    return Folding(group, op, elements_dtype(array))
 
 
 def run(

@@ -66,12 +66,16 @@ class Folding:
 
     op          the one reduction that the calls may name
     dtype       numpy's, of the elements
+    count       elements of a longer call, of which this one reduces a part; 0: it is no part
     """
 
-    def __init__(self, group: ProcessGroup, op: UserReduction, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, group: ProcessGroup, op: UserReduction, dtype: np.dtype[Any], count: int = 0
+    ) -> None:
         self._group = group
         self._op = op
         self._dtype = dtype
+        self._count = count
         self._where = ""  # the call, for people
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
@@ -116,7 +120,8 @@ class Folding:
         here = self._group.ranks[self._group.rank()]
         self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
         self._group.enter(Call(name, call.seq, call.deadline))
-        agree(self._group, call, name, array, op=self._op, root=root, sizes=sizes)
+        known = [self._count] if self._count else sizes
+        agree(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
     def _part_of(self, call: Call) -> Call:
         """A collective that this one is made of."""

@@ -52,6 +52,7 @@ class ProcessGroup(Running):
     devices: tuple[str, ...] = ("cpu",)
     joins_calls = False
     packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
+    folds = False  # reductions by functions of arrays outside the CPU's memory
 
     # What a backend implements.
 

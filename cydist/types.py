@@ -140,7 +140,8 @@ class ReduceOp:
     def create(
         function: Callable[[Elements, Elements], object], commutative: bool = True
     ) -> UserReduction:
-        """A reduction by `function(low, high)`, for arrays in CPU memory of any dtype.
+        """A reduction by `function(low, high)`, for arrays of any dtype. Those on a GPU come to
+        the function as numpy arrays, on backends that stage them ("tcp" and "mpi").
 
         function        gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of
                         lower ranks, reduced so far, and those of the next rank. Returns n

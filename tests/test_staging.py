@@ -5,6 +5,7 @@ The GPU is a stand-in whose copies happen as late as they may (tests/late_device
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -229,6 +230,80 @@ def test_all_to_all_of_different_sizes(device, job, finish) -> None:
         return [part(r, rank) for r in range(job.size)], outs
 
     check(job, body)
+
+
+def first(low: Any, high: Any) -> Any:
+    """The first element that is not zero: the order of the ranks matters, not their grouping."""
+    return np.where(low == 0, high, low)
+
+
+FIRST = dist.ReduceOp.create(first)
+
+
+def with_gaps(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
+    """A rank's numbers, every third of which is zero, others on each rank."""
+    x = given(rank, size, dtype)
+    x[(np.arange(size) + rank) % 3 == 0] = 0
+    return x
+
+
+def folded(arrays: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(first, arrays)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "scan", "exscan"])
+def test_reductions_by_functions(device, job, finish, name) -> None:
+    """A function gets numpy arrays in rank order, and its result is on the device."""
+
+    def body(rank, size, dtype):
+        x = device.array(with_gaps(rank, size, dtype), rank)
+        finish(getattr(dist, name), x, *([0] if name == "reduce" else []), op=FIRST)
+        count = {"scan": rank + 1, "exscan": rank, "reduce": 0 if rank else job.size}
+        ranks = range(count.get(name, job.size)) or [rank]  # which keeps what it had
+        return [folded([with_gaps(r, size, dtype) for r in ranks])], [x]
+
+    check(job, body)
+
+
+def test_reduce_scatter_by_a_function(device, job, finish) -> None:
+    """Each rank's block of what the function makes, of different sizes."""
+
+    def body(rank, size, dtype):
+        def block(rank, r):
+            return with_gaps(rank + r, uneven(r, size), dtype)
+
+        xs = [device.array(block(rank, r), rank) for r in range(job.size)]
+        out = device.array(np.zeros(uneven(rank, size), dtype), rank)
+        finish(dist.reduce_scatter, out, xs, op=FIRST)
+        return [folded([block(r, rank) for r in range(job.size)])], [out]
+
+    check(job, body)
+
+
+def test_functions_of_as_many_elements_everywhere(device) -> None:
+    """MismatchError on every rank where they differ, though the first chunks are alike."""
+
+    def body(rank: int) -> None:
+        with pytest.raises(dist.MismatchError, match="256 float64, op first"):
+            dist.all_reduce(device.array(np.ones(256 << rank), rank), FIRST)
+
+    with ThreadJob(2) as job:
+        job.run(body)
+
+
+def test_what_a_function_raises(device, finish) -> None:
+    """Is raised on its rank, and ends the call on the other."""
+
+    def broken(low: Any, high: Any) -> Any:
+        raise KeyError("no such element")
+
+    def body(rank: int) -> None:
+        x = device.array(np.ones(9), rank)
+        with pytest.raises((KeyError, dist.DistError), match="no such element"):
+            finish(dist.all_reduce, x, dist.ReduceOp.create(broken))
+
+    with ThreadJob(2) as job:
+        job.run(body)
 
 
 def test_coalesced(device, job, finish) -> None:

@@ -32,7 +32,7 @@ from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory
 from cydist.errors import DistTimeoutError, RendezvousError
 from cydist.group import Call, ProcessGroup
-from cydist.types import Op, RedOpType, op_and_factor
+from cydist.types import Op, RedOpType, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -228,6 +228,8 @@ class MpiGroup(HostGroup):
         """Has MPI itself this collective on blocks of one size, joined and on a device? All
         members say the same. The first that it might have makes the group's communicator."""
         block = blocks[0]
+        if isinstance(op, UserReduction):
+            return False
         if op is not None:
             code, factor = op_and_factor(op)
             _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))

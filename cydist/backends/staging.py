@@ -22,8 +22,9 @@ from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
 from cydist.backends.pieces import CHUNK, same_sizes
 from cydist.backends.staged_messages import StagedMessages, current_streams
 from cydist.errors import MismatchError
+from cydist.folding import Folding, elements_dtype
 from cydist.group import Call, ProcessGroup
-from cydist.types import Op
+from cydist.types import Op, UserReduction
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class StagedGroup(ProcessGroup):
     """The device arrays' side of a host group."""
 
     devices = ("cuda",)
+    folds = True
 
     def __init__(self, host: HostGroup) -> None:
         super().__init__(
@@ -275,6 +277,9 @@ class StagedGroup(ProcessGroup):
         if self._numbered is call:
             call.seq = self.host.next_seq()
         self._numbered = call
+        if isinstance(op, UserReduction):
+            self._fold(call, name, inputs, outputs, op, root, count)
+            return
         blocks = outputs if name == "all_gather" else inputs
         even = not uneven and same_sizes(blocks)
         nbytes = 0 if uneven else sum(block.nbytes for block in blocks)
@@ -282,6 +287,21 @@ class StagedGroup(ProcessGroup):
             call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
             flags=CHUNK if self._cut else 0,
         )  # fmt: skip
+
+    def _fold(
+        self, call: Call, name: str, inputs: list[Array], outputs: list[Array],
+        op: UserReduction, root: int, count: int,
+    ) -> None:  # fmt: skip
+        """A chunk of a reduction by a function, on the host."""
+        folding = Folding(self.host, op, elements_dtype(inputs[0]), count)
+        if name == "all_reduce":
+            folding.all_reduce(call, inputs[0], op)
+        elif name == "reduce":
+            folding.reduce(call, inputs[0], root, op)
+        elif name == "reduce_scatter":
+            folding.reduce_scatter(call, outputs[0], inputs, op)
+        else:
+            folding.scan(call, inputs[0], op, name == "scan")
 
     def _agree(
         self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],

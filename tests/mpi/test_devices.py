@@ -137,9 +137,15 @@ def swapped(device, group, rank, size):
     return x, (rank - 1) % size
 
 
-@pytest.mark.parametrize("call", [half, average, gathered, swapped])
+def by_a_function(device, group, rank, size):
+    x = device.array(np.full(700, rank + 1.0))
+    dist.all_reduce(x, dist.ReduceOp.create(np.maximum), group)
+    return x, size
+
+
+@pytest.mark.parametrize("call", [half, average, by_a_function, gathered, swapped])
 def test_what_mpi_has_not_is_staged(device, group, rank, size, call):
-    """Dtypes and operations that MPI lacks, lists of several sizes, and messages."""
+    """Dtypes and operations that MPI lacks, functions, lists of several sizes, and messages."""
     x, expected = call(device, group, rank, size)
     assert set(x.get().tolist()) == {expected}
     assert device.moved

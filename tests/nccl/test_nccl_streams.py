@@ -171,8 +171,14 @@ def test_a_receive_from_anyone_is_refused(job: Any, gpus: Any) -> None:
     [
         (lambda gpus, rank: dist.all_reduce(np.ones(3)), "takes arrays on GPUs.*cpu:tcp,cuda:nccl"),
         (lambda gpus, rank: dist.scan(gpus.array(np.ones(3))), "scan: backend 'nccl' has none"),
+        (
+            lambda gpus, rank: dist.all_reduce(
+                gpus.array(np.ones(3)), dist.ReduceOp.create(np.maximum)
+            ),
+            r"maximum.* in CPU memory.*'nccl' does not bring it there.*'tcp' or 'mpi'",
+        ),
     ],
-    ids=["host array", "scan"],
+    ids=["host array", "scan", "function"],
 )
 def test_what_nccl_has_not_is_refused(job: Any, gpus: Any, call: Callable, message: str) -> None:
     """UnsupportedError that says what to use; the group stays usable."""
