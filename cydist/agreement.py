@@ -57,6 +57,8 @@ def agree(
         text += f", root {root}"
     if len(set(sizes)) > 1:
         text += f", sizes of blocks hash to {zlib.crc32(repr(list(sizes)).encode()):#x}"
+    if call.sizes:
+        text += f", sizes of coalesced arrays hash to {call.sizes:#x}"
     here = group.rank()
     known: Known = [(here, _fitted(text.encode()))]
     distance = 1

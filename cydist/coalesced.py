@@ -1,14 +1,15 @@
 """Many arrays in one call: flattened, sent as one, unflattened; or, where the backend can begin
 calls together, each as it is.
 
-All arrays of a call have one dtype. Arguments that all calls take, and what they raise, are
+All arrays of a call have one dtype. Their sizes are compared between the ranks, one by one, not
+only their sums. Arguments that all calls take, and what they raise, are
 described in cydist/collectives.py.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
@@ -41,8 +42,10 @@ def all_reduce_coalesced(
     arguments.disjoint(arrays, [], name)
     flats = _flats(chosen, arrays, name)
     check_op(name, op, arrays[0])
+    sizes = _hash_of_sizes(arrays)
 
     def body(backend: ProcessGroup, call: Call) -> None:
+        call.sizes = sizes
         with backend.together():
             for flat in flats:
                 reducing(backend, op, arrays[0]).all_reduce(call, flat.array, op)
@@ -62,28 +65,32 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Gather many arrays from everybody by one all_gather.
 
-    output_tensor_lists     p lists; entry [r][i] receives input i of rank r
-    input_tensor_list       this rank's arrays, of one dtype
+    output_tensor_lists     p lists; entry [r][i] receives input i of rank r, and is as large
+    input_tensor_list       this rank's arrays, of one dtype; as many on every rank
     """
     name = "all_gather_coalesced"
     if (chosen := usable_group(group, name)) is None:
         return None
-    own = _flats(chosen, arguments.input_list(input_tensor_list, name, "input_tensor_list"), name)
+    inputs = arguments.input_list(input_tensor_list, name, "input_tensor_list")
     arguments.length(output_tensor_lists, chosen.size(), name, "output_tensor_lists")
     lists = [
-        arguments.output_list(arrays, name, f"output_tensor_lists[{rank}]")
+        arguments.output_list(arrays, name, f"output_tensor_lists[{rank}]", len(inputs))
         for rank, arrays in enumerate(output_tensor_lists)
     ]
-    arguments.disjoint([array for arrays in lists for array in arrays], [], name)
-    into = [_flats(chosen, arrays, name) for arrays in lists]
-    arguments.same_dtype([each[0].array for each in (own, *into)], name)
+    outputs = [array for arrays in lists for array in arrays]
+    arguments.same_dtype([*inputs, *outputs], name)
     me = chosen.rank()
-    for mine, flat in zip_longest(into[me], own, fillvalue=own[0]):
+    for i, (output, array) in enumerate(zip(lists[me], inputs, strict=True)):
         arguments.same_size(
-            mine.array, flat.array, name, f"output_tensor_lists[{me}]", "input_tensor_list"
+            output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
+    arguments.disjoint(outputs, [], name)
+    own = _flats(chosen, inputs, name)
+    into = [_flats(chosen, arrays, name) for arrays in lists]
+    sizes = _hash_of_sizes(outputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
+        call.sizes = sizes
         with backend.together():
             for i, flat in enumerate(own):
                 backend.all_gather(call, [flats[i].array for flats in into], flat.array)
@@ -121,8 +128,10 @@ def all_gather_into_tensor_coalesced(
     parts = [array.blocks(p) for array in dense]
     into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, into[0][0].array], name)
+    sizes = _hash_of_sizes(inputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
+        call.sizes = sizes
         with backend.together():
             for i, flat in enumerate(own):
                 backend.all_gather(call, [flats[i].array for flats in into], flat.array)
@@ -163,8 +172,10 @@ def reduce_scatter_tensor_coalesced(
     parts = [array.dense().blocks(p) for array in arrays]
     blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, blocks[0][0].array], name)
+    sizes = _hash_of_sizes(into)
 
     def body(backend: ProcessGroup, call: Call) -> None:
+        call.sizes = sizes
         with backend.together():
             for i, flat in enumerate(own):
                 parts_of_all = [each[i].array for each in blocks]
@@ -181,3 +192,7 @@ def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat
     if group.for_device(arrays[0].device).joins_calls:
         return [Flat([array], name) for array in arrays]
     return [Flat(arrays, name)]
+
+
+def _hash_of_sizes(arrays: Sequence[Array]) -> int:
+    return zlib.crc32(repr([array.size for array in arrays]).encode())

@@ -29,16 +29,18 @@ class Call:
     seq         its number among the collectives of the group; 0 for point to point
     deadline    on time.monotonic(), in seconds
     agreed      the ranks have compared it (derived collectives)
+    sizes       hash of the sizes of arrays that go as one, on which all ranks must agree
     over        it has ended, well or badly
     """
 
-    __slots__ = ("agreed", "deadline", "name", "over", "seq")
+    __slots__ = ("agreed", "deadline", "name", "over", "seq", "sizes")
 
     def __init__(self, name: str, seq: int, deadline: float, over: bool = False) -> None:
         self.name = name
         self.seq = seq
         self.deadline = deadline
         self.agreed = False
+        self.sizes = 0
         self.over = over
 
     @property

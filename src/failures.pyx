@@ -81,8 +81,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     parts.append(f"{size}algorithm {algorithm}")
     if with_detail:
         parts.append(
-            "a structured dtype's fields, sizes of blocks, and of segments (CYDIST_SEGMENT_BYTES) "
-            f"hash to {f.detail:#x}")
+            "a structured dtype's fields, sizes of blocks, sizes of coalesced arrays, and of "
+            f"segments (CYDIST_SEGMENT_BYTES) hash to {f.detail:#x}")
     return ", ".join(parts)
 
 

@@ -290,6 +290,7 @@ class Group:
         factor: complex | None = None,
         root: int = -1,
         count: int = 0,
+        sizes: int = 0,
         flags: int = 0,
         segment_bytes: int = 0,
     ) -> None: ...

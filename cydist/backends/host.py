@@ -405,6 +405,7 @@ class HostGroup(ProcessGroup):
                 factor=factor,
                 root=root,
                 count=count,
+                sizes=call.sizes,
                 flags=(EVEN if even else 0) | flags,
                 segment_bytes=segment_bytes,
             )  # fmt: skip

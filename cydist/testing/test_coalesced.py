@@ -85,3 +85,26 @@ def test_mixed_dtypes_are_refused(jobs: Jobs, backend: str) -> None:
         dist.barrier()
 
     jobs.get(backend, 2).run(body)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([[4, 2], [2, 4]], r"output_tensor_lists\[RANK\]\[0\] has . elements .* input_tensor_list"),
+        ([[2, 4, 1], [2, 4, 1]], r"output_tensor_lists\[0\] has 3 entries, expected 2"),
+    ],
+    ids=["sizes", "entries"],
+)
+def test_outputs_that_do_not_fit_are_refused(
+    jobs: Jobs, backend: str, sizes: list[list[int]], words: str
+) -> None:
+    """all_gather_coalesced: each output is compared with its own input, not all with all."""
+
+    def body(rank: int) -> None:
+        inputs = [np.full(size, rank + 1.0) for size in ([2, 4] if rank == 0 else [4, 2])]
+        outputs = [[np.zeros(size) for size in row] for row in sizes]
+        with pytest.raises(ValueError, match=words.replace("RANK", str(rank))):
+            dist.all_gather_coalesced(outputs, inputs)
+        dist.barrier()
+
+    jobs.get(backend, 2).run(body)

@@ -150,3 +150,39 @@ def test_another_order(jobs: Jobs, backend: str, p: int) -> None:
     for text in jobs.run_once(body, p, backend):
         assert "all_gather #2" in text
         assert "all_reduce #2" in text
+
+
+def coalesced(name: str, sizes: list[int]) -> None:
+    """One of the calls on many arrays; `sizes` are of those that every rank must have alike."""
+    p, rank = dist.get_world_size(), dist.get_rank()
+    small = [np.full(size, rank + 1.0) for size in sizes]
+    large = [np.full(p * size, rank + 1.0) for size in sizes]
+    if name == "all_reduce_coalesced":
+        dist.all_reduce_coalesced(small, timeout=LONG)
+    elif name == "all_gather_coalesced":
+        outputs = [[np.zeros(size) for size in sizes] for _ in range(p)]
+        dist.all_gather_coalesced(outputs, small, timeout=LONG)
+    elif name == "all_gather_into_tensor_coalesced":
+        dist.all_gather_into_tensor_coalesced(large, small, timeout=LONG)
+    else:
+        assert name == "reduce_scatter_tensor_coalesced"
+        dist.reduce_scatter_tensor_coalesced(small, large, timeout=LONG)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_reduce_coalesced",
+        "all_gather_coalesced",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced",
+    ],
+)
+def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str) -> None:
+    """As many elements in all, cut otherwise on one rank; every rank raises, and says what of."""
+
+    def body(rank: int) -> str:
+        return until_told(lambda: coalesced(name, [2, 4] if rank else [4, 2]))
+
+    for text in jobs.run_once(body, 2, backend):
+        assert "sizes of coalesced arrays" in text
