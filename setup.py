@@ -55,6 +55,7 @@ MODULES = [
     native("choices", "src/choices.pyx"),
     native("turn", "src/turn.pyx"),
     native("short", "src/short.pyx"),
+    native("short_messages", "src/short_messages.pyx"),
     native("shortcuts", "src/shortcuts.pyx"),
     native("torch_options", "src/torch_options.pyx"),
     native("rehearsal", "src/rehearsal.pyx"),

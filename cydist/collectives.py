@@ -99,6 +99,7 @@ def all_reduce(
     return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
 
 
+@shortcut
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -204,6 +205,7 @@ def all_gather_into_tensor(
     return run(chosen, name, array, body, [output_tensor], async_op, timeout)
 
 
+@shortcut
 def gather(
     tensor: Any,
     gather_list: Sequence[Any] | None = None,
@@ -245,6 +247,7 @@ def gather(
     return run(chosen, "gather", array, receive, gather_list, async_op, timeout)
 
 
+@shortcut
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
+from cydist._native import shortcut
 from cydist.calling import Timeout, check_op, reducing, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 
+@shortcut
 def scan(
     tensor: Any,
     op: Op = ReduceOp.SUM,
@@ -35,6 +37,7 @@ def scan(
     return _scan("scan", True, tensor, op, group, async_op, timeout)
 
 
+@shortcut
 def exscan(
     tensor: Any,
     op: Op = ReduceOp.SUM,

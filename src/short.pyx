@@ -1,4 +1,4 @@
-"""The short way of a call: a blocking collective of plain arrays on a group at rest, or a message.
+"""The short way of a call: a blocking collective of plain arrays on a group at rest.
 
 Most calls are of this kind, and small ones should cost no more than their checks. So what is
 decided once (the group, the algorithm, the reduction's loop) is looked up here and nothing is
@@ -8,19 +8,18 @@ wrong with it: then nothing has happened, and the long way runs it, or says what
 A brief call (few bytes, through windows) keeps the GIL while it waits no longer than a few looks
 at a flag take: to let it go and take it back costs more than that. It looks at the clock then, too.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, CLOSED, EVEN, INTERRUPTED, MISMATCH,
-    OK, PENDING, POINT_TO_POINT, REDUCE_SCATTER, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint,
-    Reduction, Request, index_of, now_ns, patiently,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, EXSCAN, GATHER, OK, REDUCE,
+    REDUCE_SCATTER, SCAN, SCATTER, WINDOWS, Block, Call, Entry, Fingerprint, Reduction, index_of,
+    now_ns, patiently,
 )
 from cydist._native.choices cimport size_class
-from cydist._native.engine cimport Group, agree_on_sizes, failure
-from cydist._native.failures cimport described, keep_visited, told_failure
+from cydist._native.engine cimport Group, agree_on_sizes
+from cydist._native.failures cimport keep_visited
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
-from cydist._native.notices cimport Notice, hear_now, new_notice
 from cydist._native.plain cimport Plain, look
 from cydist._native.waiting cimport load_int
 
@@ -43,6 +42,15 @@ def use_default(object group) -> None:
     default_native = found if isinstance(found, Group) else None
     default_group = None if default_native is None else group
     default_sends = default_group is not None and group.sends_short
+
+
+cdef object chosen_of(object group):
+    return default_group if group is None else group
+
+
+cdef bint sends_short(object group) except -1:
+    """Do its messages need no more checks than short_messages.pyx makes?"""
+    return default_sends if group is default_group else group.sends_short
 
 
 cdef extern from "pthread.h" nogil:
@@ -68,7 +76,7 @@ cdef inline bint usable(Group native) noexcept:
             and load_int(&native.notices.failed) == OK)
 
 
-cdef inline Group native_of(object group):
+cdef Group native_of(object group):
     """The compiled half of a group that can run a call now, or None."""
     cdef Group native
     if group is default_group:
@@ -84,7 +92,7 @@ cdef extern from "Python.h":
     long as_long "PyLong_AsLongAndOverflow"(object, int *) except? -1
 
 
-cdef inline long number(object given) except? -1:
+cdef long number(object given) except? -1:
     """What an int says, or -1 for others and those that are none of ours."""
     cdef int overflow = 0
     cdef long found
@@ -94,7 +102,7 @@ cdef inline long number(object given) except? -1:
     return -1 if overflow or found < 0 else found
 
 
-cdef inline int member(object group, Group native, object given) except -2:
+cdef int member(object group, Group native, object given) except -2:
     """The group rank of a global one; -1: the long way knows what is wrong with it."""
     cdef long found = number(given)
     cdef int rank
@@ -108,6 +116,14 @@ cdef inline int member(object group, Group native, object given) except -2:
 
 cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
+
+
+cdef inline bint apart_from_all(const Plain *a, const Block *blocks, int count) noexcept:
+    cdef int i
+    for i in range(count):
+        if a.ptr < blocks[i].ptr + blocks[i].nbytes and blocks[i].ptr < a.ptr + a.nbytes:
+            return False
+    return True
 
 
 cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
@@ -167,8 +183,11 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Brief
     native.short_name = name
     native.short_over = False
     c.segment_bytes = native.choices.segment_bytes
+    # Nobody knows all sizes of a gather or scatter.
     c.fingerprint = Fingerprint(
-        native.seq, count, entry.collective, dtype, op, EVEN, root, 0, index_of(entry), 0)
+        native.seq, count, entry.collective, dtype, op,
+        0 if entry.collective == GATHER or entry.collective == SCATTER else EVEN,
+        root, 0, index_of(entry), 0)
     agree_on_sizes(c, 0, 0)
     native.number(c)
     native.running += 1
@@ -198,50 +217,123 @@ cdef void cut(Block *blocks, const Plain *whole, int parts) noexcept:
         blocks[i] = Block(whole.ptr + i * each, each)
 
 
-cpdef bint all_reduce(object tensor, object op, object group) except -1:
-    """cydist.all_reduce."""
+cdef inline bint on_one(str name, int collective, object tensor, object given_root, object op,
+                        object group) except -1:
+    """A call on one array, of which every rank has as much. Where it has no root or no `op`, these
+    mean nothing."""
+    cdef bint rooted = collective == BROADCAST or collective == REDUCE
     cdef Plain p
     cdef Reduction r
-    cdef int code
-    chosen = default_group if group is None else group
-    cdef Group native = native_of(chosen)
-    if native is None or not look(tensor, &p) or p.count == 0 or not p.writable:
-        return False
-    if not operation(op, p.dtype, native.view.size, &r, &code):
-        return False
-    cdef Brief b
-    prepare(&b, native)
-    cdef const Entry *entry = begin(native, ALL_REDUCE, p.nbytes)
-    if entry == NULL:
-        return False
-    cdef Block block = Block(p.ptr, p.nbytes)
-    b.call.inputs = b.call.outputs = &block
-    b.call.op = &r
-    return finish(chosen, native, "all_reduce", entry, &b, p.dtype, p.count, code, -1,
-                  p.nbytes, tensor)
-
-
-cpdef bint broadcast(object tensor, object src, object group) except -1:
-    """cydist.broadcast."""
-    cdef Plain p
+    cdef int code = OP_NONE, root = -1
     chosen = default_group if group is None else group
     cdef Group native = native_of(chosen)
     if native is None:
         return False
-    cdef int root = member(chosen, native, src)
-    if root < 0 or not look(tensor, &p) or p.count == 0:
+    if rooted:
+        root = member(chosen, native, given_root)
+    if (rooted and root < 0) or not look(tensor, &p) or p.count == 0:
         return False
-    if not p.writable and root != native.view.rank:
+    cdef bint written = not rooted or (native.view.rank == root) == (collective == REDUCE)
+    if written and not p.writable:
+        return False
+    if collective != BROADCAST and not operation(op, p.dtype, native.view.size, &r, &code):
         return False
     cdef Brief b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, BROADCAST, p.nbytes)
+    cdef const Entry *entry = begin(native, collective, p.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
-    b.call.inputs = b.call.outputs = &block
-    return finish(chosen, native, "broadcast", entry, &b, p.dtype, p.count, OP_NONE, root,
-                  p.nbytes, tensor)
+    b.call.inputs = &block
+    b.call.outputs = &block if written or collective == BROADCAST else NULL
+    b.call.op = &r if collective != BROADCAST else NULL
+    return finish(chosen, native, name, entry, &b, p.dtype, p.count, code, root, p.nbytes, tensor)
+
+
+cpdef bint all_reduce(object tensor, object op, object group) except -1:
+    """cydist.all_reduce."""
+    return on_one("all_reduce", ALL_REDUCE, tensor, None, op, group)
+
+
+cpdef bint broadcast(object tensor, object src, object group) except -1:
+    """cydist.broadcast."""
+    return on_one("broadcast", BROADCAST, tensor, src, None, group)
+
+
+cpdef bint reduce(object tensor, object dst, object op, object group) except -1:
+    """cydist.reduce."""
+    return on_one("reduce", REDUCE, tensor, dst, op, group)
+
+
+cpdef bint scan(object tensor, object op, object group) except -1:
+    """cydist.scan."""
+    return on_one("scan", SCAN, tensor, None, op, group)
+
+
+cpdef bint exscan(object tensor, object op, object group) except -1:
+    """cydist.exscan."""
+    return on_one("exscan", EXSCAN, tensor, None, op, group)
+
+
+cdef enum:
+    MOST_LISTED = 64            # arrays of a list: each is compared with each
+
+
+cdef bint on_list(str name, int collective, object tensor, object arrays, object given_root,
+                  object group) except -1:
+    """A call on this rank's array and, on the root, a list with one for every rank."""
+    cdef Plain own, each
+    cdef Block block, blocks[MOST_LISTED]
+    cdef Brief b
+    cdef const Entry *entry
+    cdef bint gathers = collective == GATHER
+    cdef int rank, root, listed = 0
+    chosen = default_group if group is None else group
+    cdef Group native = native_of(chosen)
+    if native is None:
+        return False
+    root = member(chosen, native, 0 if given_root is None else given_root)
+    if root < 0 or not look(tensor, &own) or own.count == 0 or not (gathers or own.writable):
+        return False
+    if root == native.view.rank:
+        listed = native.view.size
+        if listed > MOST_LISTED or type(arrays) is not list or len(arrays) != listed:
+            return False
+    elif arrays is not None:
+        return False
+    for rank in range(listed):
+        if not look(arrays[rank], &each) or each.count == 0 or each.dtype != own.dtype:
+            return False
+        if gathers and not (each.writable and apart_from_all(&each, blocks, rank)):
+            return False
+        if rank == root and each.nbytes != own.nbytes:
+            return False
+        if not (apart(&own, &each) or (rank == root and own.ptr == each.ptr)):
+            return False
+        blocks[rank] = Block(each.ptr, each.nbytes)
+    prepare(&b, native)
+    entry = begin(native, collective, 0)
+    if entry == NULL:
+        return False
+    block = Block(own.ptr, own.nbytes)
+    b.call.inputs = &block
+    b.call.outputs = &block
+    if gathers:
+        b.call.outputs = blocks if listed > 0 else NULL
+    else:
+        b.call.inputs = blocks if listed > 0 else NULL
+    return finish(chosen, native, name, entry, &b, own.dtype, 0, OP_NONE, root,
+                  own.nbytes * native.view.size, tensor, arrays)
+
+
+cpdef bint gather(object tensor, object arrays, object dst, object group) except -1:
+    """cydist.gather."""
+    return on_list("gather", GATHER, tensor, arrays, dst, group)
+
+
+cpdef bint scatter(object tensor, object arrays, object src, object group) except -1:
+    """cydist.scatter."""
+    return on_list("scatter", SCATTER, tensor, arrays, src, group)
 
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
@@ -339,135 +431,3 @@ cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexce
     """Is the large array `ranks` times the small one, of its dtype?"""
     return (small.count != 0 and large.count == small.count * ranks
             and large.dtype == small.dtype)
-
-
-# Messages
-
-cdef enum:
-    LARGEST_TAG = 0x7fffffff
-    SHORT_NS = 20000000         # who waits longer says so to those who ask
-
-cpdef bint send(object tensor, object dst, object group, object tag) except -1:
-    """cydist.send."""
-    return message("send", tensor, dst, group, tag, True)
-
-
-cpdef bint recv(object tensor, object src, object group, object tag) except -1:
-    """cydist.recv from a rank that is named."""
-    return message("recv", tensor, src, group, tag, False)
-
-
-cdef inline bint sends_short(object group) except -1:
-    return default_sends if group is default_group else group.sends_short
-
-
-cdef bint message(str name, object tensor, object peer, object group, object tag,
-                  bint sending) except -1:
-    cdef Plain p
-    cdef Request r
-    cdef Fingerprint f
-    chosen = default_group if group is None else group
-    cdef Group native = native_of(chosen)
-    if native is None or not sends_short(chosen):
-        return False
-    cdef int rank = member(chosen, native, peer)
-    cdef long label = number(tag)
-    if rank < 0 or rank == native.view.rank:
-        return False
-    if not 0 <= label <= LARGEST_TAG or not look(tensor, &p) or p.count == 0:
-        return False
-    if not sending and not p.writable:
-        return False
-    describe(&r, &f, &p, rank, <uint64_t>label)
-    # A notice that has come stands in no ring any more.
-    if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
-            and native.view.at_once(&native.view, &r, sending) == OK):
-        return True
-    cdef bint told = False
-    native.running += 1
-    cdef int status = travel(chosen, native, name, &r, sending, &told)
-    if status != OK:
-        status = given_up(native, &r, status)
-        native.keep_while_used(tensor, None)
-    native.running -= 1
-    native.leave_view()
-    if status != OK:
-        fail_message(chosen, native, name, &r, &f, status, told)
-    return True
-
-
-cdef inline void describe(Request *r, Fingerprint *f, const Plain *p, int rank,
-                          uint64_t tag) noexcept:
-    memset(r, 0, sizeof(Request))
-    f[0] = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
-    r.ptr = p.ptr
-    r.nbytes = p.nbytes
-    r.peer = r.source = rank
-    r.tag = tag
-    r.expected = f
-    r.attended = True
-    r.status = PENDING
-
-
-cdef inline int travel(object group, Group native, str name, Request *r, bint sending,
-                       bint *told) except *:
-    """Post the message, if that has not been done, and wait for it; a Status.
-
-    told    set: the group has failed, and that is why
-    """
-    cdef bint posted = r.link != NULL
-    cdef int64_t now = now_ns()
-    cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
-    cdef int status
-    with nogil:
-        status = hear_now(&native.notices, &native.view)
-        told[0] = status != OK
-        if status == OK and not posted:
-            status = native.view.send(&native.view, r) if sending \
-                else native.view.recv(&native.view, r)
-        if status == OK:
-            status = native.view.wait(&native.view, r, min(now + SHORT_NS, deadline_ns))
-    if status == TIMEOUT:
-        group.waiting = (name, r.peer)
-        with nogil:
-            status = native.view.wait(&native.view, r, deadline_ns)
-        group.waiting = None
-    return status
-
-
-cdef int given_up(Group native, Request *r, int status) noexcept:
-    """Withdraw a message that did not go well; what has become of it, a Status."""
-    with nogil:
-        if r.link != NULL and load_int(&r.status) == PENDING:
-            native.view.cancel(&native.view, r)
-    # While this thread came for the GIL, another's wait may have completed it.
-    if status != INTERRUPTED and load_int(&r.status) != PENDING:
-        return r.status
-    return status
-
-
-cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
-                      int status, bint told) except -1:
-    """Fail the group, as the long way's Work does, and raise why."""
-    cdef Notice notice
-    cdef int peer = r.source if status == MISMATCH else r.peer
-    if status == TIMEOUT:
-        raise group.late_message(name, r.peer)
-    if status == INTERRUPTED:
-        error = failure(status, r.peer, -1)
-        group.fail(error, name)
-        raise error
-    if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
-                and load_int(&native.notices.failed) != OK):
-        group.failed_message(name, told_failure(&native.notices, native.view.rank))
-    ended = failure(status, peer, -1, described(f, r.nbytes, False),
-                    described(&r.theirs, r.theirs_bytes, False))
-    if status != CLOSED:
-        notice = new_notice(status, native.view.rank, peer, -1)
-        notice.ours = f[0]
-        notice.our_bytes = r.nbytes
-        notice.theirs = r.theirs
-        notice.their_bytes = r.theirs_bytes
-        native.tell(&notice)
-    group.failed_message(name, ended)
-    return 0

@@ -8,9 +8,11 @@ from functools import update_wrapper
 from cydist._native.short cimport (
     all_gather_into_tensor as short_all_gather, all_reduce as short_all_reduce,
     all_to_all_single as short_all_to_all, barrier as short_barrier,
-    broadcast as short_broadcast, recv as short_recv,
-    reduce_scatter_tensor as short_reduce_scatter, send as short_send,
+    broadcast as short_broadcast, exscan as short_exscan, gather as short_gather,
+    reduce as short_reduce, reduce_scatter_tensor as short_reduce_scatter, scan as short_scan,
+    scatter as short_scatter,
 )
+from cydist._native.short_messages cimport recv as short_recv, send as short_send
 
 cdef dict long_ways = {}        # by name
 cdef dict by_name = {}
@@ -75,6 +77,47 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
         output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout)
 
 
+def reduce(tensor, dst=None, op=USUAL, group=None, async_op=False, group_dst=None, *,
+           timeout=None):
+    chosen = usual_operation if op is USUAL else op
+    if (not async_op and timeout is None and group_dst is None
+            and short_reduce(tensor, dst, chosen, group)):
+        return None
+    return long_ways["reduce"](tensor, dst, chosen, group, async_op, group_dst, timeout=timeout)
+
+
+def scan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
+    chosen = usual_operation if op is USUAL else op
+    if not async_op and timeout is None and short_scan(tensor, chosen, group):
+        return None
+    return long_ways["scan"](tensor, chosen, group, async_op, timeout=timeout)
+
+
+def exscan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
+    chosen = usual_operation if op is USUAL else op
+    if not async_op and timeout is None and short_exscan(tensor, chosen, group):
+        return None
+    return long_ways["exscan"](tensor, chosen, group, async_op, timeout=timeout)
+
+
+def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None, *,
+           timeout=None):
+    if (not async_op and timeout is None and group_dst is None
+            and short_gather(tensor, gather_list, dst, group)):
+        return None
+    return long_ways["gather"](
+        tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
+
+
+def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None, *,
+            timeout=None):
+    if (not async_op and timeout is None and group_src is None
+            and short_scatter(tensor, scatter_list, src, group)):
+        return None
+    return long_ways["scatter"](
+        tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
+
+
 def barrier(group=None, async_op=False, device_ids=None, timeout=None):
     if not async_op and timeout is None and short_barrier(group):
         return None
@@ -94,5 +137,5 @@ def recv(tensor, src=None, group=None, tag=0, group_src=None, *, timeout=None):
 
 
 for public in (all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor,
-               all_to_all_single, barrier, send, recv):
+               all_to_all_single, reduce, scan, exscan, gather, scatter, barrier, send, recv):
     by_name[public.__name__] = public

@@ -58,6 +58,7 @@ ROOM_OF = {
     "turn": "engine",
     "choices": "engine",
     "short": "engine",
+    "short_messages": "engine",
     "shortcuts": "engine",
     "torch_options": "engine",
     "dlpack": "array",

@@ -17,7 +17,7 @@ from cydist.testing import run_threads
 
 NAMES = (
     "all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor",
-    "all_to_all_single", "barrier", "send", "recv",
+    "all_to_all_single", "reduce", "gather", "scatter", "scan", "exscan", "barrier", "send", "recv",
 )  # fmt: skip
 
 

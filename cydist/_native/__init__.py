@@ -6,7 +6,7 @@ if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
 try:
-    from cydist._native import short
+    from cydist._native import short, short_messages
     from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, use_memory
     from cydist._native.choices import forget_choices
@@ -84,6 +84,7 @@ __all__ = [
     "prepare",
     "replace_in_child",
     "short",
+    "short_messages",
     "shortcut",
     "supports",
     "unflatten_buffers",

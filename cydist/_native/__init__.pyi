@@ -5,6 +5,7 @@ from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
 from cydist._native import short as short
+from cydist._native import short_messages as short_messages
 from cydist._native.shortcuts import shortcut as shortcut
 from cydist._native.shortcuts import use_operation as use_operation
 
@@ -44,6 +45,7 @@ __all__ = [
     "prepare",
     "replace_in_child",
     "short",
+    "short_messages",
     "shortcut",
     "supports",
     "unflatten_buffers",

@@ -18,7 +18,7 @@ ranks ends the call on all of them.
 """
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Call, Fingerprint, TINY_BYTES, Transport, head_of
+from cydist._native.abi cimport Call, Fingerprint, Reduction, TINY_BYTES, Transport, head_of
 
 
 cdef inline char *data_of(Transport *t, int rank, uint64_t step) noexcept nogil:
@@ -32,6 +32,12 @@ cdef inline char *place_of(Transport *t, int rank, uint64_t step, size_t nbytes)
 
 cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) noexcept nogil:
     return &head_of(t.windows, rank, step).call
+
+
+# Is a contribution what was given? Then a rank reads its own there, and not in its window, whose
+# lines others read at the same time: that makes them slow.
+cdef inline bint as_given(const Reduction *op) noexcept nogil:
+    return op.prepare == NULL
 
 
 # Wait until all ranks are done with what this step's slot holds.

@@ -393,7 +393,8 @@ class HostGroup(ProcessGroup):
                 collective, nbytes, self._size, windows,
                 even=even, commutative=True, native=self._native.comm != 0 and not windows,
             )  # fmt: skip
-            if even and self.calls_short and nbytes <= WHOLE_BYTES:
+            known = even or collective in tuning.UNSIZED  # else sizes differ, or ranks know few
+            if known and self.calls_short and nbytes <= WHOLE_BYTES:
                 self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline):
             self._native.run(

@@ -2,8 +2,8 @@
 
     broadcast       steps 2     bytes moved per rank n (p-1)/p: the others pull, the root pushes
     all_gather      2           n, of which n/p are its own
-    gather          2           n/p: everybody pushes; the root its own
-    scatter         2           n/p: everybody pulls; the root its own
+    gather          1 or 3      n/p: everybody pushes; the root its own
+    scatter         1 or 3      n/p: everybody pulls; the root its own
     all_to_all      2           n, of which n/p are its own
     reduce_scatter  2           n (p-1)/p
     all_reduce      2           2 n (p-1)/p
@@ -15,6 +15,7 @@ block r of everybody segment by segment into free slots of rank r's window, redu
 order in one pass, and push the result while it is in the cache: 8- and 16-bit floats accumulate
 in float32 and round once, and reductions need not commute. The bits are those of "flat".
 What lies in memory that the ranks share (cydist.empty_shared) is read and written where it is.
+The sizes of a gather or scatter are said in a step before, which carries short blocks; see "sizes".
 
 Three ranks, all_reduce in place (B1 is the sum of block 1):
 
@@ -38,6 +39,7 @@ from cydist._native.opening cimport (
     Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
     shown, within,
 )
+from cydist._native.sizes cimport Move, agree, gathering, scattering
 from cydist._native.steps cimport data_of, part_bytes
 
 
@@ -89,33 +91,35 @@ cdef void keep_input(Transport *t, Call *c) noexcept nogil:
 
 
 cdef int gather(Transport *t, Call *c) noexcept nogil:
+    cdef Move m = gathering(t, c)
+    cdef bint over
+    cdef int status = agree(t, c, &m, &over)
+    if status != OK or over:
+        return status
     if t.rank == c.root:
         return run(t, c, c.outputs, t.size, NULL, 0, keep_input, gather_body)
     return run(t, c, c.inputs, 1, NULL, 0, NULL, gather_body)
 
 
 cdef int gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
-    cdef const Block *place = shown(t, c.root, a) + t.rank
-    cdef int status
-    if t.rank == c.root:
-        return OK
-    status = differ(t, c, a, c.root, place.nbytes, c.inputs[0].nbytes)
-    return push(t, c, a, c.root, place.ptr, c.inputs[0]) if status == OK else status
+    cdef char *place = shown(t, c.root, a)[t.rank].ptr
+    return push(t, c, a, c.root, place, c.inputs[0]) if t.rank != c.root else OK
 
 
 cdef int scatter(Transport *t, Call *c) noexcept nogil:
+    cdef Move m = scattering(t, c)
+    cdef bint over
+    cdef int status = agree(t, c, &m, &over)
+    if status != OK or over:
+        return status
     if t.rank == c.root:
         return run(t, c, c.inputs, t.size, NULL, 0, keep_share, scatter_body)
     return run(t, c, c.outputs, 1, NULL, 0, NULL, scatter_body)
 
 
 cdef int scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
-    cdef const Block *place = shown(t, c.root, a) + t.rank
-    cdef int status
-    if t.rank == c.root:
-        return OK
-    status = differ(t, c, a, c.root, place.nbytes, c.outputs[0].nbytes)
-    return pull(t, c, a, c.root, c.outputs[0], place.ptr) if status == OK else status
+    cdef char *place = shown(t, c.root, a)[t.rank].ptr
+    return pull(t, c, a, c.root, c.outputs[0], place) if t.rank != c.root else OK
 
 
 cdef void keep_share(Transport *t, Call *c) noexcept nogil:

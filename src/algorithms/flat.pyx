@@ -13,8 +13,8 @@ Three ranks, all_reduce:
     window 1 [b]    and each writes a + b + c to its output
     window 2 [c]
 
-Where sizes are known only to some (uneven gather, scatter and all_to_all), a first step carries the
-sizes, and the longest as its note: so all ranks take the same number of steps.
+Where sizes are known only to some (uneven gather, scatter and all_to_all), a first step says them,
+and carries short blocks; see "sizes".
 
 Source: the shared-memory collectives of R. Graham and G. Shipman, "MPI support for multi-core
 architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
@@ -23,12 +23,13 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EVEN, EXSCAN, GATHER,
-    MISMATCH, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Transport,
-    WINDOWS, add, contribute, copy, head_of, largest, segment_of, segments_in,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY,
+    OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Transport, WINDOWS, add,
+    contribute, copy, largest, segment_of, segments_in,
 )
+from cydist._native.sizes cimport Move, agree, everybody, gathering, moving, scattering
 from cydist._native.steps cimport (
-    call_of, claim, data_of, hear, hear_all, heard, part_bytes, place_of, publish,
+    as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
 )
 
 
@@ -60,20 +61,7 @@ cdef bint cut(Transport *t, Call *c, int parts, size_t unit, size_t longest,
     return True
 
 
-cdef inline bint everybody(const Transport *t, int first, int end) noexcept nogil:
-    """Are ranks first .. end - 1 all but, at most, this one?"""
-    return first <= (t.rank == 0) and end >= t.size - (t.rank == t.size - 1)
-
-
 # Blocks that move
-
-ctypedef struct Move:
-    int parts                   # 1, or p: part r of every slot is for rank r
-    const Block *given          # one for each part; NULL where this rank gives nothing
-    const Block *due            # due[0] comes from rank from_first, and so on
-    int from_first, from_end
-    size_t longest              # bytes of the longest block, on every rank
-
 
 cdef int move(Transport *t, Call *c, const Move *m) noexcept nogil:
     cdef bint hears_all = everybody(t, m.from_first, m.from_end)
@@ -127,60 +115,6 @@ cdef int read(Transport *t, Call *c, const Move *m, size_t i, const Cut *slot,
     return OK
 
 
-cdef int agree(Transport *t, Call *c, Move *m) noexcept nogil:
-    """A step in which every rank says how much it has for whom, where not everybody knows."""
-    cdef uint64_t step = t.windows.step
-    cdef uint64_t *sizes = <uint64_t *>data_of(t, t.rank, step)
-    cdef int mine = t.rank if m.parts > 1 else 0
-    cdef size_t due
-    cdef int r, status
-    if c.fingerprint.flags & EVEN != 0:
-        return OK
-    if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
-        return NO_MEMORY
-    status = claim(t, c, step)
-    if status != OK:
-        return status
-    for r in range(m.parts):
-        sizes[r] = m.given[r].nbytes if m.given != NULL else 0
-    head_of(t.windows, t.rank, step).call.note = (
-        largest(m.given, m.parts) if m.given != NULL else 0)
-    publish(t, c, step, 0)
-    status = hear_all(t, c, step)
-    if status != OK:
-        return status
-    m.longest = 0
-    for r in range(t.size):
-        if call_of(t, r, step).note > m.longest:
-            m.longest = call_of(t, r, step).note
-        if m.from_first <= r < m.from_end:
-            due = m.due[r - m.from_first].nbytes
-            sizes = <uint64_t *>data_of(t, r, step)
-            if sizes[mine] != due:
-                c.failed_peer = r
-                c.failed_step = 0
-                c.theirs = call_of(t, r, step)[0]
-                c.theirs.note = 0
-                c.theirs_bytes = sizes[mine]
-                c.our_bytes = due
-                return MISMATCH
-    status = heard(t, c, step)
-    t.windows.step += 1
-    return status
-
-
-cdef Move moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
-                 size_t longest) noexcept nogil:
-    cdef Move m
-    m.parts = parts
-    m.given = given
-    m.due = due
-    m.from_first = from_first
-    m.from_end = from_end
-    m.longest = longest
-    return m
-
-
 cdef int broadcast(Transport *t, Call *c) noexcept nogil:
     cdef Move m = moving(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
     if t.rank == c.root:
@@ -195,27 +129,24 @@ cdef int all_gather(Transport *t, Call *c) noexcept nogil:
 
 
 cdef int gather(Transport *t, Call *c) noexcept nogil:
-    cdef Move m = moving(1, c.inputs, c.outputs, 0, 0, c.inputs[0].nbytes)
-    cdef int status
-    if t.rank == c.root:
-        m.from_end = t.size
-    status = agree(t, c, &m)
-    return move(t, c, &m) if status == OK else status
+    cdef Move m = gathering(t, c)
+    return move_uneven(t, c, &m)
 
 
 cdef int scatter(Transport *t, Call *c) noexcept nogil:
-    cdef Move m = moving(t.size, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
-    cdef int status
-    if t.rank == c.root:
-        m.given = c.inputs
-    status = agree(t, c, &m)
-    return move(t, c, &m) if status == OK else status
+    cdef Move m = scattering(t, c)
+    return move_uneven(t, c, &m)
 
 
 cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
     cdef Move m = moving(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
-    cdef int status = agree(t, c, &m)
-    return move(t, c, &m) if status == OK else status
+    return move_uneven(t, c, &m)
+
+
+cdef int move_uneven(Transport *t, Call *c, Move *m) noexcept nogil:
+    cdef bint over
+    cdef int status = agree(t, c, m, &over)
+    return status if status != OK or over else move(t, c, m)
 
 
 cdef int barrier(Transport *t, Call *c) noexcept nogil:
@@ -276,8 +207,9 @@ cdef inline void write_parts(Transport *t, Call *c, const Sum *m, size_t i, cons
     cdef Block segment
     cdef int r
     for r in range(m.parts):
-        segment = segment_of(m.given[r], i, slot.part)
-        contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
+        if m.parts == 1 or r != t.rank or not as_given(c.op):
+            segment = segment_of(m.given[r], i, slot.part)
+            contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
 
 
 cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, const Cut *slot,
@@ -292,6 +224,8 @@ cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, const Cut *s
         if status != OK:
             return status
         sources[peer] = place_of(t, peer, step, slot.used) + mine * slot.part
+        if peer == t.rank and as_given(c.op):
+            sources[peer] = segment_of(m.given[mine], i, slot.part).ptr
     segment = segment_of(m.result, i, slot.part)
     c.op.combine_all(c.op, segment.ptr, sources + m.from_first, m.from_end - m.from_first,
                      segment.nbytes // c.op.itemsize)

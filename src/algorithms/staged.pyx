@@ -25,7 +25,9 @@ from cydist._native.abi cimport (
     ALL_REDUCE, Block, Call, NO_MEMORY, OK, Transport, WINDOWS, add, block_of, contribute, copy,
     segment_of, segments_in,
 )
-from cydist._native.steps cimport claim, consume, data_of, hear_all, part_bytes, publish
+from cydist._native.steps cimport (
+    as_given, claim, consume, data_of, hear_all, part_bytes, publish,
+)
 
 
 cdef enum:
@@ -68,13 +70,11 @@ cdef int staged(Transport *t, Call *c) noexcept nogil:
 cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     cdef uint64_t step = s.first + k
     cdef char *slot = data_of(t, t.rank, step)
-    cdef Block segment
     cdef int status = OK
     if k <= s.total:
         status = claim(t, c, step)
     if status == OK and k < s.total:
-        segment = segment_of(c.inputs[0], k, s.segment)
-        contribute(c.op, slot, segment.ptr, segment.nbytes)
+        show(t, c, segment_of(c.inputs[0], k, s.segment), slot)
     if status == OK and k > 0:
         status = hear_all(t, c, step - 1)
     if status != OK:
@@ -89,12 +89,26 @@ cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     return consume(t, c, step, True) if k > 0 else OK
 
 
+cdef inline void show(Transport *t, Call *c, Block segment, char *slot) noexcept nogil:
+    """All blocks, or all but this rank's."""
+    cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
+    cdef size_t before = block.ptr - segment.ptr
+    cdef size_t through = before + block.nbytes
+    if as_given(c.op):
+        contribute(c.op, slot, segment.ptr, before)
+        contribute(c.op, slot + through, segment.ptr + through, segment.nbytes - through)
+    else:
+        contribute(c.op, slot, segment.ptr, segment.nbytes)
+
+
 cdef inline void reduce_own_block(Transport *t, Call *c, const Stage *s, Block segment,
                                   uint64_t step, char *out) noexcept nogil:
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef int peer
     for peer in range(t.size):
         s.sources[peer] = data_of(t, peer, step) + (block.ptr - segment.ptr)
+    if as_given(c.op):
+        s.sources[t.rank] = block.ptr
     c.op.combine_all(c.op, out, s.sources, t.size, block.nbytes // c.op.itemsize)
 
 

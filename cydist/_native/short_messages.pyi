@@ -1,0 +1,7 @@
+from typing import Any
+
+def send(tensor: Any, dst: object, group: object, tag: object) -> bool: ...
+def recv(tensor: Any, src: object, group: object, tag: object) -> bool: ...
+
+__test__: dict[str, str]
+__pyx_capi__: dict[str, Any]

@@ -1,0 +1,130 @@
+"""Blocks whose sizes not everybody knows: one step says them; cydist/_native/sizes.pxd says how.
+
+A part of the slot, for one rank, is the size of its block and then, on lines of its own, the
+block, if this step carries it.
+"""
+from libc.stdint cimport uint64_t
+
+from cydist._native.abi cimport (
+    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, Transport, copy, head_of, largest,
+)
+from cydist._native.steps cimport call_of, claim, data_of, hear, heard, publish
+
+
+cdef enum:
+    LINE = 64
+    MOST_CARRIED = 16320        # bytes of a block: so short it is copied twice sooner than shown
+
+
+cdef Move moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
+                 size_t longest) noexcept nogil:
+    cdef Move m
+    m.parts = parts
+    m.given = given
+    m.due = due
+    m.from_first = from_first
+    m.from_end = from_end
+    m.longest = longest
+    return m
+
+
+cdef Move gathering(Transport *t, Call *c) noexcept nogil:
+    return moving(1, c.inputs, c.outputs, 0, t.size if t.rank == c.root else 0,
+                  c.inputs[0].nbytes)
+
+
+cdef Move scattering(Transport *t, Call *c) noexcept nogil:
+    return moving(t.size, c.inputs if t.rank == c.root else NULL, c.outputs, c.root, c.root + 1,
+                  c.outputs[0].nbytes)
+
+
+cdef size_t most_carried(const Transport *t, int parts) noexcept nogil:
+    """Bytes of a block that fit into its part of a slot, with its size; 0: none does."""
+    cdef size_t room = t.windows.slot_bytes // parts // LINE * LINE
+    return min(<size_t>MOST_CARRIED, room - sizeof(uint64_t)) if room > LINE else 0
+
+
+cdef inline size_t part_of(size_t longest, size_t most) noexcept nogil:
+    """Bytes of each part, if the longest block has so many."""
+    if most == 0 or longest > most:
+        return sizeof(uint64_t)
+    return (sizeof(uint64_t) + longest + LINE - 1) // LINE * LINE
+
+
+cdef inline char *block_at(Transport *t, int rank, uint64_t step, size_t offset) noexcept nogil:
+    """Where a part's block lies; its size is the word before, the first one in the head's line."""
+    return data_of(t, rank, step) + offset
+
+
+cdef inline uint64_t *size_at(Transport *t, int rank, uint64_t step, size_t offset) noexcept nogil:
+    return <uint64_t *>block_at(t, rank, step, offset) - 1
+
+
+cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
+    cdef uint64_t step = t.windows.step
+    cdef size_t most = most_carried(t, m.parts)
+    cdef bint from_root = c.fingerprint.collective == SCATTER
+    cdef int first = c.root if from_root else 0
+    cdef int end = c.root + 1 if from_root else t.size
+    cdef int r, status
+    over[0] = False
+    if c.fingerprint.flags & EVEN != 0:
+        return OK
+    if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
+        return NO_MEMORY
+    status = claim(t, c, step)
+    if status != OK:
+        return status
+    publish(t, c, step, write(t, m, step, most))
+    m.longest = 0
+    for r in range(first, end):
+        status = hear(t, c, r, step)
+        if status != OK:
+            return status
+        m.longest = max(m.longest, call_of(t, r, step).note)
+    over[0] = most > 0 and m.longest <= most
+    status = read(t, c, m, step, most, over[0])
+    if status == OK and everybody(t, first, end):
+        status = heard(t, c, step)
+    t.windows.step += 1
+    return status
+
+
+cdef size_t write(Transport *t, const Move *m, uint64_t step, size_t most) noexcept nogil:
+    """Bytes written."""
+    cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
+    cdef size_t part = part_of(longest, most)
+    cdef int r
+    head_of(t.windows, t.rank, step).call.note = longest
+    if m.given == NULL:
+        return 0
+    for r in range(m.parts):
+        size_at(t, t.rank, step, r * part)[0] = m.given[r].nbytes
+        if part > sizeof(uint64_t) and (m.parts == 1 or r != t.rank):
+            copy(block_at(t, t.rank, step, r * part), m.given[r].ptr, m.given[r].nbytes)
+    return m.parts * part
+
+
+cdef int read(Transport *t, Call *c, const Move *m, uint64_t step, size_t most,
+              bint carried) noexcept nogil:
+    cdef int mine = t.rank if m.parts > 1 else 0
+    cdef size_t offset, size
+    cdef Block due
+    cdef int peer
+    for peer in range(m.from_first, m.from_end):
+        offset = mine * part_of(call_of(t, peer, step).note, most)
+        size = size_at(t, peer, step, offset)[0]
+        due = m.due[peer - m.from_first]
+        if size != due.nbytes:
+            c.failed_peer = peer
+            c.failed_step = 0
+            c.theirs = call_of(t, peer, step)[0]
+            c.theirs.note = 0
+            c.theirs_bytes = size
+            c.our_bytes = due.nbytes
+            return MISMATCH
+        if carried and peer == t.rank:
+            copy(due.ptr, m.given[mine].ptr, due.nbytes)
+        elif carried:
+            copy(due.ptr, block_at(t, peer, step, offset), due.nbytes)
+    return OK

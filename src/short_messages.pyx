@@ -1,0 +1,139 @@
+"""The short way of a message: a blocking send or receive of a plain array. See short.pyx."""
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+from cydist._native.abi cimport (
+    CLOSED, Fingerprint, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, Request, TIMEOUT,
+    now_ns,
+)
+from cydist._native.engine cimport Group, failure
+from cydist._native.failures cimport described, told_failure
+from cydist._native.notices cimport Notice, hear_now, new_notice
+from cydist._native.plain cimport Plain, look
+from cydist._native.short cimport chosen_of, member, native_of, number, sends_short
+from cydist._native.waiting cimport load_int
+
+cdef enum:
+    LARGEST_TAG = 0x7fffffff
+    SHORT_NS = 20000000         # who waits longer says so to those who ask
+
+cpdef bint send(object tensor, object dst, object group, object tag) except -1:
+    """cydist.send."""
+    return message("send", tensor, dst, group, tag, True)
+
+
+cpdef bint recv(object tensor, object src, object group, object tag) except -1:
+    """cydist.recv from a rank that is named."""
+    return message("recv", tensor, src, group, tag, False)
+
+
+cdef bint message(str name, object tensor, object peer, object group, object tag,
+                  bint sending) except -1:
+    cdef Plain p
+    cdef Request r
+    cdef Fingerprint f
+    chosen = chosen_of(group)
+    cdef Group native = native_of(chosen)
+    if native is None or not sends_short(chosen):
+        return False
+    cdef int rank = member(chosen, native, peer)
+    cdef long label = number(tag)
+    if rank < 0 or rank == native.view.rank:
+        return False
+    if not 0 <= label <= LARGEST_TAG or not look(tensor, &p) or p.count == 0:
+        return False
+    if not sending and not p.writable:
+        return False
+    describe(&r, &f, &p, rank, <uint64_t>label)
+    # A notice that has come stands in no ring any more.
+    if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
+            and native.view.at_once(&native.view, &r, sending) == OK):
+        return True
+    cdef bint told = False
+    native.running += 1
+    cdef int status = travel(chosen, native, name, &r, sending, &told)
+    if status != OK:
+        status = given_up(native, &r, status)
+        native.keep_while_used(tensor, None)
+    native.running -= 1
+    native.leave_view()
+    if status != OK:
+        fail_message(chosen, native, name, &r, &f, status, told)
+    return True
+
+
+cdef inline void describe(Request *r, Fingerprint *f, const Plain *p, int rank,
+                          uint64_t tag) noexcept:
+    memset(r, 0, sizeof(Request))
+    f[0] = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
+    r.ptr = p.ptr
+    r.nbytes = p.nbytes
+    r.peer = r.source = rank
+    r.tag = tag
+    r.expected = f
+    r.attended = True
+    r.status = PENDING
+
+
+cdef inline int travel(object group, Group native, str name, Request *r, bint sending,
+                       bint *told) except *:
+    """Post the message, if that has not been done, and wait for it; a Status.
+
+    told    set: the group has failed, and that is why
+    """
+    cdef bint posted = r.link != NULL
+    cdef int64_t now = now_ns()
+    cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
+    cdef int status
+    with nogil:
+        status = hear_now(&native.notices, &native.view)
+        told[0] = status != OK
+        if status == OK and not posted:
+            status = native.view.send(&native.view, r) if sending \
+                else native.view.recv(&native.view, r)
+        if status == OK:
+            status = native.view.wait(&native.view, r, min(now + SHORT_NS, deadline_ns))
+    if status == TIMEOUT:
+        group.waiting = (name, r.peer)
+        with nogil:
+            status = native.view.wait(&native.view, r, deadline_ns)
+        group.waiting = None
+    return status
+
+
+cdef int given_up(Group native, Request *r, int status) noexcept:
+    """Withdraw a message that did not go well; what has become of it, a Status."""
+    with nogil:
+        if r.link != NULL and load_int(&r.status) == PENDING:
+            native.view.cancel(&native.view, r)
+    # While this thread came for the GIL, another's wait may have completed it.
+    if status != INTERRUPTED and load_int(&r.status) != PENDING:
+        return r.status
+    return status
+
+
+cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
+                      int status, bint told) except -1:
+    """Fail the group, as the long way's Work does, and raise why."""
+    cdef Notice notice
+    cdef int peer = r.source if status == MISMATCH else r.peer
+    if status == TIMEOUT:
+        raise group.late_message(name, r.peer)
+    if status == INTERRUPTED:
+        error = failure(status, r.peer, -1)
+        group.fail(error, name)
+        raise error
+    if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
+                and load_int(&native.notices.failed) != OK):
+        group.failed_message(name, told_failure(&native.notices, native.view.rank))
+    ended = failure(status, peer, -1, described(f, r.nbytes, False),
+                    described(&r.theirs, r.theirs_bytes, False))
+    if status != CLOSED:
+        notice = new_notice(status, native.view.rank, peer, -1)
+        notice.ours = f[0]
+        notice.our_bytes = r.nbytes
+        notice.theirs = r.theirs
+        notice.their_bytes = r.theirs_bytes
+        native.tell(&notice)
+    group.failed_message(name, ended)
+    return 0
