@@ -164,6 +164,9 @@ def _endpoint(host: object, port: object) -> Endpoint:
     plain = type(host) is str and host.isascii() and host.isprintable()
     if not plain or type(port) is not int or not 0 < port < 65536:
         raise ValueError(f"no address {host!r}, port {port!r}")
-    import ipaddress  # slow, and ranks that share memory need no address of each other
+    with contextlib.suppress(OSError):
+        socket.inet_pton(socket.AF_INET, str(host))
+        return str(host), port
+    import ipaddress  # slow, and takes long for each of many ranks
 
     return str(ipaddress.ip_address(str(host))), port
