@@ -66,7 +66,8 @@ def all_gather_coalesced(
     """Gather many arrays from everybody by one all_gather.
 
     output_tensor_lists     p lists; entry [r][i] receives input i of rank r, and is as large
-    input_tensor_list       this rank's arrays, of one dtype; as many on every rank
+    input_tensor_list       this rank's arrays, of one dtype; as many on every rank. Input i may be
+                            this rank's own output i
     """
     name = "all_gather_coalesced"
     if (chosen := usable_group(group, name)) is None:
@@ -84,7 +85,9 @@ def all_gather_coalesced(
         arguments.same_size(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
-    arguments.disjoint(outputs, [], name)
+    # An input that is its own output reads what this call leaves as it is.
+    apart = [a for a, own in zip(inputs, lists[me], strict=True) if not a.same_memory(own)]
+    arguments.disjoint(outputs, apart, name)
     own = _flats(chosen, inputs, name)
     into = [_flats(chosen, arrays, name) for arrays in lists]
     sizes = _hash_of_sizes(outputs)

@@ -108,3 +108,32 @@ def test_outputs_that_do_not_fit_are_refused(
         dist.barrier()
 
     jobs.get(backend, 2).run(body)
+
+
+def test_all_gather_coalesced_in_place(job: Job, size: int) -> None:
+    """This rank's own outputs may be its inputs."""
+
+    def body(rank: int) -> Any:
+        outputs = [[np.zeros(3), np.zeros((2, 2))] for _ in range(size)]
+        for array in outputs[rank]:
+            array[...] = rank + 1
+        dist.all_gather_coalesced(outputs, outputs[rank])
+        return outputs
+
+    for outputs in job.run(body):
+        for rank, (first, second) in enumerate(outputs):
+            np.testing.assert_array_equal(np.full(3, rank + 1.0), first)
+            np.testing.assert_array_equal(np.full((2, 2), rank + 1.0), second)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_output_for_another_rank_is_no_input(jobs: Jobs, backend: str, count: int) -> None:
+    """all_gather_coalesced: it would be written while it is read. Nothing is sent."""
+
+    def body(rank: int) -> None:
+        outputs = [[np.zeros(3) for _ in range(count)] for _ in range(2)]
+        with pytest.raises(ValueError, match=r"all_gather_coalesced: the output.*share memory"):
+            dist.all_gather_coalesced(outputs, outputs[1 - rank])
+        dist.barrier()
+
+    jobs.get(backend, 2).run(body)
