@@ -8,9 +8,8 @@ receiver must name the same number of elements and the same dtype. Ranks are glo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cydist import arguments
 from cydist._native import shortcut
@@ -19,9 +18,6 @@ from cydist.errors import DistError, DistTimeoutError
 from cydist.group import ProcessGroup
 from cydist.work import FinishedWork, Work, seconds
 from cydist.world import AnyGroup, usable_group
-
-if TYPE_CHECKING:
-    from cydist._native import Array
 
 LARGEST_TAG = 2**31 - 1
 
@@ -58,20 +54,21 @@ def isend(
 
     tag     tells messages apart that go the same way; 0 to 2**31 - 1
     """
-    return _start_send("isend", tensor, dst, group, tag, group_dst)
+    chosen = usable_group(group, "isend")
+    return None if chosen is None else _sending(chosen, "isend", tensor, dst, tag, group_dst)()
 
 
-def _start_send(
-    name: str, tensor: Any, dst: int | None, group: AnyGroup, tag: int, group_dst: int | None
-) -> Work | None:
-    if (chosen := usable_group(group, name)) is None:
-        return None
+def _sending(
+    chosen: ProcessGroup, name: str, tensor: Any, dst: int | None, tag: int, group_dst: int | None
+) -> Callable[[], Work]:
+    """Check a send; what starts it."""
     peer = _peer(chosen, name, "dst", dst, group_dst)
     _check_tag(name, tag)
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    return backend.isend(array.dense(), peer, tag)
+    dense = array.dense()
+    return lambda: backend.isend(dense, peer, tag)
 
 
 def irecv(
@@ -85,14 +82,14 @@ def irecv(
 
     The Work's `source_rank()` is the sender's global rank.
     """
-    return _start_recv("irecv", tensor, src, group, tag, group_src)
+    chosen = usable_group(group, "irecv")
+    return None if chosen is None else _receiving(chosen, "irecv", tensor, src, tag, group_src)()
 
 
-def _start_recv(
-    name: str, tensor: Any, src: int | None, group: AnyGroup, tag: int, group_src: int | None
-) -> Work | None:
-    if (chosen := usable_group(group, name)) is None:
-        return None
+def _receiving(
+    chosen: ProcessGroup, name: str, tensor: Any, src: int | None, tag: int, group_src: int | None
+) -> Callable[[], Work]:
+    """Check a receive; what starts it."""
     peer = None
     if src is not None or group_src is not None:
         peer = _peer(chosen, name, "src", src, group_src)
@@ -101,13 +98,11 @@ def _start_recv(
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
     if array.contiguous:
-        return backend.irecv(array, peer, tag)
+        return lambda: backend.irecv(array, peer, tag)
     packed = array.empty_like()
-    return FinishedWork(backend.irecv(packed, peer, tag), _unpack(array, packed), [tensor])
-
-
-def _unpack(array: Array, packed: Array) -> Callable[[], None]:
-    return lambda: array.take(packed)
+    return lambda: FinishedWork(
+        backend.irecv(packed, peer, tag), lambda: array.take(packed), [tensor]
+    )
 
 
 def _wait(group: AnyGroup, name: str, work: Work, timeout: float | None) -> None:
@@ -145,8 +140,9 @@ def send(
     (the group has failed then).
     """
     limit = seconds(timeout)
-    work = _start_send("send", tensor, dst, group, tag, group_dst)
-    if work is not None:
+    chosen = usable_group(group, "send")
+    if chosen is not None:
+        work = _sending(chosen, "send", tensor, dst, tag, group_dst)()
         _wait(group, "send", work, limit)
 
 
@@ -173,9 +169,10 @@ def recv(
     (the group has failed then).
     """
     limit = seconds(timeout)
-    work = _start_recv("recv", tensor, src, group, tag, group_src)
-    if work is None:
+    chosen = usable_group(group, "recv")
+    if chosen is None:
         return -1
+    work = _receiving(chosen, "recv", tensor, src, tag, group_src)()
     _wait(group, "recv", work, limit)
     return work.source_rank()
 
@@ -214,19 +211,27 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Start many messages at once; a Work for each that this rank takes part in.
 
     All entries are of one group. Receives are posted before sends, so what arrives lands in
-    place; messages with one peer and tag keep the order of the list.
+    place; messages with one peer and tag keep the order of the list. Raises ValueError or TypeError
+    for a wrong entry; none of them has been started then.
     """
+    name = "batch_isend_irecv"
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
-        raise ValueError("batch_isend_irecv: p2p_op_list must be a non-empty list of P2POp")
-    if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
-        raise ValueError("batch_isend_irecv: all entries must be of one group")
-    works: dict[int, Work | None] = {}
-    group = usable_group(p2p_op_list[0].group, "batch_isend_irecv")
-    with nullcontext() if group is None else group.together():
+        raise ValueError(f"{name}: p2p_op_list must be a non-empty list of P2POp")
+    groups = [usable_group(each.group, name) for each in p2p_op_list]
+    chosen = groups[0]
+    if any(group is not chosen for group in groups):
+        raise ValueError(f"{name}: all entries must be of one group")
+    if chosen is None:
+        return []
+    ready = []
+    for each in p2p_op_list:
+        check = _sending if each.op is isend else _receiving
+        what = each.op.__name__
+        ready.append(check(chosen, what, each.tensor, each.peer, each.tag, each.group_peer))
+    works: dict[int, Work] = {}
+    with chosen.together():
         for wanted in (irecv, isend):
             for i, each in enumerate(p2p_op_list):
                 if each.op is wanted:
-                    works[i] = each.op(
-                        each.tensor, each.peer, each.group, each.tag, each.group_peer
-                    )
-    return [work for i in range(len(p2p_op_list)) if (work := works[i]) is not None]
+                    works[i] = ready[i]()
+    return [works[i] for i in range(len(ready))]

@@ -140,6 +140,44 @@ def test_batch_isend_irecv(jobs: Jobs, backend: str) -> None:
     assert [(2, 2.0), (2, 0.0), (2, 1.0)] == jobs.get(backend, 3).run(body)
 
 
+def test_a_wrong_entry_of_a_batch_is_found_before_traffic(pair: Job) -> None:
+    """What stands beside it was neither sent nor asked for: the next messages are the first."""
+
+    def body(rank: int) -> Any:
+        into, first, second = np.zeros(1), np.zeros(1), np.zeros(1)
+        wrong = dist.P2POp(dist.isend, np.full(1, 8.0), 1 - rank, tag=-1)
+        for right in (
+            dist.P2POp(dist.isend, np.full(1, 7.0), 1 - rank),
+            dist.P2POp(dist.irecv, into, 1 - rank),
+        ):
+            with pytest.raises(ValueError, match="tag"):
+                dist.batch_isend_irecv([right, wrong])
+        works = [dist.irecv(array, 1 - rank) for array in (first, second)]
+        works += [dist.isend(np.full(1, number), 1 - rank) for number in (1.0, 2.0)]
+        for work in works:
+            work.wait()
+        return into[0], first[0], second[0]
+
+    assert [(0.0, 1.0, 2.0)] * 2 == pair.run(body)
+
+
+def test_entries_of_a_batch_may_spell_their_group_otherwise(pair: Job) -> None:
+    """None is the group of all ranks."""
+
+    def body(rank: int) -> Any:
+        into = np.zeros(1)
+        world = dist.group.WORLD
+        entries = [
+            dist.P2POp(dist.isend, np.full(1, rank + 1.0), 1 - rank, group=world),
+            dist.P2POp(dist.irecv, into, 1 - rank),
+        ]
+        for work in dist.batch_isend_irecv(entries):
+            work.wait()
+        return into[0]
+
+    assert [2.0, 1.0] == pair.run(body)
+
+
 def bad_calls() -> Any:
     """Calls with an argument that is wrong on this rank; each with words of its error."""
     x = np.zeros(3)
