@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ from transports import (
     SECRET,
     Group,
     Ranks,
+    descriptors,
     done,
     has_ipv6,
     run,
@@ -214,6 +216,18 @@ def test_wrong_claims_are_refused(tcp: Callable[[int], Ranks], claim: bytes) -> 
         member.sendall(shake.receive(member.recv(shake.needs, socket.MSG_WAITALL)))
         assert member.recv(4096) == b""
     assert made(world) == [0, 0]
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_link_without_descriptors_is_not_made(left: int) -> None:
+    """One that wants more than there are raises OSError, and keeps none."""
+    with descriptors(left):
+        with pytest.raises(OSError, match="no descriptors for a link") as caught:
+            _native.TcpLink(0, 2)
+        again = [os.open(os.devnull, os.O_RDONLY) for _ in range(left)]
+    for fd in again:
+        os.close(fd)
+    assert caught.value.errno == errno.EMFILE
 
 
 def test_no_descriptor_left(tcp: Callable[[int], Ranks]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 from beside import Beside
 
 import cydist as dist
+from cydist import _native
+from transports import descriptors
 
 TESTS = Path(__file__).parent
 
@@ -148,6 +154,24 @@ def test_a_dead_rank_that_was_never_connected_is_noticed_although_its_child_live
                 dist.recv(np.zeros(1), 1)
 
         other.rank_0(body)
+
+
+def test_a_child_with_no_descriptor_left_does_not_listen() -> None:
+    """What it cannot replace it closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fd = listener.fileno()
+        _native.replace_in_child(fd)
+        try:
+            with descriptors(0):
+                pid = os.fork()
+                if pid == 0:
+                    with contextlib.suppress(OSError):
+                        os._exit(stat.S_ISSOCK(os.fstat(fd).st_mode))
+                    os._exit(0)
+            _, status = os.waitpid(pid, 0)
+        finally:
+            _native.keep_in_child(fd)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 LEAVES = """

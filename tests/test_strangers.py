@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import re
-import resource
 import select
 import selectors
 import socket
@@ -28,7 +26,18 @@ from cydist.backends import conversations
 from cydist.backends.addresses import Address
 from cydist.errors import DistTimeoutError
 from cydist.testing import run_threads
-from transports import DEADLINE, SECRET, Group, Ranks, done, eventually, run, soon, status_of
+from transports import (
+    DEADLINE,
+    SECRET,
+    Group,
+    Ranks,
+    descriptors,
+    done,
+    eventually,
+    run,
+    soon,
+    status_of,
+)
 
 FLOOD = bytes(1 << 20)
 
@@ -114,20 +123,6 @@ def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
 
 
 # Out of descriptors
-
-
-@contextlib.contextmanager
-def descriptors(left: int) -> Iterator[None]:
-    """This process has so many descriptors left and no more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = [os.open(os.devnull, os.O_RDONLY) for _ in range(left + 1)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(lowest), hard))
-    try:
-        for fd in lowest:
-            os.close(fd)
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

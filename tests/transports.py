@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import resource
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cydist import _native
@@ -34,6 +36,20 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def descriptors(left: int) -> Iterator[None]:
+    """This process has so many descriptors left and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = [os.open(os.devnull, os.O_RDONLY) for _ in range(left + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(lowest), hard))
+    try:
+        for fd in lowest:
+            os.close(fd)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def transports() -> list[str]:

@@ -1,5 +1,5 @@
 """One rank's end of an MPI communicator: the Far of a Net, whose lock is held around every call."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Fingerprint, Request
 from cydist._native.libmpi cimport Handle
@@ -57,7 +57,8 @@ ctypedef struct Mpi:
     int64_t *left_at            # when each peer said goodbye; 0: it is there
     int left                    # how many have
     int error                   # the last that MPI reported
-    uint32_t under              # how many payloads went under a tag of their own
+    int *under                  # the tag of the last payload to each peer
+    int largest_tag             # MPI_TAG_UB
 
 
 cdef inline Mpi *mpi_of(const Net *net) noexcept nogil:

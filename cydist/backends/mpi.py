@@ -294,6 +294,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI._handleof(MPI.BYTE),
         MPI.ANY_SOURCE,
         launchers.place().local_size or 1,
+        comm.Get_attr(MPI.TAG_UB),
     )
     link = share_memory(options.store, messages, "mpi")
     return MpiGroup(

@@ -46,11 +46,13 @@ cdef void after() noexcept nogil:
 
 cdef void after_in_child() noexcept nogil:
     cdef Net *net = first
-    cdef int i, nothing = open("/dev/null", O_RDONLY | O_CLOEXEC)
-    if nothing >= 0:
-        for i in range(listeners_count):
+    cdef int i, nothing
+    for i in range(listeners_count):
+        close(listeners[i])     # first: there may be no other descriptor to spare
+        nothing = open("/dev/null", O_RDONLY | O_CLOEXEC)
+        if nothing >= 0 and nothing != listeners[i]:
             dup2(nothing, listeners[i])
-        close(nothing)
+            close(nothing)
     while net != NULL:
         abandon(net)
         net = net.next

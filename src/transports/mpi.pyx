@@ -43,12 +43,14 @@ cdef class MpiLink(MessageLink):
     comm, byte      MPI's handles of the communicator, and of the datatype BYTE
     any_source      MPI's constant
     here            ranks on this host: they share its cores
+    largest_tag     what MPI's attribute TAG_UB says of the communicator
     """
 
     cdef Mpi *mpi
     cdef bint ended             # MPI uses none of it any more
 
-    def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source, int here):
+    def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source, int here,
+                  int largest_tag):
         cdef int i
         self.mpi = <Mpi *>calloc(1, sizeof(Mpi))
         if self.mpi == NULL:
@@ -58,11 +60,13 @@ cdef class MpiLink(MessageLink):
         self.mpi.comm = comm
         self.mpi.byte = byte
         self.mpi.any_source = any_source
+        self.mpi.largest_tag = largest_tag
         self.mpi.piece_bytes = PIECE_BYTES
         self.mpi.far.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
         self.mpi.slots = <Slot *>calloc(SLOTS, sizeof(Slot))
-        if self.mpi.left_at == NULL or self.mpi.slots == NULL:
+        self.mpi.under = <int *>calloc(size, sizeof(int))
+        if self.mpi.left_at == NULL or self.mpi.slots == NULL or self.mpi.under == NULL:
             raise MemoryError("no memory for a link")
         self.net.far = &self.mpi.far
         self.net.spins = self.net.most_spins = SPINS // 10 if cores() >= here else 0
@@ -73,6 +77,7 @@ cdef class MpiLink(MessageLink):
         if self.mpi == NULL:
             return
         self.net.far = NULL
+        free(self.mpi.under)
         # What MPI may still write to stays.
         if self.ended:
             free(self.mpi.left_at)

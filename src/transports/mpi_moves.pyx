@@ -24,7 +24,6 @@ from cydist._native.waiting cimport sched_yield
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
-    PAYLOAD_TAGS = 30000        # MPI promises tags up to 32767
     HELD_LIMIT = 67108864       # bytes of small messages that are copied to be sent
     GOODBYE = -1
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
@@ -204,9 +203,15 @@ cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
         header.fingerprint = r.expected[0]
     if r.nbytes <= INLINE_BYTES:
         return send_whole(mpi, r, t.peers[r.peer], &header)
-    mpi.under += 1
-    header.under = 1 + <int>(mpi.under % PAYLOAD_TAGS)
+    header.under = tag_of_next(mpi, t.peers[r.peer])
     return send_apart(mpi, r, t.peers[r.peer], &header)
+
+
+cdef int tag_of_next(Mpi *mpi, int peer) noexcept nogil:
+    """MPI's tag of the next payload to this peer. It comes again when all others have had their
+    turn; a payload that nobody has taken by then would be taken for the later one."""
+    mpi.under[peer] = mpi.under[peer] % mpi.largest_tag + 1
+    return mpi.under[peer]
 
 
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:

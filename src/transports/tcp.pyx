@@ -219,7 +219,7 @@ cdef class MessageLink(Link):
             return
         forget(net)
         if net.pid == getpid():
-            if net.connections != NULL and not net.closed:
+            if net.queues.posted != NULL and not net.closed:     # else it was never made
                 stop_background(net)
                 until = now_ns() + LINGER_NS
                 while is_flushing(net, until):

@@ -66,6 +66,28 @@ def test_messages_with_one_tag_keep_their_order(group, rank):
         assert list(range(len(counts))) == [array[-1] for array in into]
 
 
+def test_a_message_taken_late_is_itself(group, rank):
+    """Thirty thousand others between the same ranks pass it meanwhile."""
+    late, passing = np.arange(2000.0), np.zeros(1500)
+    if rank == 0:
+        sending = dist.isend(late, 1, group, 99)
+        for i in range(30_000):
+            passing[:] = i
+            dist.send(passing, 1, group)
+            if i % 500 == 0:  # rank 1 keeps up
+                dist.recv(np.zeros(1), 1, group)
+        sending.wait()
+    if rank == 1:
+        for i in range(30_000):
+            dist.recv(passing, 0, group)
+            assert [i] == np.unique(passing).tolist()
+            if i % 500 == 0:
+                dist.send(np.zeros(1), 0, group)
+        into = np.zeros_like(late)
+        dist.recv(into, 0, group, 99)
+        assert late.tolist() == into.tolist()
+
+
 def test_receive_from_anyone(group, rank, size, count):
     """Rank 0 hears everybody once, and who it was."""
     if rank > 0:
