@@ -27,22 +27,40 @@ class RedOpType(IntEnum):
 
 
 class PremulSum:
-    """The sum of every rank's contribution multiplied by ``factor`` (of the rank that calls)."""
+    """The sum of every rank's contribution multiplied by ``factor`` (of the rank that calls).
+
+    factor      a number, or an array or tensor of one; kept as an int, float or complex
+
+    Raises TypeError for what is no number.
+    """
 
     __slots__ = ("factor",)
     type: Final = RedOpType.PREMUL_SUM
 
-    def __init__(self, factor: complex) -> None:
-        self.factor = factor
+    def __init__(self, factor: Any) -> None:
+        self.factor: complex = _number(factor)
 
     def __repr__(self) -> str:
         return f"ReduceOp.PREMUL_SUM({self.factor!r})"
 
 
+def _number(given: Any) -> complex:
+    try:
+        found = given.item() if hasattr(given, "item") else given
+        if isinstance(found, str):  # of which complex() would read the digits
+            raise TypeError
+        if isinstance(found, int):
+            return int(found)
+        number = complex(found)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"PREMUL_SUM's factor must be a number, not {given!r:.100}") from None
+    return number if number.imag else number.real
+
+
 class _PremulSumFactory(int):
     """``ReduceOp.PREMUL_SUM`` names the operation; called with a factor it makes one."""
 
-    def __call__(self, factor: complex) -> PremulSum:
+    def __call__(self, factor: Any) -> PremulSum:
         return PremulSum(factor)
 
 
@@ -112,7 +130,8 @@ class ReduceOp:
     AVG                         SUM divided by the number of ranks, in the accumulator type;
                                 integers truncate toward zero
     PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM; the factor is
-                                real for real dtypes and whole for integers
+                                real for real dtypes; for integers it is whole, and one that a
+                                float64 holds: any up to 2**53
     (AVG and PREMUL_SUM: not bool)
     MAXLOC MINLOC               pairs, that is numpy arrays of a dtype with two fields: the largest
                                 (smallest) first field, and the lowest second field that goes

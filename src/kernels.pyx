@@ -312,12 +312,17 @@ def why_not(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
         return ""
     if factor is None:
         return f"{name} of {of} needs a factor"
-    parts[0] = complex(factor).real
-    parts[1] = complex(factor).imag
+    try:
+        parts[0] = complex(factor).real
+        parts[1] = complex(factor).imag
+    except OverflowError:
+        return f"{name} of {of} needs a factor that a float64 holds, not one beyond its range"
     if parts[1] != 0 and dtype not in (DT_C64, DT_C128):
         return f"{name} of {of} needs a real factor, not {factor!r}"
     if reduction(&r, dtype, op, parts, ranks) != 0:
         return f"{name} of {of} needs a whole factor that fits 64 bits, not {factor!r}"
+    if dtype <= DT_U64 and parts[0] != factor:
+        return f"{name} of {of} needs a factor that a float64 holds, not {factor!r}"
     return ""
 
 

@@ -1,5 +1,7 @@
 """The choice of instruction set, and what the kernels refuse."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,14 @@ def test_the_environment_names_an_unknown_variant(monkeypatch):
     [
         ("int32", 0.5, "all_reduce: PREMUL_SUM of int32 needs a whole factor"),
         ("float32", 1j, "all_reduce: PREMUL_SUM of float32 needs a real factor, not 1j"),
+        (
+            "int64",
+            2**53 + 1,
+            "all_reduce: PREMUL_SUM of int64 needs a factor that a float64 holds, not 9007199254",
+        ),
+        ("float64", 10**400, "all_reduce: PREMUL_SUM of float64 needs a factor that a float64"),
     ],
+    ids=["whole", "real", "long", "beyond"],
 )
 def test_a_factor_that_would_be_cut_is_refused(dtype, factor, why):
     """A call with a factor that the dtype cannot hold fails before any traffic."""
@@ -71,6 +80,30 @@ def test_a_factor_that_would_be_cut_is_refused(dtype, factor, why):
             dist.all_reduce(np.ones(3, dtype), dist.ReduceOp.PREMUL_SUM(factor))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("factor", [None, "2", np.str_("2"), [2.0], np.ones(2)], ids=repr)
+def test_what_is_no_number_is_no_factor(factor):
+    """PREMUL_SUM of it makes no reduction, so no call has begun."""
+    with pytest.raises(TypeError, match="PREMUL_SUM's factor must be a number, not"):
+        dist.ReduceOp.PREMUL_SUM(factor)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+@pytest.mark.parametrize(
+    "factor",
+    [3, 3.0, 3 + 0j, np.int8(3), np.float16(3), np.array(3), np.array([3.0]), Fraction(3)],
+    ids=repr,
+)
+def test_factors_are_numbers_of_any_kind(factor, dtype):
+    """Arrays of one number too: what says its number by item(), as tensors do."""
+    dist.init_process_group("tcp", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        x = np.arange(4, dtype=dtype)
+        dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(factor))
+    finally:
+        dist.destroy_process_group()
+    np.testing.assert_array_equal(3 * np.arange(4, dtype=dtype), x, strict=True)
 
 
 @pytest.mark.parametrize(

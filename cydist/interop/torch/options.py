@@ -31,8 +31,7 @@ def op_of(op: Any) -> Op:
         return found
     if op != dist.ReduceOp.PREMUL_SUM:
         raise ValueError(f"cydist has no reduction {op}")
-    factor = op.__getstate__()[1]
-    return PremulSum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+    return PremulSum(op.__getstate__()[1])
 
 
 def limit(options: Any) -> timedelta | None:
