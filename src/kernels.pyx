@@ -254,7 +254,8 @@ cdef class Memory:
             PyBuffer_Release(&self.view)
 
 cdef class Memories:
-    """Many buffers, held while this lives, and their addresses and sizes as C wants them."""
+    """Many buffers, held while this lives, and their addresses and sizes as C wants them; with
+    room for one more."""
     cdef Py_buffer *views
     cdef char **ptrs
     cdef size_t *nbytes
@@ -262,27 +263,29 @@ cdef class Memories:
 
     def __cinit__(self, owners, int flags):
         cdef tuple all_ = tuple(owners)
-        cdef size_t n = <size_t>len(all_)
-        self.views = <Py_buffer *>malloc((n + 1) * sizeof(Py_buffer))
-        self.ptrs = <char **>malloc((n + 1) * sizeof(char *))
-        self.nbytes = <size_t *>malloc((n + 1) * sizeof(size_t))
-        if self.views == NULL or self.ptrs == NULL or self.nbytes == NULL:
+        cdef size_t n = <size_t>len(all_) + 1
+        self.views = <Py_buffer *>malloc(
+            n * (sizeof(Py_buffer) + sizeof(char *) + sizeof(size_t)))
+        if self.views == NULL:
             raise MemoryError(f"no memory for a list of {n} buffers")
-        cdef Py_buffer *view
+        self.ptrs = <char **>(self.views + n)
+        self.nbytes = <size_t *>(self.ptrs + n)
         for owner in all_:
-            view = &self.views[self.count]
-            PyObject_GetBuffer(owner, view, flags)
-            self.ptrs[self.count] = <char *>view.buf
-            self.nbytes[self.count] = <size_t>view.len
-            self.count += 1
+            self.hold(owner, flags)
+
+    cdef int hold(self, owner, int flags) except -1:
+        cdef Py_buffer *view = &self.views[self.count]
+        PyObject_GetBuffer(owner, view, flags)
+        self.ptrs[self.count] = <char *>view.buf
+        self.nbytes[self.count] = <size_t>view.len
+        self.count += 1
+        return 0
 
     def __dealloc__(self):
         cdef size_t i
         for i in range(self.count):
             PyBuffer_Release(&self.views[i])
         free(self.views)
-        free(self.ptrs)
-        free(self.nbytes)
 
 
 cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
@@ -362,11 +365,11 @@ def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) ->
     cdef Reduction r
     cdef double parts[2]
     make(&r, parts, op, dtype, factor, ranks)
-    cdef Memories inputs = Memories((low, high, acc), PyBUF_SIMPLE)
-    cdef Memory into = Memory(acc, PyBUF_WRITABLE)
-    cdef size_t count = count_of(inputs, r.itemsize)
+    cdef Memories all_ = Memories((low, high), PyBUF_SIMPLE)
+    all_.hold(acc, PyBUF_WRITABLE)
+    cdef size_t count = count_of(all_, r.itemsize)
     with nogil:
-        r.combine(&r, into.ptr, inputs.ptrs[0], inputs.ptrs[1], count)
+        r.combine(&r, all_.ptrs[2], all_.ptrs[0], all_.ptrs[1], count)
 
 
 def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> None:
@@ -378,15 +381,15 @@ def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> N
     """
     cdef Reduction r
     cdef double parts[2]
-    cdef Memories inputs = Memories((*sources, out), PyBUF_SIMPLE)
-    cdef Memory into = Memory(out, PyBUF_WRITABLE)
-    cdef int n = <int>inputs.count - 1
+    cdef Memories all_ = Memories(sources, PyBUF_SIMPLE)
+    all_.hold(out, PyBUF_WRITABLE)
+    cdef int n = <int>all_.count - 1
     if n < 1:
         raise ValueError("combine_all needs at least one source")
     make(&r, parts, op, dtype, factor, n if ranks is None else ranks)
-    cdef size_t count = count_of(inputs, r.itemsize)
+    cdef size_t count = count_of(all_, r.itemsize)
     with nogil:
-        r.combine_all(&r, into.ptr, <const void *const *>inputs.ptrs, n, count)
+        r.combine_all(&r, all_.ptrs[n], <const void *const *>all_.ptrs, n, count)
 
 
 def prepare(op: int, dtype: int, out, own, factor=None) -> None:
@@ -397,14 +400,14 @@ def prepare(op: int, dtype: int, out, own, factor=None) -> None:
     cdef Reduction r
     cdef double parts[2]
     make(&r, parts, op, dtype, factor, 1)
-    cdef Memories both = Memories((own, out), PyBUF_SIMPLE)
-    cdef Memory into = Memory(out, PyBUF_WRITABLE)
+    cdef Memories both = Memories((own,), PyBUF_SIMPLE)
+    both.hold(out, PyBUF_WRITABLE)
     cdef size_t count = count_of(both, r.itemsize)
     with nogil:
         if r.prepare != NULL:
-            r.prepare(&r, into.ptr, both.ptrs[0], count)
+            r.prepare(&r, both.ptrs[1], both.ptrs[0], count)
         elif count != 0:
-            memmove(into.ptr, both.ptrs[0], count * r.itemsize)
+            memmove(both.ptrs[1], both.ptrs[0], count * r.itemsize)
 
 
 def finish(op: int, dtype: int, acc, ranks: int) -> None:

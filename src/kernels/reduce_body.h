@@ -65,11 +65,13 @@ ALWAYS_INLINE size_t before_line(const void *to, size_t itemsize, size_t count)
 
 enum { CHUNK_BYTES = 8192 };
 
-/* For types that are their own accumulator: chunk by chunk through `combine`. */
+/* For types that are their own accumulator: through `combine`, chunk by chunk where there is
+   more than one step. */
 static void combine_all_exact(ALL_ARGUMENTS)
 {
     char chunk[CHUNK_BYTES] __attribute__((aligned(64)));
-    const size_t per_chunk = CHUNK_BYTES / r->itemsize;
+    const size_t per_chunk =
+        n <= 2 && r->finish == NULL ? count : CHUNK_BYTES / r->itemsize;
     for (size_t done = 0; done < count; done += per_chunk) {
         const size_t some = count - done < per_chunk ? count - done : per_chunk;
         const size_t at = done * r->itemsize;
