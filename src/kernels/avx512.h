@@ -1,5 +1,5 @@
 /* What the variants with AVX-512 have in common: conversions of float16, and sums and products
-   of two arrays of 16-bit floats, 32 elements at a time. Included under their targets. */
+   of two arrays of 16-bit floats, many elements at a time. Included under their targets. */
 
 ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 {
@@ -14,53 +14,72 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #define F16_GET(p) _mm512_load_ps(p)
 #define F16_PUT(p, x) _mm512_store_ps(p, x)
 
-/* A NaN here has whatever bits the processor gave it; `numbers` loses a lane for good when
-   there is one. So the search for NaN costs one instruction for 32 elements, and what replaces
-   them by the one NaN nothing where there is none. */
-#define TWO_AT_ONCE 32
-#define NUMBERS uint32_t
-#define ALL_NUMBERS 0xffffu
+/* 64 elements at a time, in two halves. A NaN here has whatever bits the processor gave it; the
+   result is whether there is one. The search costs an instruction for 32 elements, and what
+   replaces NaN by the one NaN nothing where there is none. */
+#define TWO_AT_ONCE 64
+#define ALL_NUMBERS 0xffff
 #define NUMBERS_IN(first, second, numbers) \
-    _mm512_mask_cmp_ps_mask((__mmask16)(numbers), first, second, _CMP_ORD_Q)
+    _mm512_mask_cmp_ps_mask(numbers, first, second, _CMP_ORD_Q)
+#define BOTH_HALVES(name, format)                                                 \
+    ALWAYS_INLINE int name##_at_once_##format(u16 *to, const u16 *a, const u16 *b) \
+    {                                                                             \
+        __mmask16 numbers = name##_half_##format(to, a, b, ALL_NUMBERS);          \
+        numbers = name##_half_##format(to + 32, a + 32, b + 32, numbers);         \
+        return numbers != ALL_NUMBERS;                                            \
+    }
 
 /* The numbers in the lower and the upper halves of 32-bit words. */
 #define LOWER(words) _mm512_castsi512_ps(_mm512_slli_epi32(words, 16))
 #define UPPER(words) _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))
-#define A_OR_B_AND_C 0xf8
 
-/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. */
-ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
+/* The upper half of a in the lower half, the lower half of b in the upper one. */
+#ifdef FUNNEL_SHIFT
+#define CROSSED(a, b) _mm512_shrdi_epi32(a, b, 16)
+#else
+#define CROSSED(a, b) _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_slli_epi32(b, 16))
+#endif
+#define A_OR_B_AND_C 0xf8
+#define A_IF_C_ELSE_B 0xe4
+
+/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. So
+   the last place of the rest matters where it is one place more than a half; two numbers of 8
+   places have no such sum, and there that place can hold whether the number is odd. */
+ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper, int is_sum)
 {
     const __m512i a = _mm512_castps_si512(lower), b = _mm512_castps_si512(upper);
-    const __m512i kept = _mm512_ternarylogic_epi32(
-        _mm512_srli_epi32(a, 16), b, _mm512_set1_epi32(-65536), A_OR_B_AND_C);
-    const __m512i rest = _mm512_ternarylogic_epi32(
-        _mm512_slli_epi32(b, 16), a, _mm512_set1_epi32(65535), A_OR_B_AND_C);
-    const __m512i weight =
-        _mm512_ternarylogic_epi32(rest, kept, _mm512_set1_epi16(1), A_OR_B_AND_C);
+    const __m512i one = CROSSED(a, b), other = _mm512_mask_mov_epi16(a, 0xaaaaaaaa, b);
+    const __m512i kept =
+        _mm512_ternarylogic_epi32(one, other, _mm512_set1_epi32(0x0000ffff), A_IF_C_ELSE_B);
+    const int of_one = is_sum ? (int)0xfffe0001 : (int)0xffff0000;
+    __m512i weight =
+        _mm512_ternarylogic_epi32(one, other, _mm512_set1_epi32(of_one), A_IF_C_ELSE_B);
+    if (!is_sum)
+        weight = _mm512_ternarylogic_epi32(weight, kept, _mm512_set1_epi16(1), A_OR_B_AND_C);
     const __mmask32 up = _mm512_cmpgt_epu16_mask(weight, _mm512_set1_epi16(-32768));
     return _mm512_mask_sub_epi16(kept, up, kept, _mm512_set1_epi16(-1));
 }
 
-#define BF16_AT_ONCE(name, op)                                                    \
-    ALWAYS_INLINE NUMBERS name##_at_once_bf16(u16 *to, const u16 *a, const u16 *b, \
-                                              NUMBERS numbers)                    \
+#define BF16_AT_ONCE(name, op, is_sum)                                            \
+    ALWAYS_INLINE __mmask16 name##_half_bf16(u16 *to, const u16 *a, const u16 *b, \
+                                             __mmask16 numbers)                   \
     {                                                                             \
         const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);       \
         const __m512 lower = LOWER(x) op LOWER(y), upper = UPPER(x) op UPPER(y);  \
-        _mm512_storeu_si512(to, avx512_bf16_narrow(lower, upper));                \
+        _mm512_storeu_si512(to, avx512_bf16_narrow(lower, upper, is_sum));        \
         return NUMBERS_IN(lower, upper, numbers);                                 \
-    }
+    }                                                                             \
+    BOTH_HALVES(name, bf16)
 
-BF16_AT_ONCE(sum, +)
-BF16_AT_ONCE(product, *)
+BF16_AT_ONCE(sum, +, 1)
+BF16_AT_ONCE(product, *, 0)
 
 #ifdef HALF_PRECISION
 /* The same bits as in float32, rounded: that has 2 * 11 + 2 places, and from so many on rounding
    twice is rounding once. */
 #define F16_AT_ONCE(name, op)                                                     \
-    ALWAYS_INLINE NUMBERS name##_at_once_f16(u16 *to, const u16 *a, const u16 *b, \
-                                             NUMBERS numbers)                     \
+    ALWAYS_INLINE __mmask16 name##_half_f16(u16 *to, const u16 *a, const u16 *b,  \
+                                            __mmask16 numbers)                    \
     {                                                                             \
         const __m512h x = _mm512_castsi512_ph(_mm512_loadu_si512(a));             \
         const __m512h z = x op _mm512_castsi512_ph(_mm512_loadu_si512(b));        \
@@ -68,18 +87,20 @@ BF16_AT_ONCE(product, *)
         _mm512_storeu_si512(to, _mm512_mask_mov_epi16(_mm512_castph_si512(z), is_nan, \
                                                       _mm512_set1_epi16(0x7e00))); \
         return numbers;                                                           \
-    }
+    }                                                                             \
+    BOTH_HALVES(name, f16)
 #else
 #define F16_AT_ONCE(name, op)                                                     \
-    ALWAYS_INLINE NUMBERS name##_at_once_f16(u16 *to, const u16 *a, const u16 *b, \
-                                             NUMBERS numbers)                     \
+    ALWAYS_INLINE __mmask16 name##_half_f16(u16 *to, const u16 *a, const u16 *b,  \
+                                            __mmask16 numbers)                    \
     {                                                                             \
         const __m512 x = F16_WIDEN(a) op F16_WIDEN(b);                            \
         const __m512 y = F16_WIDEN(a + 16) op F16_WIDEN(b + 16);                  \
         _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, 0));                \
         _mm256_storeu_si256((__m256i *)(to + 16), _mm512_cvtps_ph(y, 0));         \
         return NUMBERS_IN(x, y, numbers);                                         \
-    }
+    }                                                                             \
+    BOTH_HALVES(name, f16)
 #endif
 
 F16_AT_ONCE(sum, +)

@@ -1,4 +1,5 @@
-/* The loops for AVX-512 with arithmetic of float16, as server processors since 2023 have it. */
+/* The loops for AVX-512 with arithmetic of float16, as server processors since 2023 have it, and
+   with what all of those have besides. */
 #include "formats.h"
 #include "kernels.h"
 
@@ -7,15 +8,16 @@
 
 #ifdef __clang__
 #pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,f16c"))), \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx512fp16,f16c"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target( \
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,f16c,prefer-vector-width=512")
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx512fp16,f16c,prefer-vector-width=512")
 #endif
 
 #define HALF_PRECISION
+#define FUNNEL_SHIFT
 #include "avx512.h"
 
 #define ISA "avx512fp16"

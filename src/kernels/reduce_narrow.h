@@ -231,8 +231,7 @@ enum { AHEAD = 512 };
         u16 x[TWO_AT_ONCE] = {0}, y[TWO_AT_ONCE] = {0};                           \
         memcpy(x, a, n * sizeof *x);                                              \
         memcpy(y, b, n * sizeof *y);                                              \
-        if (name##_at_once_##format(x, x, y, ALL_NUMBERS) != ALL_NUMBERS)         \
-            one_nan_##format(x, n);                                               \
+        if (name##_at_once_##format(x, x, y)) one_nan_##format(x, n);             \
         memcpy(to, x, n * sizeof *x);                                             \
     }                                                                             \
     static void name##_##format(COMBINE_ARGUMENTS)                                \
@@ -245,13 +244,15 @@ enum { AHEAD = 512 };
         while (count - i >= TWO_AT_ONCE) {                                        \
             const size_t start = i;                                               \
             const size_t end = start + (count - i < CHUNK ? count - i : CHUNK);   \
-            NUMBERS numbers = ALL_NUMBERS;                                        \
+            int nan = 0;                                                          \
             for (; end - i >= TWO_AT_ONCE; i += TWO_AT_ONCE) {                    \
                 __builtin_prefetch(a + i + AHEAD);                                \
                 __builtin_prefetch(b + i + AHEAD);                                \
-                numbers = name##_at_once_##format(to + i, a + i, b + i, numbers); \
+                __builtin_prefetch(a + i + AHEAD + 32);                           \
+                __builtin_prefetch(b + i + AHEAD + 32);                           \
+                nan |= name##_at_once_##format(to + i, a + i, b + i);             \
             }                                                                     \
-            if (numbers != ALL_NUMBERS) one_nan_##format(to + start, i - start);  \
+            if (nan) one_nan_##format(to + start, i - start);                     \
         }                                                                         \
         if (i != count) name##_few_##format(to + i, a + i, b + i, count - i);     \
     }

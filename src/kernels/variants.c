@@ -14,7 +14,8 @@ static int has_f16c(void)
 static int has_avx512fp16(void)
 {
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 23) != 0;
+    const unsigned vbmi2 = 1u << 6, fp16 = 1u << 23;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & vbmi2) != 0 && (d & fp16) != 0;
 }
 #endif
 
