@@ -17,12 +17,11 @@ from libc.string cimport memmove
 from cydist._native.kernels cimport DT_COUNT, DT_OTHER, DT_U8, pack, unpack
 
 
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void **memory, size_t alignment, size_t size)
+cdef extern from "kernels/room.h" nogil:
+    void *cydist_room(size_t nbytes)
 
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
-    CACHE_LINE = 64
 
 # Names by DT_ code; every library's own name is turned into one of these.
 cdef tuple NAMES = (
@@ -293,7 +292,8 @@ cdef class Memory:
     cdef void *ptr
 
     def __cinit__(self, size_t nbytes):
-        if nbytes > 0 and posix_memalign(&self.ptr, CACHE_LINE, nbytes) != 0:
+        self.ptr = cydist_room(nbytes)
+        if self.ptr == NULL and nbytes > 0:
             raise MemoryError(f"no memory for {nbytes} bytes")
 
     def __dealloc__(self):

@@ -1,0 +1,27 @@
+/* Memory for new arrays. */
+#ifndef CYDIST_ROOM_H
+#define CYDIST_ROOM_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { CYDIST_LINE = 64, CYDIST_MANY_PAGES = 4 << 20 };
+
+/* Begins with a cache line; free() frees it; NULL: there is none. Long memory is in huge pages,
+   where the system gives them to who asks. */
+static inline void *cydist_room(size_t nbytes)
+{
+    void *room = NULL;
+    if (nbytes == 0 || posix_memalign(&room, CYDIST_LINE, nbytes) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (nbytes >= CYDIST_MANY_PAGES) {
+        const size_t before = -(uintptr_t)room & ((size_t)sysconf(_SC_PAGESIZE) - 1);
+        madvise((char *)room + before, nbytes - before, MADV_HUGEPAGE);
+    }
+#endif
+    return room;
+}
+
+#endif
