@@ -2,7 +2,7 @@
 
 Decoding a tagged message can make nothing but plain values, whoever sent it. Pickle can run
 code: `decode` refuses it unless it is told that the sender is trusted. This is the one place
-that unpickles.
+that unpickles. What can change and occurs twice in an object goes by pickle, which keeps it one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
     """
     parts: list[bytes] = [TAGGED]
     try:
-        _encode(value, parts, 0)
+        _encode(value, parts, 0, set())
     except NotPlain as error:
         if not allow_pickle:
             raise TypeError(
@@ -77,9 +77,12 @@ def _sized(tag: bytes, body: bytes) -> bytes:
     return tag + struct.pack("<Q", len(body)) + body
 
 
-def _encode(value: Any, parts: list[bytes], depth: int) -> None:
+def _encode(value: Any, parts: list[bytes], depth: int, met: set[int]) -> None:
+    """Append `value` to `parts`; `met` has the ids of what would come back as two."""
     kind = type(value)  # exactly: a subclass would come back as its base
     if kind in _SCALARS:
+        if kind is bytearray:
+            _meet(value, met)
         parts.append(_SCALARS[kind](value))
     elif kind in _CONTAINERS:
         if depth == DEPTH_LIMIT:
@@ -87,20 +90,30 @@ def _encode(value: Any, parts: list[bytes], depth: int) -> None:
         items: Iterable[Any] = value
         if kind is dict:
             items = [part for pair in value.items() for part in pair]
+        # Of a tuple of scalars a copy is as good; of deeper ones copies of copies would grow.
+        if kind not in (tuple, frozenset) or any(type(item) in _CONTAINERS for item in items):
+            _meet(value, met)
         parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
         for item in items:
-            _encode(item, parts, depth + 1)
+            _encode(item, parts, depth + 1, met)
     elif kind is np.ndarray and _plain(value.dtype) and value.itemsize > 0:
+        _meet(value, met)
         name = value.dtype.str.encode()
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
         parts.append(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.generic) and _plain(value.dtype):
+    elif isinstance(value, np.generic) and kind is value.dtype.type and _plain(value.dtype):
         name = value.dtype.str.encode()
         data = value.tobytes()[: value.itemsize]  # numpy gives an empty str_ four bytes
         parts.append(b"G" + struct.pack("<B", len(name)) + name + data)
     else:
         raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _meet(value: Any, met: set[int]) -> None:
+    if id(value) in met:
+        raise NotPlain(f"a {type(value).__name__} that occurs twice")
+    met.add(id(value))
 
 
 def _int(value: int) -> bytes:
@@ -212,6 +225,12 @@ class _Reader:
         (length,) = self.unpack("<B")
         dtype = self.dtype(length)
         data = self.elements(dtype, 1)
+        # Of these numpy's elements would lose zeros at the end.
+        if dtype.kind == "S":
+            return np.bytes_(data)
+        if dtype.kind == "U":
+            order = "utf-32-be" if dtype.str[0] == ">" else "utf-32-le"
+            return np.str_(data.decode(order, "surrogatepass"))
         return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 

@@ -56,6 +56,48 @@ def test_numpy_scalars_keep_their_type():
     assert np.float32(1.5) == back
 
 
+@pytest.mark.parametrize(
+    "value", [np.bytes_(b"ab\0\0"), np.str_("ab\0"), np.str_("\ud800")], ids=str
+)
+def test_numpy_strings_keep_every_character(value):
+    """Also zeros at the end, which elements of arrays do not have."""
+    back = codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    assert value == back
+    assert type(value) is type(back)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [[1], {1: 2}, {1}, bytearray(b"a"), np.zeros(2), ([1],), ((1, 2), 3)],
+    ids=["list", "dict", "set", "bytearray", "array", "tuple", "tuple of tuples"],
+)
+def test_what_occurs_twice_comes_back_as_one(shared):
+    """A change of one is seen in the other, as with pickle, which says it."""
+    given = {"weight": shared, "tied": [shared]}
+    back = codec.decode(codec.encode(given, allow_pickle=True), allow_pickle=True)
+    assert back["weight"] is back["tied"][0]
+    with pytest.raises(TypeError, match="that occurs twice needs pickle"):
+        codec.encode(given, allow_pickle=False)
+
+
+@pytest.mark.parametrize("pair", [lambda x: [x, x], lambda x: (x, x)], ids=["lists", "tuples"])
+def test_what_is_shared_is_sent_once(pair):
+    """2**18 ways to one value are no 2**18 copies of it."""
+    value = pair(0)
+    for _ in range(18):
+        value = pair(value)
+    assert len(codec.encode(value, allow_pickle=True)) < 1000
+
+
+@pytest.mark.parametrize(
+    "shared", [(), (1, "a"), frozenset({1}), "a", 1.5, np.float32(2)], ids=repr
+)
+def test_what_never_changes_may_occur_twice(shared):
+    """A copy is as good: no pickle is needed."""
+    back = codec.decode(codec.encode([shared, shared], allow_pickle=False), allow_pickle=False)
+    assert [shared, shared] == back
+
+
 def test_other_objects_need_pickle():
     """A custom object travels by pickle, and only if both sides allow it."""
     data = codec.encode({"x": Custom()}, allow_pickle=True)
@@ -74,6 +116,20 @@ def test_dtypes_of_others_keep_theirs(name):
     assert back[0].dtype == array.dtype
     assert back[0].tobytes() == array.tobytes()
     assert type(back[1]) is type(array[0])
+
+
+class Metres(np.float64):
+    """A number that is more than that, and says so to pickle, as numpy's do not."""
+
+    def __reduce__(self):
+        return Metres, (float(self),)
+
+
+def test_a_numpy_scalar_of_a_subclass_keeps_its_type():
+    """Only pickle can say it."""
+    back = codec.decode(codec.encode(Metres(2.5), allow_pickle=True), allow_pickle=True)
+    assert type(back) is Metres
+    assert back == 2.5
 
 
 def test_a_subclass_is_not_mistaken_for_its_base():
