@@ -74,19 +74,22 @@ class TaskWork(EventWork):
         super().__init__(name, None, result)
         self._pid = os.getpid()
         self._body: Callable[[], None] | None = body
-        self._lock = threading.Lock()
         self._followers: list[Callable[[], None]] = []
 
     def run(self) -> None:
         """Run the call; keep what it raises for whoever waits."""
         assert self._body is not None
+        failed: BaseException | None = None
         try:
             self._body()
         except BaseException as error:
-            self._error = error
+            failed = error
         self._body = None  # lets go of the arrays
+        self.end(failed, self._source)
+
+    def end(self, error: BaseException | None = None, source: int | None = None) -> None:
+        super().end(error, source)
         with self._lock:
-            self._done.set()
             followers, self._followers = self._followers, []
         for follower in followers:
             THREADS.run(follower)

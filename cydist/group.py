@@ -111,7 +111,7 @@ class ProcessGroup(Running):
         works = [self.irecv(array, peer, COLLECTIVE_TAG) for array, peer in receives]
         works += [self.isend(array, peer, COLLECTIVE_TAG) for array, peer in sends]
         for work in works:
-            work.wait(call.remaining())
+            call.wait(work)
 
     def _others(self) -> list[int]:
         """Every other rank, nearest first, so that not all begin with rank 0."""

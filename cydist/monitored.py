@@ -50,7 +50,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
     missing: list[int] = []
     for peer, work in zip(others, arriving, strict=True):
         try:
-            work.wait(call.remaining())
+            call.wait(work)
         except DistTimeoutError:
             missing.append(group.ranks[peer])
             if not wait_all:
@@ -67,15 +67,15 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
         )
     leaving = [group.isend(token, peer, COLLECTIVE_TAG) for peer in others]
     for work in leaving:
-        work.wait(call.remaining())
+        call.wait(work)
 
 
 def _report(group: ProcessGroup, call: Call) -> None:
     """Every other rank: tell rank 0, and wait until it has heard from all."""
     here = group.ranks[group.rank()]
     try:
-        group.isend(_native.empty(1), 0, COLLECTIVE_TAG).wait(call.remaining())
-        group.irecv(_native.empty(1), 0, COLLECTIVE_TAG).wait(call.remaining())
+        call.wait(group.isend(_native.empty(1), 0, COLLECTIVE_TAG))
+        call.wait(group.irecv(_native.empty(1), 0, COLLECTIVE_TAG))
     except DistTimeoutError as error:
         raise DistTimeoutError(
             f"Rank {here} successfully reached monitoredBarrier, but received errors while "

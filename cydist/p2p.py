@@ -108,8 +108,10 @@ def _receiving(
 def _wait(group: AnyGroup, name: str, work: Work, timeout: float | None) -> None:
     """Wait for a blocking message; one that is late, or given up because a signal handler
     raised, fails its group, as a collective would."""
+    if timeout is not None:
+        work.due(timeout)
     try:
-        work.wait(timeout)
+        work.wait()
     except BaseException as error:
         given_up = isinstance(error, DistTimeoutError) or not isinstance(error, DistError)
         chosen = usable_group(group, "wait")

@@ -52,6 +52,11 @@ class Call:
         """Seconds left; never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
+    def wait(self, part: Work) -> None:
+        """Wait for a message of this call, which has the call's deadline and no other."""
+        part.due(None)
+        part.wait(self.remaining())
+
 
 class Running:
     """The part of a ProcessGroup that runs its calls, and that fails."""

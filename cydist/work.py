@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from datetime import timedelta
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -38,24 +40,44 @@ class Work:
     A backend makes subclasses: what completes a call differs (a thread, a request, an event
     on a stream), what the user sees does not. A subclass implements `_wait` and `_poll`, and
     sets `_error` to what went wrong and, for a receive, `_source` to the sender's global rank.
-    On a backend with streams `wait` orders the current stream after the call and returns at
-    once; `synchronize` blocks until it has run.
+    Its deadline, if it has one, is kept here (`due`). On a backend with streams `wait` orders the
+    current stream after the call and returns at once; `synchronize` blocks until it has run.
     """
+
+    _due_at = math.inf  # on time.monotonic()
+    _allowed: float | None = None  # how long that was, in seconds
 
     def __init__(self, result: object = None) -> None:
         self._result = result
         self._error: BaseException | None = None
         self._source: int | None = None
 
+    def due(self, timeout: float | None) -> None:
+        """The call may take so many seconds from now; None: any time. For whoever started it.
+
+        A call that is not over by then ends with DistTimeoutError as soon as somebody waits for
+        it, or asks. The last word holds, also for who waits already.
+        """
+        self._allowed = timeout
+        self._due_at = math.inf if timeout is None else time.monotonic() + timeout
+
     # What a subclass implements.
 
     def _wait(self, timeout: float | None) -> None:
-        """Block until complete. Raises what the call raised, or DistTimeoutError."""
+        """Block until complete. Raises what the call raised; DistTimeoutError after so many
+        seconds, and leaves it under way."""
         raise NotImplementedError
 
     def _poll(self) -> bool:
         """Is it complete, well or badly? Never blocks."""
         raise NotImplementedError
+
+    def _expire(self, late: DistTimeoutError) -> None:
+        """The call is not complete when it was due: end it. Optional.
+
+        late    what `_wait` raised
+        """
+        self._error = late
 
     # What the user calls.
 
@@ -67,8 +89,19 @@ class Work:
         Raises what the call raised. A timeout given here that passes raises DistTimeoutError
         and leaves the call under way: it can be waited for again.
         """
-        self._wait(seconds(timeout))
-        return True
+        limit = seconds(timeout)
+        end = math.inf if limit is None else time.monotonic() + limit
+        while True:
+            due = self._due_at
+            first = end if end < due else due
+            try:
+                self._wait(None if first == math.inf else max(0.0, first - time.monotonic()))
+                return True
+            except DistTimeoutError as late:
+                if end < due or self._error is not None:
+                    raise
+                if due == self._due_at:
+                    self._expire(late)  # and `_wait` raises
 
     def synchronize(self) -> None:
         """Block the calling thread until the call is complete, whatever the backend."""
@@ -76,15 +109,20 @@ class Work:
 
     def is_completed(self) -> bool:
         """Is the call over, well or badly? Never blocks."""
-        return self._poll()
+        if self._poll():
+            return True
+        if time.monotonic() >= self._due_at:
+            with suppress(Exception):
+                self.wait()  # it ends
+        return self._error is not None
 
     def is_success(self) -> bool:
         """Is the call over without an error?"""
-        return self._poll() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """What the call raised; None while it is under way and after success."""
-        return self._error if self._poll() else None
+        return self._error if self.is_completed() else None
 
     def result(self) -> Any:
         """Wait, then the arrays that the call wrote, as the user passed them."""
@@ -154,31 +192,36 @@ class EventWork(Work):
     def __init__(self, what: str, timeout: float | None = None, result: object = None) -> None:
         super().__init__(result)
         self._what = what
-        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._done = threading.Event()
+        self._lock = threading.Lock()
+        if timeout is not None:
+            self.due(timeout)
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
-        """The call is over; once.
+        """The call is over; only the first time counts.
 
         error       what it raises in whoever waits; None: it went well
         source      of a receive that went well: the sender's global rank
         """
-        self._error = error
-        self._source = source
-        self._done.set()
+        with self._lock:
+            if not self._done.is_set():
+                self._error = error
+                self._source = source
+                self._done.set()
 
     def _wait(self, timeout: float | None) -> None:
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        own = left is not None and (timeout is None or left < timeout)
-        if not self._done.wait(left if own else timeout):
+        if not self._done.wait(timeout):
             raise DistTimeoutError(
-                f"{self._what}: timeout" if own else
-                f"{self._what}: not complete after {timeout:g} s; it goes on, and can be "
+                f"{self._what}: not complete after {timeout:.3g} s; it goes on, and can be "
                 "waited for again",
                 op=self._what.partition(" ")[0],
-            )  # fmt: skip
+            )
         if self._error is not None:
             raise self._error
+
+    def _expire(self, late: DistTimeoutError) -> None:
+        given = "" if self._allowed is None else f" after {self._allowed:.3g} s"
+        self.end(DistTimeoutError(f"{self._what}: timeout{given}", op=late.op))
 
     def _poll(self) -> bool:
         return self._done.is_set()
@@ -195,6 +238,9 @@ class FinishedWork(Work):
         self._inner = inner
         self._finish: Callable[[], None] | None = finish
         self._lock = threading.Lock()
+
+    def due(self, timeout: float | None) -> None:
+        self._inner.due(timeout)
 
     def _wait(self, timeout: float | None) -> None:
         self._inner.wait(timeout)

@@ -8,9 +8,11 @@ before it is filled again, and the caller's streams come before the first copy a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.devices import ArrayLibrary
     from cydist.group import ProcessGroup
+    from cydist.work import Work
 
 SMALLEST_BYTES = 1 << 16  # of a slot
 SPIN = 200  # looks at an event before the first sleep: some hundred microseconds
@@ -41,15 +44,31 @@ class Chunk(NamedTuple):
     exchange: Callable[[Array], None]
 
 
-class Turn(NamedTuple):
+@dataclass
+class Turn:
     """Whose call it is: for deadlines and errors.
 
     deadline    on time.monotonic()
+    part        the message that it waits for, or waited for last
     """
 
     group: ProcessGroup
     name: str
     deadline: float
+    part: Work | None = None
+
+    def wait(self, part: Work) -> None:
+        """Wait for a message, which has the group's deadline unless the call has none."""
+        self.part = part  # first: see `unbind`
+        if self.deadline == math.inf:
+            part.due(None)
+        part.wait()
+
+    def unbind(self) -> None:
+        """Whoever waits for the call keeps its deadline."""
+        self.deadline = math.inf
+        if self.part is not None:
+            self.part.due(None)
 
 
 class Slot:

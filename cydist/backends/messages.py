@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import DistError, from_failure
+from cydist.errors import DistError, DistTimeoutError, from_failure
 from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG
-from cydist.work import Work
+from cydist.work import LONGEST_TIMEOUT, Work
 
 if TYPE_CHECKING:
     from cydist._native import Message
@@ -51,11 +51,11 @@ class MessageWork(Work):
         self._name = name
         self._peer = peer
         self._message = message
-        self._deadline = group.deadline(None)
+        self.due(group.timeout)
 
     def _wait(self, timeout: float | None) -> None:
-        own_limit = timeout is None or time.monotonic() + timeout >= self._deadline
-        deadline = self._deadline if own_limit else time.monotonic() + (timeout or 0.0)
+        limit = LONGEST_TIMEOUT if timeout is None else timeout
+        deadline = time.monotonic() + limit
         if not self._message.over:
             self._group.check_process(self._name)
         self._group.waiting = (self._name, self._peer)
@@ -64,16 +64,18 @@ class MessageWork(Work):
         finally:
             self._group.waiting = None
         if not over:
-            waited = self._group.timeout if timeout is None else timeout
-            late = timed_out(self._group, self._name, self._peer, waited)
-            if not own_limit:
-                raise late
-            self._message.cancel()
-            self._error = late
-            self._group.fail(late, self._name)
+            raise timed_out(self._group, self._name, self._peer, limit)
         self._settle()
         if self._error is not None:
             raise self._error
+
+    def _expire(self, late: DistTimeoutError) -> None:
+        """Also fails the group."""
+        given = self._group.timeout if self._allowed is None else self._allowed
+        error = timed_out(self._group, self._name, self._peer, given)
+        self._message.cancel()
+        self._error = error
+        self._group.fail(error, self._name)
 
     def _poll(self) -> bool:
         if not self._message.over:
@@ -88,7 +90,7 @@ class MessageWork(Work):
         self._group.let_go(self._message)
         if self._error is None:
             try:
-                with self._group.failures(self._name, None, self._deadline):
+                with self._group.failures(self._name, None, self._due_at):
                     self._message.check()
             except Exception as error:
                 self._error = error

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SLOTS = 2
 PIECE_BYTES = 1 << 20
+SLICE = 0.1  # seconds between two looks at the clock
 MOST_IDLE = 4  # conveyors of a device that wait for the next message
 HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
 
@@ -80,12 +81,13 @@ class StagedMessages:
 
         def post(data: Array, about: Array | None = None) -> Work:
             """The one message that a receive with the user's tag takes."""
-            if before is not None and not before.wait(turn.deadline - time.monotonic()):
-                raise DistTimeoutError(
-                    f"send on group {self._host.group_name!r}: timeout: an earlier message to "
-                    f"rank {self._host.ranks[peer]} is not on its way yet",
-                    op="send", group=self._host.group_name,
-                )  # fmt: skip
+            while before is not None and not before.wait(SLICE):
+                if time.monotonic() > turn.deadline:
+                    raise DistTimeoutError(
+                        f"send on group {self._host.group_name!r}: timeout: an earlier message to "
+                        f"rank {self._host.ranks[peer]} is not on its way yet",
+                        op="send", group=self._host.group_name,
+                    )  # fmt: skip
             try:
                 return self._host.isend(data, peer, tag, about=about)
             finally:
@@ -95,20 +97,21 @@ class StagedMessages:
             try:
                 with self._under_way(conveyor, "send"):
                     conveyor.follow(events)
-                    conveyor.run(self._sent(array, peer, post), turn)
+                    conveyor.run(self._sent(array, peer, post, turn), turn)
             finally:
                 posted.set()
                 with self._lock:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        work = TaskWork("send", body, None)
+        work = StagedMessage(turn, body)
         THREADS.run(work.run)
         return work
 
-    def _sent(self, array: Array, peer: int, post: Callable[..., Work]) -> list[Chunk]:
+    def _sent(self, array: Array, peer: int, post: Callable[..., Work], turn: Turn) -> list[Chunk]:
         if array.nbytes <= PIECE_BYTES:
-            return [Chunk(array.nbytes, [(0, array)], [], lambda m: _over(post(m.typed(array))))]
+            only = [(0, array)]
+            return [Chunk(array.nbytes, only, [], lambda m: turn.wait(post(m.typed(array))))]
         number = next(self._numbers)
         header = _native.empty(HEADER.size)
         memoryview(header)[:] = HEADER.pack(number)
@@ -116,9 +119,9 @@ class StagedMessages:
         def chunk(i: int, piece: Array) -> Chunk:
             def send(memory: Array) -> None:
                 announced = post(header, array) if i == 0 else None
-                _over(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
+                turn.wait(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
                 if announced is not None:
-                    announced.wait()
+                    turn.wait(announced)
 
             return Chunk(piece.nbytes, [(0, piece)], [], send)
 
@@ -138,26 +141,26 @@ class StagedMessages:
 
         def body() -> None:
             with self._under_way(conveyor, "recv"):
-                first.wait()
+                turn.wait(first)
                 work._source = first._source
                 conveyor.follow(events)
                 if whole:
                     conveyor.unload(chunk, slot)
                 else:
-                    conveyor.run(self._received(array, first.source_rank(), header), turn)
+                    conveyor.run(self._received(array, first.source_rank(), header, turn), turn)
                 conveyor.finish(turn)
 
-        work = TaskWork("recv", body, None)
+        work = StagedMessage(turn, body)
         THREADS.run(work.run)
         return work
 
-    def _received(self, array: Array, source: int, header: Array) -> list[Chunk]:
+    def _received(self, array: Array, source: int, header: Array, turn: Turn) -> list[Chunk]:
         (number,) = HEADER.unpack(memoryview(header))
         peer = self._host.get_group_rank(source)
 
         def chunk(piece: Array) -> Chunk:
             def receive(memory: Array) -> None:
-                _over(self._host.irecv(memory.typed(piece), peer, PIECE_TAG | number))
+                turn.wait(self._host.irecv(memory.typed(piece), peer, PIECE_TAG | number))
 
             return Chunk(piece.nbytes, [], [(0, piece)], receive)
 
@@ -200,8 +203,17 @@ class StagedMessages:
             conveyor.close()
 
 
-def _over(work: Work) -> None:
-    work.wait()
+class StagedMessage(TaskWork):
+    """A message, as its caller holds it. Its own messages have the group's deadline, unless `due`
+    says another."""
+
+    def __init__(self, turn: Turn, body: Callable[[], None]) -> None:
+        super().__init__(turn.name, body, None)
+        self._turn = turn
+
+    def due(self, timeout: float | None) -> None:
+        super().due(timeout)
+        self._turn.unbind()
 
 
 def _pieces(array: Array) -> list[Array]:

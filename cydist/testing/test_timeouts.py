@@ -51,6 +51,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "broadcast_object_list": lambda **how: dist.broadcast_object_list([None], 1, **how),
     "recv_object_list": lambda **how: dist.recv_object_list([None], 1, **how),
 }
+ADD = dist.ReduceOp.create(np.add)
+# What rank 1 does for rank 0's call.
+ANSWERED: dict[str, Callable[..., Any]] = {
+    "recv": lambda **how: dist.send(one(), 0, **how),
+    "recv_object_list": lambda **how: dist.send_object_list(["x"], 0, **how),
+    "all_reduce": CALLS["all_reduce"],
+    "all_reduce by a function": lambda **how: dist.all_reduce(one(), ADD, **how),
+    "monitored_barrier": CALLS["monitored_barrier"],
+}
 STARTED: dict[str, Callable[[Any], Any]] = {
     "all_reduce": lambda group: dist.all_reduce(one(), group=group, async_op=True),
     "irecv": lambda group: dist.irecv(one(), 1, group),
@@ -85,6 +94,27 @@ def test_of_a_call(jobs: Jobs, backend: str, call: str) -> None:
     late(jobs, backend, lambda group: CALLS[call](group=group, timeout=TIMEOUT))
 
 
+@pytest.mark.parametrize("call", ANSWERED)
+def test_of_a_call_that_has_longer_than_its_group(jobs: Jobs, backend: str, call: str) -> None:
+    """It has the time that it was given, though the group's has passed before anybody answers."""
+
+    def body(rank: int) -> None:
+        group, silent = dist.new_group([0, 1]), dist.new_group([0, 1])
+        dist.barrier()
+        group.timeout = 0.0  # type: ignore[union-attr]
+        if rank == 0:
+            CALLS.get(call, ANSWERED[call])(group=group, timeout=30)
+        else:
+            with pytest.raises(dist.DistTimeoutError):
+                dist.recv(one(), 0, silent, timeout=TIMEOUT)
+            ANSWERED[call](group=group, timeout=30)
+        dist.barrier()
+        for each in (group, silent):
+            dist.destroy_process_group(each)
+
+    jobs.get(backend, 2).run(body)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_of_a_group(jobs: Jobs, backend: str, call: str) -> None:
     """Calls that say nothing of a timeout have the group's."""
@@ -103,6 +133,20 @@ def test_of_a_wait(jobs: Jobs, backend: str, call: str) -> None:
 def test_of_a_group_for_what_was_started(jobs: Jobs, backend: str, call: str) -> None:
     """It counts from the start of the call, not of the wait."""
     late(jobs, backend, lambda group: STARTED[call](group).wait(), TIMEOUT)
+
+
+@pytest.mark.parametrize("call", STARTED)
+def test_of_a_group_for_what_is_polled(jobs: Jobs, backend: str, call: str) -> None:
+    """What is late is over, and says so to who never waits."""
+
+    def polled(group: Any) -> None:
+        work, deadline = STARTED[call](group), time.monotonic() + 30
+        while not work.is_completed():
+            assert time.monotonic() < deadline
+        assert not work.is_success()
+        raise work.exception()
+
+    late(jobs, backend, polled, TIMEOUT)
 
 
 def waited_for(work: Any) -> None:

@@ -9,6 +9,7 @@ nothing can interrupt: a thread waits.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import time
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cydist import _native
-from cydist.errors import MismatchError, UnsupportedError
+from cydist.errors import DistError, DistTimeoutError, MismatchError, UnsupportedError
 from cydist.executor import TaskWork
 from cydist.group import COLLECTIVE_TAG
+from cydist.work import LONGEST_TIMEOUT
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -164,16 +166,17 @@ class TorchMessage(TaskWork):
     def __init__(self, group: TorchGroup, posted: Posted) -> None:
         self.sends = posted.name == "send"
         super().__init__(posted.name, self._finish, None)
-        self._over_by = group.deadline(None)
         self._group = group
         self._posted = posted
+        self.due(group.timeout)
 
     def _finish(self) -> None:
         """On a thread of its own."""
         group, posted = self._group, self._posted
         try:
-            with group.failures(posted.name, None, self._over_by, posted):
-                posted.finish(self._over_by + GRACE)
+            with group.failures(posted.name, None, math.inf, posted):
+                # Who waits for us keeps the deadline, and cuts the connections then.
+                posted.finish(time.monotonic() + LONGEST_TIMEOUT)
         except BaseException as error:
             group.fail(error, posted.name)
             raise
@@ -181,13 +184,17 @@ class TorchMessage(TaskWork):
             self._source = group.ranks[posted.peer]
 
     def _wait(self, timeout: float | None) -> None:
-        left = max(0.0, self._over_by - time.monotonic())
-        own_limit = timeout is None or timeout >= left
-        waited = self._group.timeout if timeout is None else timeout
-        if not self._poll() and not self._done.wait(left if own_limit else timeout):
-            late = self._group.late(self._posted.name, None, waited, self._posted.peer)
-            if own_limit:
-                self._group.fail(late, self._posted.name)
-            raise late
+        if not self._poll() and not self._done.wait(timeout):
+            raise self._late(timeout or 0.0)
         if self._error is not None:
             raise self._error
+
+    def _late(self, waited: float) -> DistError:
+        posted = self._posted
+        return self._group.late(posted.name, None, waited, posted.peer)
+
+    def _expire(self, late: DistTimeoutError) -> None:
+        """Also fails the group."""
+        error = self._late(self._group.timeout if self._allowed is None else self._allowed)
+        self.end(error)
+        self._group.fail(error, self._posted.name)

@@ -66,7 +66,7 @@ class StreamWork(Work):
         while not self._poll():  # the watchdog ends what is late
             if end is not None and time.monotonic() > end:
                 raise DistTimeoutError(
-                    f"{self.flight.call.name}: not complete after {timeout:g} s; it goes on, and "
+                    f"{self.flight.call.name}: not complete after {timeout:.3g} s; it goes on, and "
                     "can be waited for again",
                     op=self.flight.call.name, group=self._group.group_name,
                 )  # fmt: skip
