@@ -63,8 +63,9 @@ class Entries:
         ranks = range(group.size() * each)
         title = f"{group.group_name} with {each} arrays a rank"
         store = world.current().store.part(
-            f"{group.group_name}/entries/{number}/{backend}", ranks, f"making group {title!r}"
-        )
+            f"{group.group_name}/entries/{number}/{backend}", group.ranks,
+            f"making group {title!r}",
+        )  # fmt: skip
 
         def make(i: int) -> ProcessGroup:
             rank = group.rank() * each + i

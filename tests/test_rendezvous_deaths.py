@@ -254,6 +254,21 @@ def test_leaving_is_no_death(master: TCPStore) -> None:
     assert master.get("p/lost").count(b"\n") == 1
 
 
+def test_ranks_that_are_numbered_anew_are_not_taken_for_the_dead(master: TCPStore) -> None:
+    """Of ranks 0, 1, 2, 3 the second has died, so 2 and 3 are 1 and 2 now; then the last gives up,
+    and is called by its new number."""
+    whole = MembersStore("p", master, range(4))
+    whole.leave(1, "dead")
+    whole.renumber([0, 2, 3])
+    part = whole.part("q", [0, 1, 2], "making a group")
+    with pytest.raises(StoreTimeoutError):
+        part.wait(["late"], 0.05)
+    whole.leave(2, "reason")
+    with pytest.raises(PeerFailedError, match=r"rank 2 .*reason, before all 3") as caught:
+        part.wait(["late"], DEADLINE)
+    assert caught.value.ranks == (2,)
+
+
 def test_others_are_not_disturbed(master: TCPStore) -> None:
     """Who does not wait for the lost rank goes on waiting, and gets what comes."""
     whole = MembersStore("p", master, range(4))

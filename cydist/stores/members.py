@@ -44,7 +44,8 @@ class MembersStore(PrefixStore):
     ) -> None:
         super().__init__(prefix, store)
         self.holder = holder
-        self._members = members
+        # The number with which a rank joined -> its number now.
+        self._members = {rank: rank for rank in members}
         self._what = what
         self._noun = noun
         root, path = _below(self)
@@ -55,9 +56,17 @@ class MembersStore(PrefixStore):
 
     def part(self, prefix: str, members: Collection[int], what: str) -> MembersStore:
         """A part of this part, for some of its members."""
-        part = MembersStore(prefix, self, members, what=what, holder=self.holder)
+        part = MembersStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
+        part._members = {joined: rank for joined, rank in self._members.items() if rank in members}
         return part
+
+    def renumber(self, ranks: Sequence[int]) -> None:
+        """From now on a rank's number is its place in `ranks`, which holds the old ones; those
+        that are not there are no members any more."""
+        self._members = {
+            joined: ranks.index(rank) for joined, rank in self._members.items() if rank in ranks
+        }
 
     def join(self, rank: int) -> None:
         """From now on the others learn if this process, which is `rank`, ends."""
@@ -74,7 +83,8 @@ class MembersStore(PrefixStore):
                 contextlib.closing(self._root.clone()) as twin,
             ):
                 twin.set_timeout(_TELLING_SECONDS)
-                twin.append(self._lost, f"{rank} on {socket.gethostname()} gave up: {why}\n")
+                joined = next((j for j, now in self._members.items() if now == rank), rank)
+                twin.append(self._lost, f"{joined} on {socket.gethostname()} gave up: {why}\n")
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
@@ -116,7 +126,7 @@ class MembersStore(PrefixStore):
     def _check(self, news: bytes) -> None:
         lines = [line.partition(" ") for line in news.decode(errors="replace").splitlines()]
         said = {int(rank): how for rank, _, how in lines if rank.isdecimal()}
-        lost = {rank: how for rank, how in said.items() if rank in self._members}
+        lost = {self._members[j]: how for j, how in said.items() if j in self._members}
         if lost:
             text = "; ".join(f"{self._noun} {rank} {how}" for rank, how in lost.items())
             raise PeerFailedError(
