@@ -49,7 +49,7 @@ class Turn:
     """Whose call it is: for deadlines and errors.
 
     deadline    on time.monotonic()
-    part        the message that it waits for, or waited for last
+    part        the message that it waits for
     """
 
     group: ProcessGroup
@@ -62,13 +62,17 @@ class Turn:
         self.part = part  # first: see `unbind`
         if self.deadline == math.inf:
             part.due(None)
-        part.wait()
+        try:
+            part.wait()
+        finally:
+            self.part = None  # it keeps pinned memory alive
 
     def unbind(self) -> None:
         """Whoever waits for the call keeps its deadline."""
         self.deadline = math.inf
-        if self.part is not None:
-            self.part.due(None)
+        part = self.part
+        if part is not None:
+            part.due(None)
 
 
 class Slot:
