@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cydist import config, registry
@@ -362,12 +363,19 @@ def new_group(
                     the world calls new_group, in the same order, members or not
 
     Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
-    Raises ValueError for unknown or repeated ranks, and for use_local_synchronization on
-    "mpi".
+    Raises TypeError for ranks that are no integers, ValueError for unknown or repeated ones, for
+    a wrong timeout, and for use_local_synchronization on "mpi"; nothing has happened then, and
+    the call can be made again.
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")
-    members = tuple(range(world.size)) if ranks is None else tuple(ranks)
+    limit = seconds(timeout)
+    try:
+        members = tuple(range(world.size)) if ranks is None else tuple(map(index, ranks))
+    except TypeError:
+        raise TypeError(
+            f"new_group: ranks must be a list of global ranks, or None, not {ranks!r}"
+        ) from None
     if sort_ranks:
         members = tuple(sorted(members))
     if len(set(members)) != len(members) or not all(0 <= r < world.size for r in members):
@@ -396,7 +404,6 @@ def new_group(
         name = f"{world.prefix}{world.made}"
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    limit = seconds(timeout)
     made = world.make(members, name, spec, world.timeout if limit is None else limit, pg_options)
     made.group_desc = group_desc or name
     return made

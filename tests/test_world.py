@@ -87,6 +87,36 @@ def test_new_group_refuses_wrong_arguments(jobs, arguments, words):
     jobs.get("inproc", 2).run(body)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [{"timeout": -1}, {"timeout": "1"}, {"ranks": [0.0, 1.0]}, {"ranks": 1}, {"ranks": "01"}],
+    ids=lambda value: str(value),
+)
+def test_a_refused_new_group_does_not_count(jobs, arguments):
+    """Rank 0 alone makes a mistake, and corrects it: the ranks have one group."""
+
+    def body(rank):
+        if rank == 0:
+            with pytest.raises((TypeError, ValueError)):
+                dist.new_group(**arguments)
+        group = dist.new_group()
+        return group.group_name
+
+    first, second = jobs.get("inproc", 2).run(body)
+    assert first == second
+
+
+def test_local_groups_are_the_same_however_their_ranks_are_spelled(jobs):
+    """The members' numbers count, not whose integers they are."""
+
+    def body(rank):
+        ranks = [0, 1] if rank == 0 else list(np.arange(2))
+        return dist.new_group(ranks, use_local_synchronization=True).group_name
+
+    first, second = jobs.get("inproc", 2).run(body)
+    assert first == second
+
+
 def test_an_array_on_a_device_that_nobody_copies_from_is_refused(jobs):
     """Without cupy and torch the error says what is missing; the group goes on."""
 
