@@ -80,11 +80,13 @@ class _Party:
     def __enter__(self) -> _Party:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         self._sender.close()
         self._receiver.close()
         if self._store is not self._own:
             self._own.close()
+        if failed:
+            self._store.release()
 
     def leading_store(self, deadline: float) -> TCPStore:
         """Announce ourselves, listen for a while, and join the best store heard of."""

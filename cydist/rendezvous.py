@@ -21,7 +21,7 @@ from cydist.meeting import meet
 from cydist.names import resolve
 from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
 from cydist.stores.listening import public_address
-from cydist.stores.members import served_by
+from cydist.stores.members import released_on_error, served_by
 from cydist.stores.store import Timeout, seconds
 
 if TYPE_CHECKING:
@@ -105,10 +105,11 @@ def rendezvous(
             f"not {init_method!r}"
         )
     store, here, size = way(_with_query(call))
-    store.set_timeout(timedelta(seconds=seconds(timeout)))
     by_rank_0 = isinstance(store, TCPStore) and not (url and _is_multicast(url.hostname or ""))
     holder = 0 if by_rank_0 else None
-    return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
+    with released_on_error(store):
+        store.set_timeout(timedelta(seconds=seconds(timeout)))
+        return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
 
 
 def rendezvous_by(
@@ -125,8 +126,9 @@ def rendezvous_by(
     call = _Call(None, rank, world_size, "", deadline)
     call.placed("a store")
     store = _through(board, call, lambda: host(deadline))
-    store.set_timeout(timedelta(seconds=seconds(timeout)))
-    return meet(store, rank, world_size, deadline=deadline, holder=0)
+    with released_on_error(store):
+        store.set_timeout(timedelta(seconds=seconds(timeout)))
+        return meet(store, rank, world_size, deadline=deadline, holder=0)
 
 
 def _split(url: str) -> SplitResult:
@@ -216,7 +218,8 @@ def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
     if rank == 0:
         host = where()
         store = _tcp(call, host, 0)
-        board.set(f"address/{number}", f"{host} {store.port}")
+        with released_on_error(store):
+            board.set(f"address/{number}", f"{host} {store.port}")
         return store
     try:
         board.wait([f"address/{number}"], call.remaining)
@@ -291,11 +294,13 @@ def _by_mpi(call: _Call, MPI: Any) -> Store:
     content = _ADDRESS.pack(secret, fresh, store.port, host.encode())
     me = MPI.COMM_WORLD.Get_rank()
     others = [other for other in range(MPI.COMM_WORLD.Get_size()) if other != me]
-    sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], other, _MPI_TAG) for other in others]
-    late = tuple(others[i] for i in _unfinished(sent, call.deadline))
-    if late:
-        store.close()
-        raise RendezvousError(f"rendezvous: timeout: MPI's ranks {late} have not come", ranks=late)
+    with released_on_error(store):
+        sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], other, _MPI_TAG) for other in others]
+        late = tuple(others[i] for i in _unfinished(sent, call.deadline))
+        if late:
+            raise RendezvousError(
+                f"rendezvous: timeout: MPI's ranks {late} have not come", ranks=late
+            )
     return store
 
 
@@ -368,7 +373,11 @@ def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
 
     Every process computes the same from what all have asked for.
     """
-    hall = PrefixStore(f"cydist/{call.group_name}/seats", store)
+    with released_on_error(store):
+        return _seated(PrefixStore(f"cydist/{call.group_name}/seats", store), rank, size, call)
+
+
+def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
     ticket = hall.add("tickets", 1) - 1
     number, place = divmod(ticket, size)
     table = MembersStore(str(number), hall, range(size), noun="process number")

@@ -32,9 +32,17 @@ class World:
     """What one rank knows of the job: its store, its default group, the groups made since."""
 
     def __init__(
-        self, store: MembersStore, rank: int, size: int, timeout: float, spec: str
+        self,
+        store: MembersStore,
+        rank: int,
+        size: int,
+        timeout: float,
+        spec: str,
+        *,
+        owns_store: bool = False,
     ) -> None:
         self.store = store
+        self.owns_store = owns_store
         self.rank = rank
         self.size = size
         self.timeout = timeout
@@ -44,6 +52,13 @@ class World:
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
+
+    def let_go(self) -> None:
+        """The job is over, for this rank: leave its store, unless that is the user's."""
+        from cydist.stores.members import release  # imported with the store
+
+        if self.owns_store:
+            release(self.store)
 
     def make(
         self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
@@ -293,10 +308,14 @@ def init_process_group(
         init_method, rank=rank, world_size=world_size, store=store,
         timeout=limit, group_name=group_name,
     )  # fmt: skip
-    crossings.share(meeting, rank)
-    world = World(meeting, rank, world_size, limit, spec)
+    world = World(meeting, rank, world_size, limit, spec, owns_store=store is None)
     world.allow_pickle = allow_pickle
-    world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+    try:
+        crossings.share(meeting, rank)
+        world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+    except BaseException:
+        world.let_go()
+        raise
     _set(world, per_thread=spec == "inproc")
 
 
@@ -332,6 +351,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         return
     for each in reversed(list(world.groups.values())):
         each.destroy()
+    world.let_go()
     _set(None, per_thread=getattr(_thread, "world", None) is world)
 
 

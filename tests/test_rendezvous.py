@@ -64,6 +64,16 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
+def test_an_error_that_is_kept_does_not_hold_the_port() -> None:
+    """Rank 0 calls again after each timeout, though what it caught refers to all that it had."""
+    url, caught = f"tcp://{HOST}:{free_port()}", []
+    for _ in range(3):
+        with pytest.raises(RendezvousError, match="missing: rank 1") as error:
+            rendezvous.rendezvous(url, rank=0, world_size=2, timeout=0.05)
+        caught.append(error)
+    assert len(caught) == 3
+
+
 def meet(
     method: str | None, ranks: list[int], size: int | None = None, **more: Any
 ) -> list[Outcome]:

@@ -10,6 +10,7 @@ import pytest
 import cydist as dist
 from cydist import registry
 from cydist.testing import run_threads
+from transports import free_port
 
 
 def test_nothing_works_before_init():
@@ -168,6 +169,22 @@ def test_backend_names():
     with pytest.raises(ValueError, match="a string"):
         dist.Backend(3)
     assert {"cpu": "tcp", "cuda": "tcp"} == registry.parse("tcp")
+
+
+def test_an_error_that_is_kept_does_not_hold_the_port_of_a_job_that_is_over():
+    """init after destroy, at the same port, while an error refers to the world before."""
+    script = (
+        "import sys, cydist as d\n"
+        "def init(): d.init_process_group('tcp', init_method=sys.argv[1], rank=0, world_size=1)\n"
+        "init()\n"
+        "try:\n    d.new_group([0, 9])\n"
+        "except ValueError as error:\n    kept = error\n"
+        "d.destroy_process_group(); init(); print(d.get_world_size())\n"
+    )
+    url = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-c", script, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n", done.stderr
 
 
 def test_the_process_has_one_world():

@@ -149,6 +149,26 @@ def served_by(holder: int | None, what: str) -> Iterator[None]:
         ) from error
 
 
+def release(store: Any) -> None:
+    """Let go of the store below, whoever still refers to it; whoever is connected is served for a
+    moment more."""
+    root, _ = _below(store)
+    if isinstance(root, TCPStore):
+        root.release()
+    else:
+        root.close()
+
+
+@contextlib.contextmanager
+def released_on_error(store: Any) -> Iterator[None]:
+    """Let go of a store of ours when the block raises: exceptions that are kept refer to it."""
+    try:
+        yield
+    except BaseException:
+        release(store)
+        raise
+
+
 def _below(store: Any) -> tuple[Any, str]:
     """The store at the bottom of prefixes, and all of them together."""
     path = ""

@@ -231,6 +231,11 @@ class TCPStore(Store):
         if self._letting_go.detach() is not None:
             _let_go(self._pool, self._lease, 0.0)
 
+    def release(self) -> None:
+        """As garbage collection: what is held by an exception, say, is not collected. The port is
+        free on return."""
+        self._letting_go()
+
 
 class _Lease:
     """A server and the number of its users in this process; without users it stops."""
