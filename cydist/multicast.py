@@ -19,7 +19,7 @@ import time
 
 from cydist import auth, config, launchers
 from cydist.errors import DistError, DistStoreError, RendezvousError
-from cydist.stores.listening import interface_address
+from cydist.interfaces import family_of, ipv4_of_interface, way_out
 from cydist.stores.tcp import TCPStore
 
 # Hops that announcements may go: as far as the routers of a site pass them on.
@@ -68,7 +68,7 @@ class _Party:
         self._heard: dict[bytes, tuple[str, int]] = {}
         self._dead: set[bytes] = set()
         self._pause = _FIRST_PAUSE
-        self._family = _family(group)
+        self._family = family_of(group)
         self.address = _own_address(group, port)
         self._packed_address = socket.inet_pton(self._family, self.address.partition("%")[0])
         self._sender, self._receiver = _sockets(group, port)
@@ -178,21 +178,13 @@ def _interface() -> str:
 
 def _own_address(group: str, port: int) -> str:
     """The address that others see as the sender of our announcements."""
-    family = _family(group)
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        _send_by(probe, family)
-        try:
-            probe.connect((group, port))  # sends nothing
-        except OSError as error:
-            raise RendezvousError(
-                f"no route to multicast address {group}: {error}; "
-                f"{config.INTERFACES.names[0]} names the interface to use"
-            ) from None
-        return _with_scope(probe.getsockname())
-
-
-def _family(group: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ipaddress.ip_address(group).version == 6 else socket.AF_INET
+    try:
+        return _with_scope(way_out((group, port), lambda probe: _send_by(probe, family_of(group))))
+    except OSError as error:
+        raise RendezvousError(
+            f"no route to multicast address {group}: {error}; "
+            f"{config.INTERFACES.names[0]} names the interface to use"
+        ) from None
 
 
 def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
@@ -205,14 +197,14 @@ def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
     else:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, HOPS)
         if name:
-            by = struct.pack("4s4si", bytes(4), socket.inet_aton(interface_address(name)), index)
+            by = struct.pack("4s4si", bytes(4), socket.inet_aton(ipv4_of_interface(name)), index)
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, by)
     return index
 
 
 def _sockets(group: str, port: int) -> tuple[socket.socket, socket.socket]:
     """One socket to announce with, one that has joined the group."""
-    family = _family(group)
+    family = family_of(group)
     sender = socket.socket(family, socket.SOCK_DGRAM)
     receiver = socket.socket(family, socket.SOCK_DGRAM)
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import auth, config, launchers
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
+from cydist.interfaces import public_address, towards
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import meet
-from cydist.names import resolve
 from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
-from cydist.stores.listening import public_address
 from cydist.stores.members import released_on_error, served_by
 from cydist.stores.store import Timeout, seconds
 
@@ -208,7 +206,7 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
     board = PrefixStore(f"cydist/{launchers.job_id()}/{call.group_name}", agent)
-    return _through(board, call, lambda: own_address(host, port, call.deadline))
+    return _through(board, call, lambda: towards(host, call.deadline))
 
 
 def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
@@ -229,18 +227,6 @@ def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
         ) from None
     host, port = board.get(f"address/{number}").decode().split()
     return _tcp(call, host, int(port))
-
-
-def own_address(host: str, port: int, deadline: float) -> str:
-    """The address of ours that a connection to `host` goes out from: others reach us by it."""
-    for family, _, _, _, address in resolve(host, port, deadline):
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(address)  # sends nothing
-                return str(probe.getsockname()[0])
-            except OSError:
-                continue
-    raise RendezvousError(f"no route to {host}, where MASTER_ADDR points")
 
 
 def _without_address(call: _Call) -> Store:

@@ -12,16 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cydist import _native, auth
+from cydist import _native, auth, interfaces
 from cydist.backends import addresses
 from cydist.backends.addresses import Address
 from cydist.backends.connections import CHANNEL, CLAIM, Connections
 from cydist.backends.reports import Report
 from cydist.errors import DistError, DistNetworkError, RendezvousError
+from cydist.stores import FileStore, HashStore, PrefixStore, Store
 from transports import (
     DEADLINE,
     SECRET,
@@ -151,9 +153,35 @@ def test_unknown_interface(monkeypatch: pytest.MonkeyPatch) -> None:
         Connections(0, 1, host="127.0.0.1", job="j", secret=SECRET)
 
 
+class OfAnotherLibrary:
+    """A TCPStore that is not ours, as torch's: it says where it is."""
+
+    host = "localhost"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param(HashStore, "127.0.0.1", id="hash"),
+        pytest.param(OfAnotherLibrary, "127.0.0.1", id="another library's TCPStore"),
+        pytest.param(lambda: FileStore("store", 2), "192.0.2.2", id="file"),
+        pytest.param(Store, "192.0.2.2", id="the user's own"),
+    ],
+)
+def test_ranks_listen_where_others_reach_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: Callable[[], object], expected: str
+) -> None:
+    """By loopback only if the store says that they all are on this host."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(addresses, "public_address", lambda: "192.0.2.2")
+    store = made()
+    for each in (store, PrefixStore("part", store)):
+        assert addresses.where_to_listen(each) == expected
+
+
 def test_both_families_of_an_interface() -> None:
     """An interface is listened to at all of its addresses."""
-    found = addresses.of_interface("lo")
+    found = interfaces.of_interface("lo")
     assert "127.0.0.1" in found
     assert ("::1" in found) == has_ipv6()
 

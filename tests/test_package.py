@@ -28,7 +28,7 @@ LAYERS = {
     0: "_native",
     1: "work types errors config",
     2: "agreement codec devices folding group running executor registry tuning crossings "
-    "rendezvous meeting names launchers multicast stores door auth secret",
+    "rendezvous meeting names interfaces launchers multicast stores door auth secret",
     3: "backends",
     4: "world",
     5: "arguments calling collectives coalesced deprecated entries monitored scans p2p objects "

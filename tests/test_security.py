@@ -21,8 +21,9 @@ from cydist import rendezvous
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.backends.connections import CLAIM, Connections
 from cydist.errors import AuthenticationError, DistError, PeerFailedError
+from cydist.interfaces import public_address
 from cydist.stores import PrefixStore, TCPStore
-from cydist.stores.listening import bind, public_address
+from cydist.stores.listening import bind
 from transports import DEADLINE, SECRET
 
 ROOT = Path(__file__).resolve().parent.parent

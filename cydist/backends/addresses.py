@@ -1,66 +1,19 @@
-"""Where a rank can be reached: its network interfaces, and what it tells the others of them."""
+"""Where a rank can be reached: where it listens, and what it tells the others of that."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import socket
-import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.interfaces import public_address, towards
 from cydist.names import resolve
-from cydist.stores import PrefixStore, TCPStore
 
-SIOCGIFADDR = 0x8915
-IPV6_TABLE = "/proc/net/if_inet6"
 MAX_BYTES = 65536
 
 Endpoint = tuple[str, int]  # numeric host, port
-
-
-def of_interface(name: str) -> list[str]:
-    """The numeric addresses of a network interface, or the address that `name` is.
-
-    Raises DistNetworkError when there is no such interface, or it has no address.
-    """
-    import ipaddress
-
-    try:
-        return [str(ipaddress.ip_address(name))]
-    except ValueError:
-        pass
-    found = _ipv4(name) + _ipv6(name)
-    if not found:
-        known = ", ".join(interface for _, interface in socket.if_nameindex())
-        raise DistNetworkError(
-            f"no address on network interface {name!r} to listen on; this host has {known}"
-        )
-    return found
-
-
-def _ipv4(name: str) -> list[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return []
-    return [socket.inet_ntoa(answer[20:24])]
-
-
-def _ipv6(name: str) -> list[str]:
-    """From the kernel's table: address, index, prefix length, scope, flags, interface."""
-    import ipaddress
-
-    try:
-        with open(IPV6_TABLE) as file:
-            rows = [line.split() for line in file]
-    except FileNotFoundError:
-        return []
-    found = [ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == name]
-    # A link-local address means nothing without the interface of the host that uses it.
-    return [str(address) for address in found if not address.is_link_local]
 
 
 def of_host(host: str) -> list[str]:
@@ -72,38 +25,21 @@ def of_host(host: str) -> list[str]:
     return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
-def towards(host: str) -> str:
-    """The address of ours from which packets to `host` leave; nothing is sent.
+def where_to_listen(store: Any, deadline: float | None = None) -> str:
+    """The address of ours that the others can reach if they reached the store, which may be
+    another library's.
 
-    Raises DistNetworkError when there is no way to it.
+    deadline    of the name service, on time.monotonic()
+
+    Raises RendezvousError when the store's host is nowhere, or there is no way to it.
     """
-    for address in of_host(host):
-        with socket.socket(family(address), socket.SOCK_DGRAM) as sock:
-            try:
-                sock.connect((address, 9))
-            except OSError:
-                continue
-            return str(sock.getsockname()[0])
-    raise DistNetworkError(f"no way from this host to {host!r}")
-
-
-def where_to_listen(store: object) -> str:
-    """The address of ours that the others can reach if they reached the store."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, TCPStore):
-        return towards(store.host)
-    from cydist.stores import FileStore
-
-    if isinstance(store, FileStore):
-        with contextlib.suppress(OSError):
-            return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
-    return "127.0.0.1"
-
-
-def family(address: str) -> socket.AddressFamily:
-    """AF_INET or AF_INET6."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+    while (below := getattr(store, "underlying_store", None)) is not None:
+        store = below
+    host = getattr(store, "host", None)  # a TCPStore's, ours or torch's
+    if isinstance(host, str):
+        return towards(host, deadline)
+    # Ours or torch's: its users are threads of one process.
+    return "127.0.0.1" if type(store).__name__ == "HashStore" else public_address()
 
 
 def spelled(endpoint: Endpoint) -> str:

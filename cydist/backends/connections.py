@@ -38,6 +38,7 @@ from cydist.backends.conversations import (
 )
 from cydist.door import Conversation, Door, explained, no_descriptor
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
+from cydist.interfaces import family_of, of_interface
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -67,7 +68,7 @@ class Connections:
         self._secret = auth.secret() if secret is None else secret
         names = [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
         self._chosen = bool(names)
-        places = [addresses.of_interface(name) for name in names] or [addresses.of_host(host)]
+        places = [of_interface(name) for name in names] or [addresses.of_host(host)]
         self._lanes: list[list[Endpoint]] = []
         self._peers: list[Address] = []
         self._attempts: dict[Key, Attempt] = {}
@@ -101,7 +102,7 @@ class Connections:
         for host in place:
             listener = None
             try:
-                listener = socket.socket(addresses.family(host), socket.SOCK_STREAM)
+                listener = socket.socket(family_of(host), socket.SOCK_STREAM)
                 if listener.family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind((host, 0))
@@ -306,7 +307,7 @@ class Connections:
         attempt.resume = None
         attempt.connected = False
         try:
-            sock = self._new_socket(addresses.family(target[0]))
+            sock = self._new_socket(family_of(target[0]))
         except OSError as error:
             self._failed(attempt, f"{addresses.spelled(target)}: {explained(error)}")
             return
@@ -337,7 +338,7 @@ class Connections:
         """Leave by the lane's own interface, where interfaces were chosen."""
         if self._chosen:
             for host, _ in self._lanes[lane]:
-                if addresses.family(host) == sock.family:
+                if family_of(host) == sock.family:
                     sock.bind((host, 0))
 
     def _advance(self, attempt: Attempt) -> None:

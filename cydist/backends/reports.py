@@ -23,9 +23,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from cydist import auth
-from cydist.backends.addresses import Endpoint, family
+from cydist.backends.addresses import Endpoint
 from cydist.errors import DistError
 from cydist.executor import THREADS
+from cydist.interfaces import family_of
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
@@ -110,7 +111,7 @@ def ask(
     refusal: Exception = TimeoutError("nobody was asked")
     for place in places:
         try:
-            with socket.socket(family(place[0]), socket.SOCK_STREAM) as sock:
+            with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
                 sock.connect(place)
                 auth.authenticate_client(

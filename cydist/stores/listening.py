@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import socket
-import struct
 
-from cydist import config
-from cydist.errors import DistNetworkError, RendezvousError
+from cydist.errors import DistNetworkError
+from cydist.interfaces import outwards, public_address
 from cydist.names import resolve
-
-_SIOCGIFADDR = 0x8915
-# Addresses of documentation: to find out how packets leave this host; nothing is sent to them.
-_ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 
 
 def adopt(fd: int, port: int) -> socket.socket:
@@ -55,46 +49,7 @@ def outer_address(host: str, bound: str) -> str | None:
     ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
     if not ours or not ipaddress.ip_address(bound).is_loopback:
         return None
-    return _way_out(*_ELSEWHERE[0])
-
-
-def public_address() -> str:
-    """An address of this host that others can reach: of the interface that is configured, else
-    of the one with the default route, else what the host's name means; loopback without any."""
-    names = [name for name in config.INTERFACES.get().split(",") if name]
-    if names:
-        return interface_address(names[0])
-    for target in _ELSEWHERE:
-        address = _way_out(*target)
-        if address:
-            return address
-    try:
-        return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
-    except OSError:
-        return "127.0.0.1"
-
-
-def _way_out(host: str, port: int) -> str | None:
-    """The address of ours from which packets to `host` leave."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
-def interface_address(name: str) -> str:
-    """The IPv4 address of an interface; RendezvousError if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError as error:
-            raise RendezvousError(
-                f"{config.INTERFACES.names[0]}={name}: no IPv4 address there ({error})"
-            ) from None
-    return socket.inet_ntoa(answer[20:24])
+    return outwards()
 
 
 def _bind_one(host: str, port: int) -> socket.socket:

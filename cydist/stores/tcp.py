@@ -28,8 +28,9 @@ from cydist.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
+from cydist.interfaces import public_address
 from cydist.names import resolve
-from cydist.stores.listening import adopt, bind, public_address
+from cydist.stores.listening import adopt, bind
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,

@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 
 from cydist import crossings
+from cydist.backends.addresses import where_to_listen
 from cydist.interop.torch.group import DEVICES, Group
-from cydist.rendezvous import own_address, rendezvous_by
+from cydist.rendezvous import rendezvous_by
 from cydist.stores import PrefixStore
-from cydist.stores.listening import public_address
 from cydist.world import DEFAULT_GROUP, World, obey_settings
 
 NAME = "cydist"
@@ -43,7 +43,7 @@ def create(options: Any, pg_options: object = None) -> Group:
     obey_settings()
     meeting, rank, size = rendezvous_by(
         PrefixStore(NAME, options.store),
-        lambda deadline: _reached_at(options.store, deadline),
+        lambda deadline: where_to_listen(options.store, deadline),
         rank=rank, world_size=size, timeout=timeout,
     )  # fmt: skip
     if not ranks:
@@ -53,14 +53,3 @@ def create(options: Any, pg_options: object = None) -> Group:
     if ranks:
         host.ranks = tuple(ranks)
     return Group(host, options.group_id, options.store, world)
-
-
-def _reached_at(store: Any, deadline: float) -> str:
-    """The address of ours that the others can reach, if they reached torch's store."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
-        return own_address(store.host, store.port, deadline)
-    if isinstance(store, dist.HashStore):
-        return "127.0.0.1"
-    return public_address()
