@@ -51,6 +51,7 @@ class ProcessGroup(Running):
 
     devices: tuple[str, ...] = ("cpu",)
     joins_calls = False
+    authenticated = True  # nobody else can speak on its connections: its objects may be pickled
     packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
     folds = False  # reductions by functions of arrays outside the CPU's memory
 

@@ -32,8 +32,8 @@ T = TypeVar("T")
 FAILED = -1  # in place of a size: that rank could not encode its object
 
 
-def _pickle_allowed() -> bool:
-    return current().allow_pickle and not config.INSECURE.on()
+def _pickle_allowed(group: ProcessGroup) -> bool:
+    return current().allow_pickle and group.authenticated and not config.INSECURE.on()
 
 
 def _on_host(group: AnyGroup, name: str) -> ProcessGroup | None:
@@ -45,11 +45,12 @@ def _on_host(group: AnyGroup, name: str) -> ProcessGroup | None:
 class _Encoded:
     """Objects of this rank as one array of bytes, or why that is not possible."""
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[Any], group: ProcessGroup) -> None:
         self.error: Exception | None = None
         parts: list[bytes] = []
         try:
-            parts = [codec.encode(value, allow_pickle=_pickle_allowed()) for value in values]
+            allowed = _pickle_allowed(group)
+            parts = [codec.encode(value, allow_pickle=allowed) for value in values]
         except Exception as error:  # pickle raises anything; it is raised again after the call
             self.error = error
         self.sizes = np.array(
@@ -114,13 +115,17 @@ def _blocks(
 
 
 def _decode(
-    name: str, data: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], rank: int
+    name: str,
+    data: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    rank: int,
+    group: ProcessGroup,
 ) -> list[Any]:
     """The objects that rank `rank` sent."""
-    ends = np.cumsum(sizes)
+    ends, allowed = np.cumsum(sizes), _pickle_allowed(group)
     try:
         return [
-            codec.decode(data[end - size : end].data, allow_pickle=_pickle_allowed())
+            codec.decode(data[end - size : end].data, allow_pickle=allowed)
             for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
         ]
     except codec.CodecError as error:
@@ -143,7 +148,7 @@ def all_gather_object(
     group = chosen
     p = chosen.size()
     _check_length(name, "object_list", object_list, p)
-    mine = _Encoded([obj])
+    mine = _Encoded([obj], chosen)
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=timeout)
     _check_all(mine, name, sizes, chosen)
@@ -153,7 +158,7 @@ def all_gather_object(
         if rank == chosen.rank():
             object_list[rank] = obj
         else:
-            object_list[rank] = _decode(name, block, sizes[rank], chosen.ranks[rank])[0]
+            object_list[rank] = _decode(name, block, sizes[rank], chosen.ranks[rank], chosen)[0]
 
 
 @_one_call
@@ -177,7 +182,7 @@ def broadcast_object_list(
     _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     here = chosen.rank() == root
-    mine = _Encoded(object_list if here else [])
+    mine = _Encoded(object_list if here else [], chosen)
     length = np.array([len(object_list)], np.int64)
     broadcast(length, group=group, group_src=root, timeout=timeout)
     sender = chosen.ranks[root]
@@ -192,7 +197,7 @@ def broadcast_object_list(
             f"{sender}"
         )
     if not here:
-        object_list[:] = _decode(name, data, sizes, sender)
+        object_list[:] = _decode(name, data, sizes, sender, chosen)
 
 
 @_one_call
@@ -220,7 +225,7 @@ def gather_object(
         _check_length(name, "object_gather_list", object_gather_list, p)
     elif object_gather_list is not None:
         raise ValueError(f"{name}: object_gather_list must be None except on dst")
-    mine = _Encoded([obj])
+    mine = _Encoded([obj], chosen)
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=timeout)
     _check_all(mine, name, sizes, chosen)
@@ -230,7 +235,7 @@ def gather_object(
         for rank, block in enumerate(blocks):
             sender = chosen.ranks[rank]
             object_gather_list[rank] = (
-                obj if rank == root else _decode(name, block, sizes[rank], sender)[0]
+                obj if rank == root else _decode(name, block, sizes[rank], sender, chosen)[0]
             )
 
 
@@ -262,7 +267,7 @@ def scatter_object_list(
     if chosen.rank() == root:
         _check_length(name, "scatter_object_input_list", scatter_object_input_list, chosen.size())
         values = list(scatter_object_input_list or ())
-    mine = _Encoded(values)
+    mine = _Encoded(values, chosen)
     sizes = mine.sizes if values else np.empty(chosen.size(), np.int64)
     broadcast(sizes, group=group, group_src=root, timeout=timeout)
     sender = chosen.ranks[root]
@@ -271,7 +276,9 @@ def scatter_object_list(
     (block,) = _blocks(name, own.tolist(), [sender], chosen)
     parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
     scatter(block, parts, group=group, group_src=root, timeout=timeout)
-    scatter_object_output_list[0] = values[root] if values else _decode(name, block, own, sender)[0]
+    scatter_object_output_list[0] = (
+        values[root] if values else _decode(name, block, own, sender, chosen)[0]
+    )
 
 
 @_one_call
@@ -290,7 +297,7 @@ def send_object_list(
     if (group := _on_host(group, name)) is None:
         return
     _check_list(name, object_list)
-    mine = _Encoded(object_list)
+    mine = _Encoded(object_list, group)
     head = np.array([len(object_list)], np.int64)
     send(head, dst, group, group_dst=group_dst, timeout=timeout)
     send(mine.sizes, dst, group, group_dst=group_dst, timeout=timeout)
@@ -323,14 +330,14 @@ def recv_object_list(
     source = recv(head, src, group, group_src=group_src, timeout=timeout)
     sizes = _sizes(name, head, source, chosen)
     recv(sizes, source, group, timeout=timeout)
-    _Encoded([]).check(name, sizes, source)
+    _Encoded([], chosen).check(name, sizes, source)
     (data,) = _blocks(name, [sum(sizes.tolist())], [source], chosen)
     recv(data, source, group, timeout=timeout)
     if head[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries, and rank {source} sent {head[0]}"
         )
-    object_list[:] = _decode(name, data, sizes, source)
+    object_list[:] = _decode(name, data, sizes, source, chosen)
     return source
 
 

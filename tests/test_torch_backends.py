@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,27 @@ def test_long_messages_of_one_tag_keep_their_order() -> None:
     with ThreadJob(2, NAME) as job:
         for _ in range(5):
             assert all(job.run(body)[1])
+
+
+def test_nothing_is_pickled_on_connections_that_anybody_could_make() -> None:
+    """gloo's are not authenticated: neither side pickles, plain values travel."""
+
+    def body(rank: int) -> Any:
+        kind, why = (TypeError, "needs pickle") if rank else (dist.DistBackendError, "rank 1 could")
+        with pytest.raises(kind, match=why):
+            dist.all_gather_object([None] * 2, Path("x") if rank else 0)
+        if rank:
+            pickled = np.frombuffer(b"\x01" + pickle.dumps(Path("x")), np.uint8).copy()
+            for each in (np.array([1]), np.array([pickled.size]), pickled):
+                dist.send(each, 0)
+        else:
+            with pytest.raises(TypeError, match="pickle is switched off here"):
+                dist.recv_object_list([None], 1)
+        gathered = [None] * 2
+        dist.all_gather_object(gathered, {"rank": rank})
+        return gathered
+
+    assert [[{"rank": 0}, {"rank": 1}]] * 2 == run_threads(body, 2, NAME)
 
 
 # The ends of ranks and groups.

@@ -45,10 +45,12 @@ def test_all_gather_object(job: Job, size: int) -> None:
 
 
 def test_broadcast_object_list(job: Job, size: int) -> None:
-    """The root's list replaces everybody's, pickled objects too."""
+    """The root's list replaces everybody's, pickled objects too where they may be."""
 
     def body(rank: int) -> Any:
-        objects = [values(3), Custom(5), None] if rank == size - 1 else [0, 0, 0]
+        assert dist.group.WORLD is not None
+        other = Custom(5) if dist.group.WORLD.on_host().authenticated else complex(5, 1)
+        objects = [values(3), other, None] if rank == size - 1 else [0, 0, 0]
         dist.broadcast_object_list(objects, src=size - 1)
         return objects
 

@@ -104,6 +104,7 @@ class TorchGroup(ProcessGroup):
     """
 
     board: object
+    authenticated = False
 
     def __init__(self, theirs: Any, name: str, options: BackendOptions) -> None:
         super().__init__(
