@@ -94,6 +94,40 @@ def test_sizes_are_checked_before_memory_is_taken(jobs, on, call, say, size):
     assert [2.0, 2.0] == jobs.get(on, 2).run(body)
 
 
+def test_a_class_that_is_missing_here_names_the_sender(jobs, monkeypatch):
+    """pickle's own error is the cause; the group goes on."""
+
+    def body(rank):
+        if rank:
+            with monkeypatch.context() as patch:
+                patch.setattr(codec, "encode", lambda *_, **__: b"\x01cnosuchmodule\nThing\n.")
+                dist.send_object_list([0], 0)
+        else:
+            with pytest.raises(
+                dist.DistBackendError,
+                match="recv_object_list: what rank 1 sent is no object: .*'nosuchmodule'",
+            ) as caught:
+                dist.recv_object_list([None], 1)
+            assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+            assert caught.value.ranks == (1,)
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
+@pytest.mark.parametrize("way", ["send", "recv"])
+def test_object_lists_to_oneself_are_refused_by_their_name(jobs, way):
+    """The call that was made, not the one it is made of."""
+
+    def body(rank):
+        call = getattr(dist, f"{way}_object_list")
+        with pytest.raises(ValueError, match=f"^{way}_object_list: .* is this rank itself"):
+            call([0], rank)
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
 @pytest.mark.parametrize("reason", ["insecure", "switched off"])
 def test_pickle_is_refused_by_both_sides(jobs, monkeypatch, reason):
     """Without authentication, or with allow_pickle=False, nobody sends pickle, nobody takes it,

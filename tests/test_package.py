@@ -27,7 +27,7 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "agreement codec devices folding group running executor registry tuning crossings "
+    2: "agreement codec devices folding group running executor registry routing tuning crossings "
     "rendezvous meeting names interfaces launchers multicast stores door auth secret",
     3: "backends",
     4: "world",

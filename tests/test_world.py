@@ -107,6 +107,78 @@ def test_a_refused_new_group_does_not_count(jobs, arguments):
     assert first == second
 
 
+def test_a_new_group_does_not_wait_longer_than_its_timeout(jobs):
+    """Its first rank never comes; the store itself would wait for minutes."""
+
+    def body(rank):
+        if rank == 0:
+            return None
+        with pytest.raises(dist.StoreTimeoutError, match=r"timeout after 0\.[12]"):
+            dist.new_group(backend="gloo", timeout=0.2)
+        return rank
+
+    assert [None, 1] == run_threads(body, 2, "tcp", timeout=60)
+
+
+@pytest.mark.parametrize("wrong", [[0], 0, "x"], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        dist.get_rank,
+        dist.get_world_size,
+        dist.get_backend,
+        dist.get_process_group_ranks,
+        dist.destroy_process_group,
+        dist.abort,
+        lambda group: dist.get_group_rank(group, 0),
+        lambda group: dist.get_global_rank(group, 0),
+    ],
+    ids=["rank", "size", "backend", "ranks", "destroy", "abort", "group rank", "global rank"],
+)
+def test_what_is_no_group_is_refused(jobs, call, wrong):
+    """TypeError, and the job goes on: a list of ranks is not taken for a group."""
+
+    def body(rank):
+        with pytest.raises(TypeError, match="group must come from new_group"):
+            call(wrong)
+        return dist.get_world_size()
+
+    assert [2, 2] == jobs.get("inproc", 2).run(body)
+
+
+def test_ranks_of_the_default_group_and_of_a_foreign_one(jobs):
+    """None means the default group; of a group that this rank is not in nothing is known."""
+
+    def body(rank):
+        for call in (dist.get_group_rank, dist.get_global_rank):
+            assert call(None, 1) == 1
+            with pytest.raises(ValueError, match="this rank is not in the group"):
+                call(dist.GroupMember.NON_GROUP_MEMBER, 1)
+
+    jobs.get("inproc", 2).run(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("all_reduce", lambda: dist.all_reduce(np.ones(1), timeout=-1)),
+        ("recv", lambda: dist.recv(np.ones(1), 1 - dist.get_rank(), timeout=-1)),
+        ("new_group", lambda: dist.new_group(timeout=-1)),
+        ("monitored_barrier", lambda: dist.monitored_barrier(timeout=-1)),
+        ("wait", lambda: dist.all_reduce(np.ones(1), async_op=True).wait(-1)),
+    ],
+)
+def test_a_wrong_timeout_names_its_call(jobs, name, call):
+    """ValueError that begins with the call, which has not begun."""
+
+    def body(rank):
+        with pytest.raises(ValueError, match=f"^{name}: timeout must be 0 seconds or more"):
+            call()
+        dist.barrier()
+
+    jobs.get("inproc", 2).run(body)
+
+
 def test_local_groups_are_the_same_however_their_ranks_are_spelled(jobs):
     """The members' numbers count, not whose integers they are."""
 
