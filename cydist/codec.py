@@ -58,7 +58,10 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
                 "a rank sent a pickled object, and pickle is switched off here "
                 "(allow_pickle=False, or connections that are not authenticated)"
             )
-        return pickle.loads(view[1:])
+        try:
+            return pickle.loads(view[1:])
+        except Exception as error:  # whatever its classes raise, or that they are not here
+            raise CodecError(f"unpickling it raised {type(error).__name__}: {error}") from error
     if view[:1] != TAGGED:
         raise CodecError("an object message begins with an unknown byte")
     reader = _Reader(view[1:])

@@ -23,7 +23,8 @@ from cydist.calling import Timeout, root_rank
 from cydist.collectives import all_gather, broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.group import ProcessGroup
-from cydist.p2p import recv, send
+from cydist.p2p import peer_rank, recv, send
+from cydist.work import seconds
 from cydist.world import AnyGroup, current, is_initialized, member, usable_group
 
 P = ParamSpec("P")
@@ -36,9 +37,11 @@ def _pickle_allowed(group: ProcessGroup) -> bool:
     return current().allow_pickle and group.authenticated and not config.INSECURE.on()
 
 
-def _on_host(group: AnyGroup, name: str) -> ProcessGroup | None:
-    """The group of CPU memory that carries the objects of this one; None as `usable_group`."""
+def _on_host(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:
+    """The group of CPU memory that carries the objects of this one; None as `usable_group`. Raises
+    what a wrong timeout does."""
     chosen = usable_group(group, name)
+    seconds(timeout, name)
     return None if chosen is None else chosen.on_host()
 
 
@@ -131,7 +134,7 @@ def _decode(
     except codec.CodecError as error:
         raise DistBackendError(
             f"{name}: what rank {rank} sent is no object: {error}", op=name, ranks=(rank,)
-        ) from None
+        ) from error.__cause__
 
 
 @_one_call
@@ -143,7 +146,7 @@ def all_gather_object(
     object_list     a list of p entries; entry r becomes rank r's object
     """
     name = "all_gather_object"
-    if (chosen := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return
     group = chosen
     p = chosen.size()
@@ -176,7 +179,7 @@ def broadcast_object_list(
     object_list     of the same length on every rank; overwritten except on `src`
     """
     name = "broadcast_object_list"
-    if (chosen := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return
     group = chosen
     _check_list(name, object_list)
@@ -215,7 +218,7 @@ def gather_object(
     object_gather_list      on `dst` a list of p entries; None elsewhere
     """
     name = "gather_object"
-    if (chosen := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return
     group = chosen
     root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
@@ -255,7 +258,7 @@ def scatter_object_list(
     scatter_object_input_list       on `src` p objects; ignored elsewhere
     """
     name = "scatter_object_list"
-    if (chosen := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return
     group = chosen
     root = root_rank(chosen, name, "src", src, group_src, default=0)
@@ -294,16 +297,17 @@ def send_object_list(
 ) -> None:
     """Send a list of objects to rank `dst` (global; or `group_dst`)."""
     name = "send_object_list"
-    if (group := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return
+    group, peer = chosen, peer_rank(chosen, name, "dst", dst, group_dst)
     _check_list(name, object_list)
-    mine = _Encoded(object_list, group)
+    mine = _Encoded(object_list, chosen)
     head = np.array([len(object_list)], np.int64)
-    send(head, dst, group, group_dst=group_dst, timeout=timeout)
-    send(mine.sizes, dst, group, group_dst=group_dst, timeout=timeout)
+    send(head, group=group, group_dst=peer, timeout=timeout)
+    send(mine.sizes, group=group, group_dst=peer, timeout=timeout)
     if mine.error is not None:
         raise mine.error
-    send(mine.data, dst, group, group_dst=group_dst, timeout=timeout)
+    send(mine.data, group=group, group_dst=peer, timeout=timeout)
 
 
 @_one_call
@@ -322,9 +326,11 @@ def recv_object_list(
     object_list     of the sender's length; overwritten
     """
     name = "recv_object_list"
-    if (chosen := _on_host(group, name)) is None:
+    if (chosen := _on_host(group, name, timeout)) is None:
         return -1
     group = chosen
+    if src is not None or group_src is not None:
+        peer_rank(chosen, name, "src", src, group_src)
     _check_list(name, object_list)
     head = np.empty(1, np.int64)
     source = recv(head, src, group, group_src=group_src, timeout=timeout)

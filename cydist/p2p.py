@@ -22,9 +22,10 @@ from cydist.world import AnyGroup, usable_group
 LARGEST_TAG = 2**31 - 1
 
 
-def _peer(
+def peer_rank(
     group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None
 ) -> int:
+    """The group rank of another rank, which `src`/`dst` or `group_src`/`group_dst` means."""
     peer = root_rank(group, name, what, rank, group_rank)
     if peer == group.rank():
         raise ValueError(
@@ -62,7 +63,7 @@ def _sending(
     chosen: ProcessGroup, name: str, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> Callable[[], Work]:
     """Check a send; what starts it."""
-    peer = _peer(chosen, name, "dst", dst, group_dst)
+    peer = peer_rank(chosen, name, "dst", dst, group_dst)
     _check_tag(name, tag)
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
@@ -92,7 +93,7 @@ def _receiving(
     """Check a receive; what starts it."""
     peer = None
     if src is not None or group_src is not None:
-        peer = _peer(chosen, name, "src", src, group_src)
+        peer = peer_rank(chosen, name, "src", src, group_src)
     _check_tag(name, tag)
     array = arguments.output_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
@@ -141,7 +142,7 @@ def send(
     and a DistError for what goes wrong later, DistTimeoutError and PeerFailedError among them
     (the group has failed then).
     """
-    limit = seconds(timeout)
+    limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
     if chosen is not None:
         work = _sending(chosen, "send", tensor, dst, tag, group_dst)()
@@ -170,7 +171,7 @@ def recv(
     another DistError for what else goes wrong, DistTimeoutError and PeerFailedError among them
     (the group has failed then).
     """
-    limit = seconds(timeout)
+    limit = seconds(timeout, "recv")
     chosen = usable_group(group, "recv")
     if chosen is None:
         return -1

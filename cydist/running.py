@@ -120,7 +120,7 @@ class Running:
         array   one of the call's arrays, which are all on one device; None: it has none
         """
         self.check_usable(name)
-        deadline = self.deadline(timeout)
+        deadline = self.deadline(timeout, name)
         begun = False
 
         def run() -> None:
@@ -167,9 +167,10 @@ class Running:
         self._seq += 1
         return self._seq
 
-    def deadline(self, timeout: float | timedelta | None) -> float:
-        """When a call that starts now must be over, on time.monotonic()."""
-        limit = seconds(timeout)
+    def deadline(self, timeout: float | timedelta | None, call: str = "") -> float:
+        """When a call that starts now must be over, on time.monotonic(). `seconds` says what a
+        wrong timeout raises."""
+        limit = seconds(timeout, call)
         return time.monotonic() + (self.timeout if limit is None else limit)
 
     # How a group fails, and ends.

@@ -72,7 +72,7 @@ def shrink_group(
     with contextlib.suppress(GroupFailedError):  # a failed group is what this is for
         chosen.check_usable("shrink_group")
     made = chosen.shrink(
-        excluded, chosen.deadline(timeout), abort=shrink_flags == SHRINK_ABORT,
+        excluded, chosen.deadline(timeout, "shrink_group"), abort=shrink_flags == SHRINK_ABORT,
         pg_options=pg_options,
     )  # fmt: skip
     current().replace(chosen, made)

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds it still fits into 64 bits
 
 
-def seconds(timeout: float | timedelta | None) -> float | None:
+def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:
     """A timeout as the caller gave it, in seconds.
+
+    call    that it was given to, for messages
 
     Raises TypeError for what is no duration, ValueError for one that is negative or NaN.
     """
     if timeout is None:
         return None
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    where = f"{call}: " if call else ""
     if not isinstance(limit, Real):
-        raise TypeError(f"timeout must be seconds or a timedelta, not {timeout!r}")
+        raise TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
     if not limit >= 0:
-        raise ValueError(f"timeout must be 0 seconds or more, not {timeout!r}")
+        raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
     return min(float(limit), LONGEST_TIMEOUT)
 
 
@@ -89,7 +92,7 @@ class Work:
         Raises what the call raised. A timeout given here that passes raises DistTimeoutError
         and leaves the call under way: it can be waited for again.
         """
-        limit = seconds(timeout)
+        limit = seconds(timeout, "wait")
         end = math.inf if limit is None else time.monotonic() + limit
         while True:
             due = self._due_at

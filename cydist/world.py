@@ -98,7 +98,7 @@ class World:
             if shared is not None:
                 return shared
         options = BackendOptions(
-            self.store.part(f"{name}/{backend}", ranks, f"making group {name!r}"),
+            self.store.part(f"{name}/{backend}", ranks, f"making group {name!r}", timeout),
             list(ranks).index(self.rank),
             len(ranks),
             timeout,
@@ -258,7 +258,7 @@ def init_process_group(
 
     if _find() is not None:
         raise ValueError("trying to initialize the default process group twice!")
-    limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+    limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
     spec = (rendezvous.default_backend() if backend is None else backend).lower()
     registry.parse(spec)  # a wrong name fails before anybody waits
@@ -300,6 +300,7 @@ def is_initialized() -> bool:
 
 def destroy_process_group(group: AnyGroup = None) -> None:
     """End a group; None ends all of them and leaves the job. Idempotent on a group."""
+    check_group(group)
     if isinstance(group, NonMember):
         return
     world = current()
@@ -316,7 +317,8 @@ def destroy_process_group(group: AnyGroup = None) -> None:
 
 def member(group: AnyGroup) -> ProcessGroup | None:
     """The group that a call is about: None means the default; None is returned to a rank
-    that is not in it."""
+    that is not in it. Raises TypeError for what is no group."""
+    check_group(group)
     if group is None:
         return current().groups[DEFAULT_GROUP]
     return group if isinstance(group, ProcessGroup) else None
@@ -348,7 +350,7 @@ def new_group(
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")
-    limit = seconds(timeout)
+    limit = seconds(timeout, "new_group")
     try:
         members = tuple(range(world.size)) if ranks is None else tuple(map(index, ranks))
     except TypeError:
@@ -415,18 +417,20 @@ def get_backend(group: AnyGroup = None) -> str:
     return _members_only(group, "get_backend").backend
 
 
-def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The group rank of a global rank. Raises ValueError if it is not a member."""
-    return group.get_group_rank(global_rank)
+def get_group_rank(group: AnyGroup, global_rank: int) -> int:
+    """The group rank of a global rank. Raises ValueError if it is not a member, or this rank."""
+    return _members_only(group, "get_group_rank").get_group_rank(global_rank)
 
 
-def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The global rank of a group rank. Raises ValueError if there is none such."""
-    if not 0 <= group_rank < group.size():
+def get_global_rank(group: AnyGroup, group_rank: int) -> int:
+    """The global rank of a group rank. Raises ValueError if there is none such, and for
+    non-members."""
+    found = _members_only(group, "get_global_rank")
+    if not 0 <= group_rank < found.size():
         raise ValueError(
-            f"group {group.group_name!r} has ranks 0 to {group.size() - 1}, not {group_rank}"
+            f"group {found.group_name!r} has ranks 0 to {found.size() - 1}, not {group_rank}"
         )
-    return group.ranks[group_rank]
+    return found.ranks[group_rank]
 
 
 def get_process_group_ranks(group: AnyGroup) -> list[int]:

@@ -105,7 +105,7 @@ def test_a_class_that_is_missing_here_names_the_sender(jobs, monkeypatch):
         else:
             with pytest.raises(
                 dist.DistBackendError,
-                match="recv_object_list: what rank 1 sent is no object: .*'nosuchmodule'",
+                match=r"recv_object_list: what rank 1 sent is no object: .*'nosuchmodule'",
             ) as caught:
                 dist.recv_object_list([None], 1)
             assert isinstance(caught.value.__cause__, ModuleNotFoundError)

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from cydist.errors import DistStoreError, PeerFailedError, StoreTimeoutError
@@ -53,11 +54,18 @@ class MembersStore(PrefixStore):
         self._path = path
         self._lost = f"{path}lost"
         self._known = b""
+        self._patience: float | None = None
 
-    def part(self, prefix: str, members: Collection[int], what: str) -> MembersStore:
-        """A part of this part, for some of its members."""
+    def part(
+        self, prefix: str, members: Collection[int], what: str, patience: float | None = None
+    ) -> MembersStore:
+        """A part of this part, for some of its members.
+
+        patience    seconds that waits there last where they do not say; None: as long as here
+        """
         part = MembersStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
+        part._patience = patience
         part._members = {joined: rank for joined, rank in self._members.items() if rank in members}
         return part
 
@@ -67,6 +75,11 @@ class MembersStore(PrefixStore):
         self._members = {
             joined: ranks.index(rank) for joined, rank in self._members.items() if rank in ranks
         }
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long waits last by default."""
+        return super().timeout if self._patience is None else timedelta(seconds=self._patience)
 
     def join(self, rank: int) -> None:
         """From now on the others learn if this process, which is `rank`, ends."""
@@ -91,6 +104,7 @@ class MembersStore(PrefixStore):
 
         Raises PeerFailedError when a member is lost before, StoreTimeoutError after the timeout.
         """
+        timeout = self._patience if timeout is None else timeout
         if self._root is None:
             super().wait(keys, timeout)
             return
