@@ -327,6 +327,26 @@ def test_sizes_that_only_pairs_know_are_compared(device) -> None:
     assert pinned(device) == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("size", [10, 3000], ids=["whole", "pieces"])
+def test_a_message_may_take_longer_than_its_group_says(device, size) -> None:
+    """It has the time that it was given, though the group's second has passed."""
+
+    def body(rank):
+        group, silent = dist.new_group(timeout=1.0), dist.new_group()
+        x = device.array(np.full(size, rank + 1.0), rank)
+        if rank == 0:
+            dist.recv(x, 1, group, timeout=60)
+            assert x.get().tolist() == [2.0] * size
+        else:
+            with pytest.raises(dist.DistTimeoutError):
+                dist.recv(np.ones(1), 0, silent, timeout=1.5)
+            dist.send(x, 0, group, timeout=60)
+        dist.barrier()
+
+    run_threads(body, 2)
+
+
 def test_messages_of_different_sizes_are_a_mismatch(device) -> None:
     """Both are long, and their pieces would fit for a while: the receiver says what it expected."""
 
