@@ -283,7 +283,8 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
                   object group) except -1:
     """A call on this rank's array and, on the root, a list with one for every rank."""
     cdef Plain own, each
-    cdef Block block, blocks[MOST_LISTED]
+    cdef Block block
+    cdef Block blocks[MOST_LISTED]
     cdef Brief b
     cdef const Entry *entry
     cdef bint gathers = collective == GATHER
