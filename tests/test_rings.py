@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +21,11 @@ from hypothesis import strategies as st
 import cydist as dist
 from cydist import _native
 from cydist.errors import PeerFailedError
-from transports import Group, Ranks, done, run, soon, status_of
+from transports import DEADLINE, Group, Ranks, done, run, soon, status_of
 
 RING = 1 << 18  # bytes of a ring's data
 PAGE = 4096
+LOCK_AT = 40  # where the memory's table has its lock, behind its version and token
 
 
 @pytest.fixture
@@ -68,6 +72,33 @@ def test_the_first_message_takes_the_rings(world: Ranks) -> None:
     for _ in range(100):
         run(lambda: done(b.isend(pattern(8), 0, 1)), lambda: receive(a, 1, 1, 8))
     assert memory.used() - before == taken
+    assert sockets(world) == [0, 0]
+
+
+@contextmanager
+def table_is_locked(memory: _native.SharedMemory) -> Iterator[None]:
+    """As if a rank had been stopped while it changed the table of the memory."""
+    libc = ctypes.CDLL(None)
+    with mmap.mmap(memory.fd, PAGE) as head:
+        place = ctypes.c_char.from_buffer(head, LOCK_AT)
+        assert libc.pthread_mutex_lock(ctypes.byref(place)) == 0
+        try:
+            yield
+        finally:
+            libc.pthread_mutex_unlock(ctypes.byref(place))
+            del place
+
+
+def test_a_first_message_waits_for_no_third_rank(world: Ranks, pair: list[Group]) -> None:
+    """Who is stopped while it changes the table of the memory stops nobody's messages."""
+    link = world.links[0]
+    assert isinstance(link, _native.ShmLink)
+    with ThreadPoolExecutor(2) as threads, table_is_locked(link.memory):
+        sent = threads.submit(pair[0].isend, pattern(100), 1, 7)
+        received = threads.submit(receive, pair[1], 0, 7, 100)
+        waited_for = wait([sent, received], timeout=DEADLINE).not_done
+    assert not waited_for
+    assert received.result() == pattern(100).tobytes()
     assert sockets(world) == [0, 0]
 
 

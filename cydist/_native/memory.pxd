@@ -89,13 +89,16 @@ cdef class SharedMemory:
     cdef void bury(self, int place) noexcept nogil
     cdef bint is_free(self, int i) noexcept nogil
     cdef int find(self, uint64_t context) noexcept nogil
+    cdef int find_free(self, uint64_t nbytes) noexcept nogil
     cdef int take(self, uint64_t nbytes, int most) noexcept nogil
     cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
                      int size) noexcept nogil
     cdef void strike(self, int i, int place) noexcept nogil
 
-# Under the lock, which outlives its holder.
+# The table's lock outlives its holder.
 cdef void lock(Head *head) noexcept nogil
 cdef void unlock(Head *head) noexcept nogil
-# New memory, zeroed; its offset, or 0: all is given out.
+# New memory, zeroed; its offset, or 0: all is given out. Takes no lock.
 cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil
+# What was reserved last, if it was, is free again: nobody has touched it.
+cdef void give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil

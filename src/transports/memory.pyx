@@ -20,7 +20,7 @@ from cydist._native.linux cimport (
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
     take_pages,
 )
-from cydist._native.waiting cimport load_u64, store_int, store_u64
+from cydist._native.waiting cimport load_u64, store_int, store_u64, take_turn
 
 from cydist._native.heap import Heap
 
@@ -46,13 +46,19 @@ cdef void unlock(Head *head) noexcept nogil:
 
 
 cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
-    cdef uint64_t offset = head.used
-    if offset > limit or nbytes > limit - offset or take_pages(fd, offset, nbytes) != 0:
-        return 0
-    # Before anybody says that it is his: memory that nobody has is lost, memory that two have
-    # is two groups'.
-    store_u64(&head.used, offset + nbytes)
-    return offset
+    cdef uint64_t offset = load_u64(&head.used)
+    while True:
+        if offset > limit or nbytes > limit - offset or take_pages(fd, offset, nbytes) != 0:
+            return 0
+        # Pages that another rank was given meanwhile are there for it. Before anybody says that
+        # the memory is his: if nobody has it, it is lost, if two have it, it is two groups'.
+        if take_turn(&head.used, &offset, offset + nbytes):
+            return offset
+
+
+cdef void give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t end = offset + nbytes
+    take_turn(&head.used, &end, offset)
 
 
 cdef class SharedMemory:
@@ -162,11 +168,18 @@ cdef class SharedMemory:
 
     cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil:
-        cdef uint64_t offset = 0
+        cdef uint64_t offset = 0, fresh = 0
         cdef Plot *plot
         cdef int i
         lock(self.head)
         i = self.find(context)
+        if i < 0 and not self.head.spent and self.find_free(nbytes) < 0:
+            # Without the lock: it takes a while, and a rank that is stopped meanwhile would stop
+            # all others of the host.
+            unlock(self.head)
+            fresh = reserve(self.head, self.fd, self.head.limit, nbytes)
+            lock(self.head)
+            i = self.find(context)
         if i < 0 and not self.head.spent:
             i = self.take(nbytes, PLOTS)
             if i < 0:
@@ -175,12 +188,17 @@ cdef class SharedMemory:
                 plot = &self.head.plot[i]
                 if plot.nbytes != 0:
                     memset(self.base + plot.offset, 0, plot.nbytes)
+                elif fresh != 0:
+                    plot.offset, fresh = fresh, 0
+                    store_u64(&plot.nbytes, nbytes)
                 self.occupy(i, context, peers, place, size)
         if i >= 0:
             plot = &self.head.plot[i]
             if plot.members == size and plot.nbytes == nbytes:
                 offset = plot.offset
         unlock(self.head)
+        if fresh != 0:
+            give_back(self.head, fresh, nbytes)     # another rank asked first
         return offset
 
     cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
@@ -227,29 +245,26 @@ cdef class SharedMemory:
                 return i
         return -1
 
+    cdef int find_free(self, uint64_t nbytes) noexcept nogil:
+        """-1: no plot that is free has so many bytes."""
+        cdef int i
+        for i in range(self.head.plots):
+            if self.head.plot[i].nbytes == nbytes and self.is_free(i):
+                return i
+        return -1
+
     cdef int take(self, uint64_t nbytes, int most) noexcept nogil:
-        """A plot of so many bytes: one that is free again, or new memory, or one without any.
+        """A plot of so many bytes that is free again, or one without any.
 
         -1: none of the first `most` is free.
         """
-        cdef Head *head = self.head
-        cdef int i, bare = -1
-        cdef uint64_t offset
-        for i in range(min(head.plots, most)):
-            if head.plot[i].nbytes == nbytes and self.is_free(i):
-                return i
-            if head.plot[i].nbytes == 0 and self.is_free(i):
-                bare = i
-        if bare < 0 and head.plots < most:
-            bare = head.plots
-            head.plots += 1
-        if bare < 0 or nbytes == 0:
-            return bare
-        offset = reserve(head, self.fd, head.limit, nbytes)
-        if offset != 0:
-            head.plot[bare].offset = offset
-            store_u64(&head.plot[bare].nbytes, nbytes)
-        return bare
+        cdef int i = self.find_free(nbytes)
+        if i < 0:
+            i = self.find_free(0)
+        if i < 0 and self.head.plots < most:
+            i = self.head.plots
+            self.head.plots += 1
+        return i if i < most else -1
 
     cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
                      int size) noexcept nogil:

@@ -2,10 +2,10 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from cydist._native.memory cimport PORTION, lock, reserve, unlock
+from cydist._native.memory cimport PORTION, give_back, reserve
 from cydist._native.neighbours cimport Nearby, ring_bell, tell_news
 from cydist._native.waiting cimport (
-    fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64,
+    fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64, take_turn,
 )
 
 cdef enum:
@@ -25,19 +25,17 @@ cdef inline uint64_t each_bytes(const Nearby *n) noexcept nogil:
 
 cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil:
     cdef uint64_t *word = pair_word(n, place)
-    cdef uint64_t offset = load_u64(word)
-    if offset != 0:
-        return offset
-    lock(n.head)
-    offset = load_u64(word)
-    if offset == 0:
-        offset = reserve(n.head, n.fd, n.limit, 2 * each_bytes(n))
-        if offset == 0:
-            offset = NO_RINGS
-        store_u64(word, offset)
-    unlock(n.head)
+    cdef uint64_t found = load_u64(word)
+    cdef uint64_t offset
+    if found != 0:
+        return found
+    offset = reserve(n.head, n.fd, n.limit, 2 * each_bytes(n))
+    if not take_turn(word, &found, NO_RINGS if offset == 0 else offset):
+        if offset != 0:         # the other rank was first
+            give_back(n.head, offset, 2 * each_bytes(n))
+        return found
     tell_news(n, place)
-    return offset
+    return NO_RINGS if offset == 0 else offset
 
 
 cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
