@@ -8,11 +8,11 @@ described in cydist/collectives.py.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
+from cydist._native import hash_of_sizes
 from cydist.calling import Flat, Timeout, check_op, reducing, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
@@ -42,7 +42,7 @@ def all_reduce_coalesced(
     arguments.disjoint(arrays, [], name)
     flats = _flats(chosen, arrays, name)
     check_op(name, op, arrays[0])
-    sizes = _hash_of_sizes(arrays)
+    sizes = hash_of_sizes(arrays)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -90,7 +90,7 @@ def all_gather_coalesced(
     arguments.disjoint(outputs, apart, name)
     own = _flats(chosen, inputs, name)
     into = [_flats(chosen, arrays, name) for arrays in lists]
-    sizes = _hash_of_sizes(outputs)
+    sizes = hash_of_sizes(outputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -131,7 +131,7 @@ def all_gather_into_tensor_coalesced(
     parts = [array.blocks(p) for array in dense]
     into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, into[0][0].array], name)
-    sizes = _hash_of_sizes(inputs)
+    sizes = hash_of_sizes(inputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -175,7 +175,7 @@ def reduce_scatter_tensor_coalesced(
     parts = [array.dense().blocks(p) for array in arrays]
     blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, blocks[0][0].array], name)
-    sizes = _hash_of_sizes(into)
+    sizes = hash_of_sizes(into)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -195,7 +195,3 @@ def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat
     if group.for_device(arrays[0].device).joins_calls:
         return [Flat([array], name) for array in arrays]
     return [Flat(arrays, name)]
-
-
-def _hash_of_sizes(arrays: Sequence[Array]) -> int:
-    return zlib.crc32(repr([array.size for array in arrays]).encode())

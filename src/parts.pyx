@@ -1,10 +1,21 @@
-"""Parts of arrays with gaps, packed and unpacked: so many elements in C order, from any one on."""
-from libc.stdint cimport int64_t
+"""Parts of arrays with gaps, packed and unpacked: so many elements in C order, from any one on.
+And how an array is cut that is made of several."""
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from cydist._native.array cimport Array
 from cydist._native.kernels cimport pack, unpack
+
+
+def hash_of_sizes(list arrays not None) -> int:
+    """What tells other sizes of arrays, or another order, apart; 32 bits, equal on all ranks."""
+    cdef uint64_t odd = 0x9E3779B97F4A7C15ULL, mixed = odd ^ <size_t>len(arrays)
+    cdef Array array
+    for array in arrays:
+        mixed = (mixed ^ array.size) * odd
+        mixed ^= mixed >> 32
+    return mixed & 0xffffffffU
 
 
 def pack_part(Array dense not None, Array array not None, size_t start) -> None:

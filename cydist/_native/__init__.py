@@ -35,7 +35,7 @@ try:
     from cydist._native.mpi_collectives import use_in_place, use_reduction
     from cydist._native.neighbours import Neighbours
     from cydist._native.overlaps import overlapping
-    from cydist._native.parts import pack_part, unpack_part
+    from cydist._native.parts import hash_of_sizes, pack_part, unpack_part
     from cydist._native.shm import ShmLink
     from cydist._native.shortcuts import shortcut, use_operation
     from cydist._native.tcp import MessageLink, TcpLink
@@ -74,6 +74,7 @@ __all__ = [
     "failpoint",
     "flatten_buffers",
     "forget_choices",
+    "hash_of_sizes",
     "hub",
     "irecv",
     "isend",
