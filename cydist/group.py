@@ -65,6 +65,11 @@ class ProcessGroup(Running):
         """Start receiving into `array` from group rank `peer`; None: from anyone."""
         raise UnsupportedError(f"backend {self.backend!r} does not receive")
 
+    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+        """Do `isend` and `irecv` take this array, though it has gaps, for a message to or from
+        this peer? Else their callers pack it."""
+        return False
+
     def share(self, nbytes: int) -> memoryview | None:
         """Memory for an array that the members' collectives need not copy; None: there is none.
 

@@ -68,8 +68,8 @@ def _sending(
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    dense = array.dense()
-    return lambda: backend.isend(dense, peer, tag)
+    sent = array if array.contiguous or backend.takes_gaps(array, peer) else array.dense()
+    return lambda: backend.isend(sent, peer, tag)
 
 
 def irecv(
@@ -98,7 +98,7 @@ def _receiving(
     array = arguments.output_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    if array.contiguous:
+    if array.contiguous or backend.takes_gaps(array, peer):
         return lambda: backend.irecv(array, peer, tag)
     packed = array.empty_like()
     return lambda: FinishedWork(

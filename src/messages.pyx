@@ -132,7 +132,7 @@ cdef class Message:
 
 
 cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, Array about,
-                    bint sending):
+                    size_t layout, bint sending):
     cdef Message m = Message.__new__(Message)
     cdef Array subject = array if about is None else about
     cdef int status
@@ -147,6 +147,7 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint askin
     m.request.peer = peer
     m.request.tag = tag & ~COLLECTIVE_TAG
     m.request.expected = &m.fingerprint
+    m.request.layout = layout
     m.request.status = PENDING
     m.request.source = peer
     with nogil:
@@ -165,16 +166,17 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint askin
 
 
 def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None) -> Message:
-    """Post a send of contiguous memory to group rank `peer`.
+          bint asking=False, Array about=None, size_t layout=0) -> Message:
+    """Post a send to group rank `peer`, of contiguous memory if `layout` is 0.
 
     asking      it is part of a collective (see `Group.enter`)
     about       an array that this message announces, whose own bytes follow in others
+    layout      MPI's datatype of the array, which only a link that `describes` takes
     """
-    return posted(group, array, peer, tag, asking, about, True)
+    return posted(group, array, peer, tag, asking, about, layout, True)
 
 
 def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None) -> Message:
-    """Post a receive into contiguous memory; peer -1 takes from anyone."""
-    return posted(group, array, peer, tag, asking, about, False)
+          bint asking=False, Array about=None, size_t layout=0) -> Message:
+    """Post a receive, into contiguous memory if `layout` is 0; peer -1 takes from anyone."""
+    return posted(group, array, peer, tag, asking, about, layout, False)

@@ -218,6 +218,7 @@ class MpiLink(MessageLink):
         cls, rank: int, size: int, comm: int, byte: int, any_source: int, here: int,
         largest_tag: int,
     ) -> Self: ...  # fmt: skip
+    def describes(self, peer: int, nbytes: int) -> bool: ...
     def advance(self) -> bool: ...
     def end(self) -> bool: ...
 
@@ -308,6 +309,7 @@ def isend(
     *,
     asking: bool = False,
     about: Array | None = None,
+    layout: int = 0,
 ) -> Message: ...
 def irecv(
     group: Group,
@@ -317,6 +319,7 @@ def irecv(
     *,
     asking: bool = False,
     about: Array | None = None,
+    layout: int = 0,
 ) -> Message: ...
 def supports(op: int, dtype: int) -> bool: ...
 def why_not(op: int, dtype: int, factor: complex | None = None, ranks: int = 1) -> str: ...

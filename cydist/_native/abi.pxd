@@ -84,6 +84,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     int peer                    # rank within the group; ANY_SOURCE for a receive
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
+    size_t layout               # MPI's datatype of memory with gaps from `ptr` on; 0: it has none
     bint attended               # the caller waits for it at once: nobody else needs to move it
     # Set by the transport:
     int status                  # PENDING, then OK or an error

@@ -273,16 +273,22 @@ class HostGroup(ProcessGroup):
         """As the base class. `about`: an array that this message announces to a receive which
         knows of that, too."""
         message = _native.isend(
-            self._native, array, peer, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about
-        )
+            self._native, array, peer, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about,
+            layout=self.layout_of(array),
+        )  # fmt: skip
         return MessageWork(self, "send", peer, self._kept(message))
 
     def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
         source = ANY_SOURCE if peer is None else peer
         message = _native.irecv(
-            self._native, array, source, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about
-        )
+            self._native, array, source, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about,
+            layout=self.layout_of(array),
+        )  # fmt: skip
         return MessageWork(self, "recv", source, self._kept(message))
+
+    def layout_of(self, array: Array) -> int:
+        """What the link calls the layout of an array with gaps; 0: it knows none of that kind."""
+        return 0
 
     def _kept(self, message: Message) -> Message:
         """Hold on to a message until it is over: one whose Work was dropped goes on."""

@@ -20,6 +20,7 @@ from cydist import _native, config, launchers, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import HostGroup
 from cydist.backends.messages import NEWS_TAG
+from cydist.backends.mpi_layouts import layouts
 from cydist.backends.mpi_process import (
     ExitGuard,
     Threads,
@@ -191,6 +192,15 @@ class MpiGroup(HostGroup):
 
     def trouble_with(self, rank: int) -> str:
         return super().trouble_with(rank) or self._endpoint.trouble(rank)
+
+    # Messages.
+
+    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+        messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
+        return messages.describes(place, array.nbytes) and self.layout_of(array) != 0
+
+    def layout_of(self, array: Array) -> int:
+        return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)
 
     # Which threads may call.
 

@@ -11,7 +11,8 @@ from cydist._native.abi cimport Transport
 from cydist._native.linux cimport getpid, pthread_mutex_lock, pthread_mutex_unlock
 from cydist._native.mpi_collectives cimport Checks, await_checks, collective
 from cydist._native.mpi_moves cimport (
-    Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of, progress,
+    INLINE_BYTES, Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of,
+    progress,
 )
 from cydist._native.neighbours cimport Neighbours
 from cydist._native.outgoing cimport is_near
@@ -111,6 +112,12 @@ cdef class MpiLink(MessageLink):
         """As MessageLink's; MPI carries what goes to the others, and does not run without any."""
         MessageLink.share(self, neighbours)
         self.mpi.far.needed = neighbours.table.places < self.size
+
+    def describes(self, int peer, size_t nbytes) -> bool:
+        """May a message of so many bytes to or from a peer, which is not -1, have a layout? Not if
+        it travels behind its header, through memory that both share, or in pieces."""
+        return (0 <= peer < self.size and INLINE_BYTES < nbytes <= self.mpi.piece_bytes
+                and (self.net.nearby == NULL or self.net.nearby.place[peer] < 0))
 
     def advance(self) -> bool:
         """After `close`: move on what has begun. Has every other rank left, and is nothing under

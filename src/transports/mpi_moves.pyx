@@ -107,6 +107,9 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
         if ptr == NULL:
             end_move(mpi, move, NO_MEMORY)
             return NO_MEMORY
+    if r != NULL and r.layout != 0:     # then there is one piece, see MpiLink.describes
+        code = lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, &move.handles[0])
+        count = 0
     for i in range(count):
         if code == SUCCESS:
             code = lib.irecv(ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer,
@@ -262,6 +265,10 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     memcpy(move.data, header, sizeof(Header))
     code = lib.isend(move.data, sizeof(Header), mpi.byte, peer, HEADER_TAG, mpi.comm,
                      &move.handles[0])
+    if code == SUCCESS and r.layout != 0:
+        move.borrows = True
+        code = lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm, &move.handles[1])
+        count = 0
     for i in range(count):
         if code == SUCCESS:
             move.borrows = True

@@ -139,6 +139,69 @@ def test_strided_messages(group, rank):
         assert [-1.0] * 10 == into[:, 0].tolist()
 
 
+# Arrays of more than a header carries, by which memory that is not theirs lies.
+GAPS = {
+    "bytes": lambda: np.full((9000, 2), -1, "i1")[:, 0],
+    "columns": lambda: np.full((3000, 3), -1.0)[:, 1],
+    "rows": lambda: np.full((50, 400), -1.0)[:, :200],
+    "boxes": lambda: np.full((20, 30, 40), -1.0)[2:18, 1:29, 8:24],
+    "backward": lambda: np.full(5000, -1.0)[::-1],
+    "upward": lambda: np.full((60, 100), -1.0)[::-1, :50],
+    "transposed": lambda: np.full((100, 120), -1.0)[:, :50].T,
+}
+ENDS = {"both": (True, True), "sender": (True, False), "receiver": (False, True)}
+
+
+@pytest.fixture(params=GAPS.values(), ids=GAPS)
+def with_gaps(request):
+    """Makes an array that has gaps, and a base which is -1 everywhere."""
+    return request.param
+
+
+def swapped(group, rank, size, sent, into):
+    """Send to the next rank, and receive from the one before."""
+    numbers = np.arange(sent.size).reshape(sent.shape) % 100
+    sent[...] = numbers + rank
+    receiving = dist.irecv(into, (rank - 1) % size, group)
+    sending = dist.isend(sent, (rank + 1) % size, group)
+    receiving.wait()
+    sending.wait()
+    return numbers.astype(sent.dtype) + (rank - 1) % size
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+def test_messages_with_gaps(group, rank, size, with_gaps, ends):
+    """On both sides or one; nothing is written beside the elements."""
+    sent, into = (with_gaps() if gaps else with_gaps().copy() for gaps in ends)
+    expected = with_gaps()
+    expected[...] = swapped(group, rank, size, sent, into)
+    assert np.array_equal(expected, into)
+    if ends[1]:
+        assert np.array_equal(expected.base, into.base)
+
+
+def test_messages_with_gaps_from_anyone(group, rank, with_gaps):
+    """Nobody knows who will send them, and by which way."""
+    x = with_gaps()
+    if rank == 0:
+        x[...] = 7
+        dist.send(x, 1, group)
+    if rank == 1:
+        assert dist.recv(x, None, group) == 0
+        assert (x == 7).all()
+
+
+def test_a_message_with_gaps_of_another_size_is_refused(group, rank, with_gaps):
+    """MismatchError, and nothing is written."""
+    x = with_gaps()
+    if rank == 0:
+        dist.isend(np.zeros(x.size + 1, x.dtype), 1, group)
+    if rank == 1:
+        with pytest.raises(dist.MismatchError, match="a message of"):
+            dist.recv(x, 0, group)
+        assert (x.base == -1).all()
+
+
 def test_batches(group, rank, size):
     """Many messages both ways at once."""
     out = [np.full(100, 10.0 * rank + peer) for peer in range(size)]
@@ -181,6 +244,13 @@ def small_pieces(group):
     dist.barrier(group)
     messages.piece_bytes = before
     dist.barrier(group)
+
+
+def test_long_messages_with_gaps_go_in_pieces(group, rank, size, small_pieces):
+    """More than a call of MPI moves; the other side has none."""
+    sent, into = np.zeros((50_001, 2))[:, 0], np.zeros(50_001)
+    assert np.array_equal(swapped(group, rank, size, sent, into), into)
+    assert np.array_equal(swapped(group, rank, size, into, sent), sent)
 
 
 def test_what_one_call_of_mpi_cannot_move_goes_in_pieces(group, rank, size, small_pieces):
