@@ -270,21 +270,19 @@ class HostGroup(ProcessGroup):
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int, about: Array | None = None) -> Work:
-        """As the base class. `about`: an array that this message announces to a receive which
-        knows of that, too."""
-        message = _native.isend(
+        """As the base class. `about`: an array that it announces to a receive which knows."""
+        return self._posted("send", array, peer, tag, about)
+
+    def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
+        return self._posted("recv", array, ANY_SOURCE if peer is None else peer, tag, about)
+
+    def _posted(self, name: str, array: Array, peer: int, tag: int, about: Array | None) -> Work:
+        post = _native.isend if name == "send" else _native.irecv
+        message = post(
             self._native, array, peer, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about,
             layout=self.layout_of(array),
         )  # fmt: skip
-        return MessageWork(self, "send", peer, self._kept(message))
-
-    def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
-        source = ANY_SOURCE if peer is None else peer
-        message = _native.irecv(
-            self._native, array, source, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about,
-            layout=self.layout_of(array),
-        )  # fmt: skip
-        return MessageWork(self, "recv", source, self._kept(message))
+        return MessageWork(self, name, peer, self._kept(message))
 
     def layout_of(self, array: Array) -> int:
         """What the link calls the layout of an array with gaps; 0: it knows none of that kind."""
