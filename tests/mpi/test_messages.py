@@ -195,7 +195,10 @@ def test_a_message_with_gaps_of_another_size_is_refused(group, rank, with_gaps):
     """MismatchError, and nothing is written."""
     x = with_gaps()
     if rank == 0:
-        dist.isend(np.zeros(x.size + 1, x.dtype), 1, group)
+        sent = dist.isend(np.zeros(x.size + 1, x.dtype), 1, group)
+        with pytest.raises(dist.MismatchError, match="a message of"):
+            dist.recv(np.zeros(1), 1, group)
+        del sent
     if rank == 1:
         with pytest.raises(dist.MismatchError, match="a message of"):
             dist.recv(x, 0, group)
