@@ -10,9 +10,15 @@ from cydist._native.abi cimport (
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
-    YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64, low_half,
-    sched_yield, slice_until, swap_u64,
+    YIELD_NS, add_u32, cores, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64,
+    low_half, sched_yield, slice_until, swap_u64,
 )
+
+
+cdef enum:
+    RANKS_IN_A_CROWD = 16       # for each core
+
+cdef int crowd = RANKS_IN_A_CROWD * cores()
 
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
@@ -54,6 +60,8 @@ cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
     while now < until:
         if load_u64(flag) >= value:
             return OK
+        if t.size >= crowd:
+            break               # its turn comes again when most of them have yielded in vain
         sched_yield()
         now = now_ns()
     return sleep_until_raised(t, flag, value, deadline_ns)
