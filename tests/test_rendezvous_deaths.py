@@ -284,6 +284,15 @@ def test_others_are_not_disturbed(master: TCPStore) -> None:
     assert caught.value.ranks == (3,)
 
 
+def test_watching_brings_the_values(master: TCPStore) -> None:
+    """One request waits for keys and has their values, in the order asked for, whatever the
+    watched key says; while one of them is missing it has the watched key's new value."""
+    master.multi_set(["a", "b", "lost"], ["1", "", "news"])
+    assert master.watch("lost", b"", ["b", "a"], DEADLINE) == [b"", b"1"]
+    assert master.watch("lost", b"", [], DEADLINE) == []
+    assert master.watch("lost", b"", ["a", "never"], DEADLINE) == b"news"
+
+
 def test_watching_ends_a_wait(master: TCPStore) -> None:
     """A wait that is under way ends when the watched key changes, and leaves the server clean."""
     watched = MembersStore("p", master, range(2))

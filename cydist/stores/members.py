@@ -107,30 +107,31 @@ class MembersStore(PrefixStore):
         timeout = self._patience if timeout is None else timeout
         if self._root is None:
             super().wait(keys, timeout)
-            return
+        else:
+            self._awaited(self._root, keys, timeout)
+
+    def _awaited(self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None) -> list[bytes]:
         limit = self.timeout.total_seconds() if timeout is None else seconds(timeout)
         deadline = time.monotonic() + limit
         named = [self._path + key for key in keys]
         while True:
             left = max(0.0, deadline - time.monotonic())
             with served_by(self.holder, self._what):
-                news = self._root.watch(self._lost, self._known, named, left)
-            if news is None:
-                return
-            self._known = news
-            self._check(news)
+                found = root.watch(self._lost, self._known, named, left)
+            if isinstance(found, list):
+                return found
+            self._known = found
+            self._check(found)
 
     def get(self, key: str) -> bytes:
         """The value of `key`, waiting until it has one as `wait` does."""
-        self.wait([key])
-        with served_by(self.holder, self._what):
-            return super().get(key)
+        return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of `keys`, waiting until all have one as `wait` does."""
-        self.wait(keys)
-        with served_by(self.holder, self._what):
+        if self._root is None:
             return super().multi_get(keys)
+        return self._awaited(self._root, keys, None)
 
     def set(self, key: str, value: Value) -> None:
         """Give `key` a value. Raises PeerFailedError if the store went with its rank."""

@@ -134,7 +134,7 @@ class Reply(NamedTuple):
         """Has it as many items as a reply to `request`, with numbers where those belong?"""
         numbers = self.items[:1]
         if self.status is Status.OK and request.op is Op.WATCH:
-            return len(self.items) <= 1
+            return len(self.items) in (1, len(request.keys))
         if self.status is Status.TIMEOUT:
             fits = len(self.items) >= 1
         elif self.status is not Status.OK or request.op is Op.LIST_KEYS:

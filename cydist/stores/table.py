@@ -133,7 +133,8 @@ class Table:
     def _watched(self, request: Request) -> tuple[bytes, ...]:
         missing = self.missing(request)
         if not missing:
-            return ()
+            value = self._values.get(request.keys[0], b"")
+            return (value, *(self._values[key] for key in request.keys[1:]))
         news = self._news(request)
         if not news:
             raise DistStoreError(f"no key {missing[0]!r}")

@@ -192,14 +192,17 @@ class TCPStore(Store):
             )
         return reply
 
-    def watch(self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout) -> bytes | None:
+    def watch(
+        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout
+    ) -> bytes | list[bytes]:
         """Wait until all `keys` have a value, or until `key` has another than the `known` one.
 
         known   b"" for no value
-        Returns None, or the new value of `key`. Raises StoreTimeoutError as `wait` does.
+        Returns the values of `keys`, in their order, or the new value of `key`. Raises
+        StoreTimeoutError as `wait` does.
         """
-        news = self._call(Op.WATCH, [key, *keys], [known], block=True, timeout=timeout)
-        return news[0] if news else None
+        value, *found = self._call(Op.WATCH, [key, *keys], [known], block=True, timeout=timeout)
+        return found if len(found) == len(keys) else value
 
     def will(self, key: str, value: Value) -> None:
         """Have the server append `value` to `key` if this process ends without closing the store.
