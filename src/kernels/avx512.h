@@ -39,40 +39,37 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #else
 #define CROSSED(a, b) _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_slli_epi32(b, 16))
 #endif
-#define A_OR_B_AND_C 0xf8
 #define A_IF_C_ELSE_B 0xe4
 
-/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. So
-   the last place of the rest matters where it is one place more than a half; two numbers of 8
-   places have no such sum, and there that place can hold whether the number is odd. */
-ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper, int is_sum)
+/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. Its
+   last place would matter in 0x8001 alone, and no sum or product of two numbers of 8 places has
+   that rest: a sum has not both of these places, and a factor of 0x8001 is 331. So that place
+   can say whether the number is odd. */
+ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
 {
     const __m512i a = _mm512_castps_si512(lower), b = _mm512_castps_si512(upper);
     const __m512i one = CROSSED(a, b), other = _mm512_mask_mov_epi16(a, 0xaaaaaaaa, b);
     const __m512i kept =
         _mm512_ternarylogic_epi32(one, other, _mm512_set1_epi32(0x0000ffff), A_IF_C_ELSE_B);
-    const int of_one = is_sum ? (int)0xfffe0001 : (int)0xffff0000;
-    __m512i weight =
-        _mm512_ternarylogic_epi32(one, other, _mm512_set1_epi32(of_one), A_IF_C_ELSE_B);
-    if (!is_sum)
-        weight = _mm512_ternarylogic_epi32(weight, kept, _mm512_set1_epi16(1), A_OR_B_AND_C);
+    const __m512i weight =
+        _mm512_ternarylogic_epi32(one, other, _mm512_set1_epi32((int)0xfffe0001), A_IF_C_ELSE_B);
     const __mmask32 up = _mm512_cmpgt_epu16_mask(weight, _mm512_set1_epi16(-32768));
     return _mm512_mask_sub_epi16(kept, up, kept, _mm512_set1_epi16(-1));
 }
 
-#define BF16_AT_ONCE(name, op, is_sum)                                            \
+#define BF16_AT_ONCE(name, op)                                                    \
     ALWAYS_INLINE __mmask16 name##_half_bf16(u16 *to, const u16 *a, const u16 *b, \
                                              __mmask16 numbers)                   \
     {                                                                             \
         const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);       \
         const __m512 lower = LOWER(x) op LOWER(y), upper = UPPER(x) op UPPER(y);  \
-        _mm512_storeu_si512(to, avx512_bf16_narrow(lower, upper, is_sum));        \
+        _mm512_storeu_si512(to, avx512_bf16_narrow(lower, upper));                \
         return NUMBERS_IN(lower, upper, numbers);                                 \
     }                                                                             \
     BOTH_HALVES(name, bf16)
 
-BF16_AT_ONCE(sum, +, 1)
-BF16_AT_ONCE(product, *, 0)
+BF16_AT_ONCE(sum, +)
+BF16_AT_ONCE(product, *)
 
 #ifdef HALF_PRECISION
 /* The same bits as in float32, rounded: that has 2 * 11 + 2 places, and from so many on rounding
