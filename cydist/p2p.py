@@ -106,19 +106,26 @@ def _receiving(
     )
 
 
-def _wait(group: AnyGroup, name: str, work: Work, timeout: float | None) -> None:
-    """Wait for a blocking message; one that is late, or given up because a signal handler
-    raised, fails its group, as a collective would."""
-    if timeout is not None:
-        work.due(timeout)
+def _finished(
+    chosen: ProcessGroup, name: str, start: Callable[[], Work], timeout: float | None
+) -> Work:
+    """Start a blocking message and wait for it. One that is late, or given up because a signal
+    handler raised, between these two as well, fails its group, as a collective would."""
     try:
-        work.wait()
+        try:
+            work = start()
+            if timeout is not None:
+                work.due(timeout)
+            work.wait()
+        except BaseException as error:
+            if isinstance(error, DistTimeoutError) or not isinstance(error, DistError):
+                chosen.fail(error, name)
+            raise
     except BaseException as error:
-        given_up = isinstance(error, DistTimeoutError) or not isinstance(error, DistError)
-        chosen = usable_group(group, "wait")
-        if given_up and chosen is not None:
+        if not isinstance(error, Exception):  # it may have come before that was done
             chosen.fail(error, name)
         raise
+    return work
 
 
 @shortcut
@@ -145,8 +152,7 @@ def send(
     limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
     if chosen is not None:
-        work = _sending(chosen, "send", tensor, dst, tag, group_dst)()
-        _wait(group, "send", work, limit)
+        _finished(chosen, "send", _sending(chosen, "send", tensor, dst, tag, group_dst), limit)
 
 
 @shortcut
@@ -175,9 +181,8 @@ def recv(
     chosen = usable_group(group, "recv")
     if chosen is None:
         return -1
-    work = _receiving(chosen, "recv", tensor, src, tag, group_src)()
-    _wait(group, "recv", work, limit)
-    return work.source_rank()
+    start = _receiving(chosen, "recv", tensor, src, tag, group_src)
+    return _finished(chosen, "recv", start, limit).source_rank()
 
 
 class P2POp:

@@ -127,8 +127,10 @@ class Running:
             nonlocal begun
             begun = True
             self.check_usable(name)
-            call = self._call = Call(name, self.next_seq(), deadline)
+            call = Call(name, 0, deadline)
             try:
+                call.seq = self.next_seq()  # if a signal handler raises now, others must hear
+                self._call = call
                 body(call)
             except UnsupportedError:
                 raise
