@@ -54,20 +54,22 @@ class MessageWork(Work):
         self.due(group.timeout)
 
     def _wait(self, timeout: float | None) -> None:
-        limit = LONGEST_TIMEOUT if timeout is None else timeout
+        if self._error is None and not self._message.over:
+            self._block(LONGEST_TIMEOUT if timeout is None else timeout)
+        self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def _block(self, limit: float) -> None:
+        self._group.check_process(self._name)
         deadline = time.monotonic() + limit
-        if not self._message.over:
-            self._group.check_process(self._name)
         self._group.waiting = (self._name, self._peer)
         try:
-            over = self._error is not None or self._message.wait(int(deadline * 1e9))
+            over = self._message.wait(int(deadline * 1e9))
         finally:
             self._group.waiting = None
         if not over:
             raise timed_out(self._group, self._name, self._peer, limit)
-        self._settle()
-        if self._error is not None:
-            raise self._error
 
     def _expire(self, late: DistTimeoutError) -> None:
         """Also fails the group."""
