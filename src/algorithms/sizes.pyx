@@ -62,7 +62,7 @@ cdef inline uint64_t *size_at(Transport *t, int rank, uint64_t step, size_t offs
 
 cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
     cdef uint64_t step = t.windows.step
-    cdef size_t most = most_carried(t, m.parts)
+    cdef size_t most
     cdef bint from_root = c.fingerprint.collective == SCATTER
     cdef int first = c.root if from_root else 0
     cdef int end = c.root + 1 if from_root else t.size
@@ -72,6 +72,7 @@ cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
         return OK
     if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
         return NO_MEMORY
+    most = most_carried(t, m.parts)
     status = claim(t, c, step)
     if status != OK:
         return status
