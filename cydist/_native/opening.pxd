@@ -25,8 +25,8 @@ ctypedef struct Access:         # a call while its memory is open
 
 # What a call does meanwhile.
 ctypedef int (*Body)(Transport *t, Call *c, Access *a) noexcept nogil
-# What it does without them, with long blocks it begins with that, for the
-# others may come late; and does it again where the call goes through windows then.
+# What it does without them, while they end what they do; with long blocks it begins with that, for
+# the others may come late, and does it again where the call goes through windows then.
 ctypedef void (*Alone)(Transport *t, Call *c) noexcept nogil
 
 

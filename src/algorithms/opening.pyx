@@ -55,11 +55,11 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
             status = claim(t, c, a.step + <uint64_t>a.scratch)
             if status == OK:
                 status = body(t, c, &a)
-            if status == OK and alone != NULL and not early:
-                alone(t, c)
     if status == OK and usable:
         for i in range(a.scratch):
             publish(t, c, a.step + 1 + i, 0)
+        if alone != NULL and not early:
+            alone(t, c)         # while the others come to their end
         status = consume(t, c, a.step + 1 + <uint64_t>a.scratch, True)
     if status != OK:
         bar_the_others(t, c)
