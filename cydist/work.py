@@ -111,7 +111,8 @@ class Work:
         self.wait()
 
     def is_completed(self) -> bool:
-        """Is the call over, well or badly? Never blocks."""
+        """Is the call over, well or badly? Does not wait for it; when it has become late, asks the
+        other ranks for a moment what they do, and ends it."""
         if self._poll():
             return True
         if time.monotonic() >= self._due_at:

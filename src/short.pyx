@@ -298,7 +298,10 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
         return False
     if root == native.view.rank:
         listed = native.view.size
-        if listed > MOST_LISTED or type(arrays) is not list or len(arrays) != listed:
+        if type(arrays) is not list:
+            return False
+        arrays = tuple(arrays)      # while the call is under way its user may change the list
+        if listed > MOST_LISTED or len(arrays) != listed:
             return False
     elif arrays is not None:
         return False

@@ -91,6 +91,7 @@ cdef class SharedMemory:
     cdef int find(self, uint64_t context) noexcept nogil
     cdef int find_free(self, uint64_t nbytes) noexcept nogil
     cdef int take(self, uint64_t nbytes, int most) noexcept nogil
+    cdef void spare(self, uint64_t offset, uint64_t nbytes) noexcept nogil
     cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
                      int size) noexcept nogil
     cdef void strike(self, int i, int place) noexcept nogil
@@ -98,7 +99,9 @@ cdef class SharedMemory:
 # The table's lock outlives its holder.
 cdef void lock(Head *head) noexcept nogil
 cdef void unlock(Head *head) noexcept nogil
-# New memory, zeroed; its offset, or 0: all is given out. Takes no lock.
-cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil
-# What was reserved last, if it was, is free again: nobody has touched it.
-cdef void give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil
+# New memory, zeroed; its offset, or 0: all is given out; or another rank raced, and may have done
+# what this one is about. Takes no lock.
+cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
+                      bint *raced) noexcept nogil
+# Nobody has touched it: free again, if nothing was reserved since.
+cdef bint give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil

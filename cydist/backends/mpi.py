@@ -197,7 +197,10 @@ class MpiGroup(HostGroup):
 
     def takes_gaps(self, array: Array, peer: int | None) -> bool:
         messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
-        return messages.describes(place, array.nbytes) and self.layout_of(array) != 0
+        # A layout is made while another thread may wait in MPI.
+        threads = self._endpoint.threads
+        alone = threads.concurrent or threads.main_only
+        return alone and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
 
     def layout_of(self, array: Array) -> int:
         return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)

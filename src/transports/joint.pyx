@@ -191,6 +191,8 @@ cdef int give_some(Connection *c) noexcept nogil:
         reach(SEND_MID)
         if not is_open(load_u64(&control.claims), j.name):
             j.rung = True       # this rank was stopped, and the receiver has given up meanwhile
+            j.pushed += 1       # it waits for this piece
+            store_u64(&control.pushed, j.pushed)
             break
         if copy_piece(c, j, j.pieces - 1 - index, True) != MOVED:
             j.rung = True

@@ -45,20 +45,23 @@ cdef void unlock(Head *head) noexcept nogil:
     pthread_mutex_unlock(&head.lock)
 
 
-cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes) noexcept nogil:
+cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
+                      bint *raced) noexcept nogil:
     cdef uint64_t offset = load_u64(&head.used)
-    while True:
-        if offset > limit or nbytes > limit - offset or take_pages(fd, offset, nbytes) != 0:
-            return 0
-        # Pages that another rank was given meanwhile are there for it. Before anybody says that
-        # the memory is his: if nobody has it, it is lost, if two have it, it is two groups'.
-        if take_turn(&head.used, &offset, offset + nbytes):
-            return offset
+    raced[0] = False
+    if offset > limit or nbytes > limit - offset or take_pages(fd, offset, nbytes) != 0:
+        return 0
+    # Pages that another rank was given meanwhile are there for it. Before anybody says that
+    # the memory is his: if nobody has it, it is lost, if two have it, it is two groups'.
+    if take_turn(&head.used, &offset, offset + nbytes):
+        return offset
+    raced[0] = True
+    return 0
 
 
-cdef void give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
+cdef bint give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
     cdef uint64_t end = offset + nbytes
-    take_turn(&head.used, &end, offset)
+    return take_turn(&head.used, &end, offset)
 
 
 cdef class SharedMemory:
@@ -169,15 +172,16 @@ cdef class SharedMemory:
     cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil:
         cdef uint64_t offset = 0, fresh = 0
+        cdef bint raced = True
         cdef Plot *plot
         cdef int i
         lock(self.head)
         i = self.find(context)
-        if i < 0 and not self.head.spent and self.find_free(nbytes) < 0:
+        while i < 0 and raced and not self.head.spent and self.find_free(nbytes) < 0:
             # Without the lock: it takes a while, and a rank that is stopped meanwhile would stop
             # all others of the host.
             unlock(self.head)
-            fresh = reserve(self.head, self.fd, self.head.limit, nbytes)
+            fresh = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
             lock(self.head)
             i = self.find(context)
         if i < 0 and not self.head.spent:
@@ -196,9 +200,9 @@ cdef class SharedMemory:
             plot = &self.head.plot[i]
             if plot.members == size and plot.nbytes == nbytes:
                 offset = plot.offset
+        if fresh != 0 and not give_back(self.head, fresh, nbytes):
+            self.spare(fresh, nbytes)       # another rank of the group was first
         unlock(self.head)
-        if fresh != 0:
-            give_back(self.head, fresh, nbytes)     # another rank asked first
         return offset
 
     cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
@@ -265,6 +269,13 @@ cdef class SharedMemory:
             i = self.head.plots
             self.head.plots += 1
         return i if i < most else -1
+
+    cdef void spare(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
+        """Keep memory for the next group that asks for as much."""
+        cdef int i = self.take(0, PLOTS)
+        if i >= 0:
+            self.head.plot[i].offset = offset
+            store_u64(&self.head.plot[i].nbytes, nbytes)
 
     cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
                      int size) noexcept nogil:

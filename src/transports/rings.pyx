@@ -26,10 +26,14 @@ cdef inline uint64_t each_bytes(const Nearby *n) noexcept nogil:
 cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil:
     cdef uint64_t *word = pair_word(n, place)
     cdef uint64_t found = load_u64(word)
-    cdef uint64_t offset
+    cdef uint64_t offset = 0
+    cdef bint raced = True
+    while found == 0 and raced:
+        offset = reserve(n.head, n.fd, n.limit, 2 * each_bytes(n), &raced)
+        if raced:
+            found = load_u64(word)
     if found != 0:
         return found
-    offset = reserve(n.head, n.fd, n.limit, 2 * each_bytes(n))
     if not take_turn(word, &found, NO_RINGS if offset == 0 else offset):
         if offset != 0:         # the other rank was first
             give_back(n.head, offset, 2 * each_bytes(n))
