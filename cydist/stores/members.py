@@ -129,9 +129,10 @@ class MembersStore(PrefixStore):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of `keys`, waiting until all have one as `wait` does."""
-        if self._root is None:
-            return super().multi_get(keys)
-        return self._awaited(self._root, keys, None)
+        if self._root is not None:
+            return self._awaited(self._root, keys, None)
+        self.wait(keys)
+        return super().multi_get(keys)
 
     def set(self, key: str, value: Value) -> None:
         """Give `key` a value. Raises PeerFailedError if the store went with its rank."""
