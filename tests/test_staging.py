@@ -144,21 +144,6 @@ def test_all_gather_of_different_sizes(device, job, finish) -> None:
     check(job, body)
 
 
-def test_reduce_scatter(device, job, finish) -> None:
-    """Each rank's block of the sum, of different sizes."""
-
-    def body(rank, size, dtype):
-        def block(rank, r):
-            return given(rank + r, uneven(r, size), dtype)
-
-        xs = [device.array(block(rank, r), rank) for r in range(job.size)]
-        out = device.array(np.zeros(uneven(rank, size), dtype), rank)
-        finish(dist.reduce_scatter, out, xs)
-        return [oracle.reduced("SUM", [block(r, rank) for r in range(job.size)])], [out]
-
-    check(job, body)
-
-
 def test_reduce_scatter_tensor(device, job, finish) -> None:
     """Each rank's block of the sum of whole arrays."""
 
@@ -265,17 +250,25 @@ def test_reductions_by_functions(device, job, finish, name) -> None:
     check(job, body)
 
 
-def test_reduce_scatter_by_a_function(device, job, finish) -> None:
-    """Each rank's block of what the function makes, of different sizes."""
+@pytest.mark.parametrize(
+    ("op", "made", "reduced"),
+    [
+        (dist.ReduceOp.SUM, given, functools.partial(oracle.reduced, "SUM")),
+        (FIRST, with_gaps, folded),
+    ],
+    ids=["sum", "function"],
+)
+def test_reduce_scatter(device, job, finish, op, made, reduced) -> None:
+    """Each rank's block of the sum, or of what a function makes, of different sizes."""
 
     def body(rank, size, dtype):
         def block(rank, r):
-            return with_gaps(rank + r, uneven(r, size), dtype)
+            return made(rank + r, uneven(r, size), dtype)
 
         xs = [device.array(block(rank, r), rank) for r in range(job.size)]
         out = device.array(np.zeros(uneven(rank, size), dtype), rank)
-        finish(dist.reduce_scatter, out, xs, op=FIRST)
-        return [folded([block(r, rank) for r in range(job.size)])], [out]
+        finish(dist.reduce_scatter, out, xs, op=op)
+        return [reduced([block(r, rank) for r in range(job.size)])], [out]
 
     check(job, body)
 
