@@ -1,9 +1,9 @@
 """Finding the memory of what users pass: numpy, torch, cupy, ml_dtypes, buffers, DLPack.
 
-Asked in this order: the buffer protocol (numpy and the standard library), torch's tensors,
-`__cuda_array_interface__` (cupy, numba), `__array_interface__` (dtypes that have no buffer
-format: ml_dtypes, datetime64), `__dlpack__` (everyone else). Nothing is ever copied, and no
-library is imported: an object's own library is there already.
+Asked in this order: the buffer protocol (numpy and the standard library) of what shows no CUDA
+memory, torch's tensors, cupy's arrays, `__cuda_array_interface__` (numba), `__array_interface__`
+(dtypes that have no buffer format: ml_dtypes, datetime64), `__dlpack__` (everyone else). Nothing
+is ever copied, and no library is imported: an object's own library is there already.
 """
 import sys
 from re import fullmatch, sub
@@ -57,10 +57,12 @@ cpdef Array asarray(object obj):
     """
     if isinstance(obj, Array):
         return <Array>obj
-    if PyObject_CheckBuffer(obj):
+    if PyObject_CheckBuffer(obj) and not shows_cuda(type(obj)):
         return from_buffer(obj)
     if is_torch(obj):
         return from_torch(obj)
+    if is_cupy(obj):
+        return from_cupy(obj)
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         return from_interface(obj, interface, "cuda", cuda_index(obj))
@@ -80,8 +82,15 @@ cpdef Array asarray(object obj):
 
 # The buffer protocol.
 
-# The type that was last found to be no masked array, which would show its data unmasked.
+# The type that was last found to show no CUDA memory, and to be no masked array, which would show
+# its data unmasked.
 cdef type plain_type = None
+
+
+cdef bint shows_cuda(type kind):
+    """Are these arrays on a GPU? cupy's have a buffer as well, which raises, or gives managed
+    memory as if it were the CPU's."""
+    return kind is not plain_type and hasattr(kind, "__cuda_array_interface__")
 
 
 cdef Array from_buffer(object obj):
@@ -139,7 +148,7 @@ cdef int set_format(Array self, object obj) except -1:
         return set_dtype(self, code, itemsize)
     dtype = getattr(obj, "dtype", None)
     if dtype is not None and hasattr(dtype, "hasobject"):
-        return name_dtype(self, name_of_numpy(dtype), itemsize)
+        return set_numpy(self, dtype, itemsize)
     name = self.buffer.format.decode()
     # The names of a structure's fields stand between colons.
     if "O" in sub(":[^:]*:", "", name):
@@ -148,17 +157,11 @@ cdef int set_format(Array self, object obj) except -1:
 
 
 cdef int code_of_format(char letter, size_t itemsize) noexcept:
-    if letter in b"fde":
-        return code_of_kind(c"f", itemsize)
-    if letter in b"bhilqn":
-        return code_of_kind(c"i", itemsize)
-    if letter in b"BHILQNc":
-        return code_of_kind(c"u", itemsize)
-    if letter in b"FD":
-        return code_of_kind(c"c", itemsize)
-    if letter == c"?":
-        return code_of_kind(c"b", itemsize)
-    return DT_OTHER
+    cdef char kind = (
+        c"f" if letter in b"fde" else c"i" if letter in b"bhilqn" else
+        c"u" if letter in b"BHILQNc" else c"c" if letter in b"FD" else c"b" if letter == c"?" else 0
+    )
+    return code_of_kind(kind, itemsize)
 
 
 cdef int code_of_kind(char kind, size_t itemsize) noexcept:
@@ -233,7 +236,7 @@ cdef int set_typestr(Array self, object obj, dict interface) except -1:
     typestr = interface.get("typestr")
     dtype = getattr(obj, "dtype", None)
     if hasattr(dtype, "hasobject"):
-        return name_dtype(self, name_of_numpy(dtype), dtype.itemsize)
+        return set_numpy(self, dtype, dtype.itemsize)
     if not isinstance(typestr, str) or not fullmatch("[<>|=][A-Za-z][0-9]+", typestr):
         raise TypeError(f"{type(obj).__qualname__} has no dtype: typestr {typestr!r:.80}")
     if typestr[1] == "O":
@@ -247,17 +250,17 @@ cdef int set_typestr(Array self, object obj, dict interface) except -1:
     return name_dtype(self, typestr, itemsize)
 
 
-cdef str name_of_numpy(object dtype):
-    """What a numpy dtype is called here: "float32", "bfloat16", "<M8[ns]", "[('a', '<i4')]"."""
+cdef int set_numpy(Array self, object dtype, size_t itemsize) except -1:
+    """Set the dtype from numpy's, whose own `name` takes as long as all the rest."""
     if dtype.hasobject:
         raise TypeError(OBJECTS)
     if dtype.isbuiltin == 2:        # registered by another package: all are typestr "<V2" or so
-        return dtype.name
+        return name_dtype(self, dtype.type.__name__, itemsize)
     if dtype.names is not None:
-        return str(dtype)
-    if dtype.isnative and code_of_kind(<char>ord(dtype.kind), dtype.itemsize) != DT_OTHER:
-        return dtype.name
-    return dtype.str
+        return name_dtype(self, str(dtype), itemsize)
+    cdef int code = code_of_kind(<char>ord(dtype.kind), itemsize) if dtype.isnative else DT_OTHER
+    return name_dtype(self, dtype.str, itemsize) if code == DT_OTHER else \
+        set_dtype(self, code, itemsize)
 
 
 cdef int cuda_index(object obj) except -1:
@@ -266,6 +269,24 @@ cdef int cuda_index(object obj) except -1:
         _, index = obj.__dlpack_device__()
         return index
     return 0
+
+
+# cupy, from attributes: its interfaces ask CUDA, and take several times as long.
+
+cdef object cupy_type = None            # cupy.ndarray, once cupy has been imported
+
+
+cdef bint is_cupy(object obj) except -1:
+    global cupy_type
+    if cupy_type is None:
+        cupy_type = getattr(sys.modules.get("cupy"), "ndarray", None)
+    return cupy_type is not None and isinstance(obj, cupy_type)
+
+
+cdef Array from_cupy(object obj):
+    memory = obj.data
+    interface = {"shape": obj.shape, "strides": obj.strides, "data": (memory.ptr, False)}
+    return from_interface(obj, interface, "cuda", memory.device_id)
 
 
 # torch, through DLPack's C interface where torch has it (2.10 and later).
@@ -463,16 +484,13 @@ cdef dict DLPACK_NAMES = {
 
 cdef int code_of_dlpack(DLDataType dtype) noexcept:
     cdef size_t itemsize = dtype.bits // 8
-    if dtype.code == DL_FLOAT:
-        return code_of_kind(c"f", itemsize)
-    if dtype.code == DL_INT:
-        return code_of_kind(c"i", itemsize)
-    if dtype.code == DL_UINT:
-        return code_of_kind(c"u", itemsize)
-    if dtype.code == DL_COMPLEX:
-        return code_of_kind(c"c", itemsize)
-    if dtype.code == DL_BOOL:
-        return code_of_kind(c"b", itemsize)
+    cdef char kind = (
+        c"f" if dtype.code == DL_FLOAT else c"i" if dtype.code == DL_INT else
+        c"u" if dtype.code == DL_UINT else c"c" if dtype.code == DL_COMPLEX else
+        c"b" if dtype.code == DL_BOOL else 0
+    )
+    if kind:
+        return code_of_kind(kind, itemsize)
     if dtype.code == DL_BFLOAT and itemsize == 2:
         return DT_BF16
     if dtype.code == DL_FLOAT8_E4M3FN:

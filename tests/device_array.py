@@ -67,7 +67,7 @@ class HostMemory(devices.ArrayLibrary):
     first_stream    the number of device 0's default stream; the others' follow
     """
 
-    kind: type[DeviceArray]
+    kind: Any
     first_stream: int
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class HostMemory(devices.ArrayLibrary):
         self.enqueue(self.current_stream(index), lambda: np.copyto(memory, given))
         return made.view(memory)
 
-    def made_on(self, index: int, nbytes: int) -> DeviceArray:
+    def made_on(self, index: int, nbytes: int) -> Any:
         """Memory that, once given up, is used again by its stream, as pools of GPUs do."""
         memory = np.full(max(nbytes, 1), POISON, np.uint8)
         made = self.kind(self, memory, index)

@@ -209,7 +209,7 @@ def _nothing() -> None:
 
 def _checked(work: Callable[[], object], *arrays: Array) -> Callable[[], None]:
     """The work, which keeps no pinned memory alive, as on a GPU, and says if it has gone."""
-    memory = [array.owner.memory for array in arrays]
+    memory = [getattr(array.owner, "memory", array.owner) for array in arrays]
     pinned = [weakref.ref(array.owner) for array in arrays if isinstance(array.owner, Pinned)]
 
     def checked() -> None:

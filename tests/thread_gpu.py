@@ -17,7 +17,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-from device_array import DeviceArray, HostMemory
+from cupy_arrays import cupy, pointer
+from device_array import HostMemory
 
 from cydist import asarray
 from cydist._native import Array
@@ -50,8 +51,33 @@ class Event:
         self.reached = threading.Event()
 
 
-class GpuArray(DeviceArray):
-    """Memory of one of Gpus."""
+class GpuArray(cupy.ndarray):
+    """Memory of GPU `index`, as an array of cupy's, which is what users pass."""
+
+    lib: Gpus
+    memory: np.ndarray
+    index: int
+    whole: GpuArray | None
+
+    def __new__(cls, lib: Gpus, memory: np.ndarray, index: int) -> GpuArray:
+        place = pointer(memory, index)
+        made: GpuArray = super().__new__(cls, memory.shape, memory.dtype, place, memory.strides)
+        made.lib, made.memory, made.index, made.whole = lib, memory, index, None
+        return made
+
+    def __getitem__(self, key: Any) -> GpuArray:
+        return self.view(self.memory[key])
+
+    def view(self, memory: np.ndarray) -> GpuArray:
+        """Another view of the memory."""
+        made = GpuArray(self.lib, memory, self.index)
+        made.whole = self
+        return made
+
+    def get(self) -> np.ndarray:
+        """What is in it when the current stream has come so far."""
+        self.lib.synchronize(self.lib.current_stream(self.index))
+        return self.memory.copy()
 
 
 class Gpus(HostMemory):
