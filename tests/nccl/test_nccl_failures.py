@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_the_work_of_a_call_that_cannot_be_raises(gpus: Any) -> None:
         return work.is_success()
 
     assert run_threads(body, 2, "nccl") == [False, False]
+
+
+def test_a_group_outlives_its_timeout(gpus: Any) -> None:
+    """The deadline is of a call: a group that is used for longer than that stays well."""
+
+    def body(rank: int) -> float:
+        group: Any = dist.new_group([0, 1], timeout=0.5)
+        x, end = gpus.array(np.ones(3)), time.monotonic() + 1.5
+        while time.monotonic() < end:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
+            dist.barrier(group)
+        return x.get()[0]
+
+    assert run_threads(body, 2, "nccl") == [1.0, 1.0]
 
 
 def test_a_rank_that_does_not_come_is_a_timeout(gpus: Any) -> None:

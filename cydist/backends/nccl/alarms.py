@@ -25,6 +25,7 @@ class Alarm:
         self._host = host
         self._heard = _native.empty(ALARM_BYTES)
         self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
+        self._coming.due(None)  # all may be well for longer than a call may take
 
     def tell(self, error: BaseException) -> None:
         """Tell everybody; best effort."""

@@ -65,11 +65,11 @@ class HostNeighbours:
     def _isend(self, data: bytes) -> Work:
         array = _native.empty(len(data))
         memoryview(array)[:] = data
-        return self._host.isend(array, self._next, NOTES_TAG)
+        return _undue(self._host.isend(array, self._next, NOTES_TAG))
 
     def receive(self) -> bytes | None:
         if self._coming is None:
-            self._coming = self._host.irecv(self._length, self._before, NOTES_TAG)
+            self._coming = _undue(self._host.irecv(self._length, self._before, NOTES_TAG))
         if not self._coming.is_completed():
             return None
         error = self._coming.exception()
@@ -83,8 +83,15 @@ class HostNeighbours:
         if nbytes == LEAVING:
             return b""
         self._data = _native.empty(nbytes)
-        self._coming = self._host.irecv(self._data, self._before, NOTES_TAG)
+        self._coming = _undue(self._host.irecv(self._data, self._before, NOTES_TAG))
         return self.receive()
+
+
+def _undue(work: Work) -> Work:
+    """The notes may take any time: a rank may have nothing to do for longer than a call may take,
+    and calls that hang have deadlines of their own."""
+    work.due(None)
+    return work
 
 
 class Differ(Exception):
