@@ -108,7 +108,7 @@ TABLE = (
         )
     ),
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
-    *(Rule(collective, "flat") for collective in ("barrier", "scan", "exscan")),
+    Rule("barrier", "flat"),
     *(
         Rule(
             collective,

@@ -134,7 +134,7 @@ def test_killed_in_every_phase(server: Server, transport: str, phase: str) -> No
     everybody_knows(outcome)
 
 
-@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "gather", "reduce"])
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "gather", "reduce", "scan"])
 def test_killed_while_it_writes_in_others_arrays(server: Server, call: str) -> None:
     """Who dies in the middle of it harms nobody, and is named."""
     victim = 0 if call == "broadcast" else VICTIM

@@ -56,7 +56,7 @@ EDGES = (0, 1, 1023, 1025, 8 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 64 * 1024 + 3
 @pytest.mark.parametrize("collective", sorted(tuning.DIRECT))
 def test_arrays_of_another_process(worlds: Worlds, collective: str, size: int, count: int) -> None:
     """Reached through the kernel, as if each rank were a process, at every boundary."""
-    if collective not in ("broadcast", "all_reduce", "reduce"):
+    if collective not in ("broadcast", "all_reduce", "reduce", "scan", "exscan"):
         count //= size
     in_place = count % 2 == 1 and collective not in ("broadcast", "all_to_all")
     case = Case(collective, size, count, root=size - 1, in_place=in_place)

@@ -94,8 +94,14 @@ def uneven_scatter(make: Make, rank: int, size: int) -> list[np.ndarray]:
 
 
 def scan(make: Make, rank: int, size: int) -> list[np.ndarray]:
-    x = filled(make, COUNT, rank)
+    x = filled(make, COUNT * size, rank)
     dist.scan(x)
+    return [x]
+
+
+def exscan(make: Make, rank: int, size: int) -> list[np.ndarray]:
+    x = filled(make, COUNT * size, rank)
+    dist.exscan(x)
     return [x]
 
 
@@ -127,8 +133,8 @@ def premultiplied(make: Make, rank: int, size: int) -> list[np.ndarray]:
 
 CALLS = [
     all_reduce, largest, broadcast, reduce, all_gather, all_gather_in_place, reduce_scatter,
-    all_to_all, uneven_gather, uneven_scatter, scan, odd_offset, strided, in_background,
-    premultiplied,
+    all_to_all, uneven_gather, uneven_scatter, scan, exscan, odd_offset, strided,
+    in_background, premultiplied,
 ]  # fmt: skip
 
 

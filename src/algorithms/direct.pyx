@@ -8,12 +8,15 @@
     reduce_scatter  2           n (p-1)/p
     all_reduce      2           2 n (p-1)/p
     reduce          2           n
+    scan, exscan    2           2 n (p-1)/p
 
 n is the whole array, or all blocks together. In step 1 every rank shows where its blocks lie; from
 then until step 2, which is the end of the call, the others may reach them. The reductions pull
 block r of everybody segment by segment into free slots of rank r's window, reduce it there in rank
 order in one pass, and push the result while it is in the cache: 8- and 16-bit floats accumulate
-in float32 and round once, and reductions need not commute. The bits are those of "flat".
+in float32 and round once, and reductions need not commute. The bits are those of "flat". A scan
+does so for each rank's sum, the last rank's first: it needs the most contributions, and where the
+arrays are in place a sum may then take the place of its rank's contribution.
 What lies in memory that the ranks share (cydist.empty_shared) is read and written where it is.
 The sizes of a gather or scatter are said in a step before, which carries short blocks; see "sizes".
 
@@ -31,9 +34,9 @@ communication on Linux cluster", ICPP 2005.
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, GATHER, NO_MEMORY, OK, REDUCE,
-    REDUCE_SCATTER, SCATTER, Transport, WINDOWS, add, block_of, copy, copy_block,
-    segment_of, segments_in,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY, OK,
+    REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Transport, WINDOWS, add, block_of, block_start,
+    copy, copy_block, segment_of, segments_in,
 )
 from cydist._native.opening cimport (
     Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
@@ -159,15 +162,24 @@ ctypedef struct Sum:            # one block, of which every rank shows a contrib
     int to_first, to_end        # peers that do
 
 
+cdef inline const void **two_for_each(const Transport *t, const void **few) noexcept nogil:
+    """Room for two pointers for every rank, to be freed unless it is `few`; NULL: there is none."""
+    return few if t.size <= FEW_RANKS else <const void **>malloc(2 * t.size * sizeof(void *))
+
+
+cdef inline char *scratch_of(Transport *t, const Access *a, int peer, size_t part) noexcept nogil:
+    """Where what is pulled from a peer goes: `part` bytes."""
+    cdef int k = (peer - t.rank - 1 + t.size) % t.size
+    return data_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
+
+
 cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
     cdef const void *few[2 * FEW_RANKS]
-    cdef const void **sources = few
+    cdef const void **sources = two_for_each(t, few)
     cdef char **results
     cdef size_t i
     cdef int status = OK
-    if t.size > FEW_RANKS:
-        sources = <const void **>malloc(2 * t.size * sizeof(void *))
     if sources == NULL:
         return NO_MEMORY
     results = <char **>(sources + t.size)
@@ -258,8 +270,7 @@ cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block se
     sources[t.rank] = segment.ptr
     for k in range(t.size - 1):
         peer = (t.rank + 1 + k) % t.size
-        into.ptr = (data_of(t, t.rank, a.step + 1 + k % a.scratch)
-                    + k // a.scratch * part)
+        into.ptr = scratch_of(t, a, peer, part)
         status = fetch(t, c, a, peer, into, shown(t, peer, a)[m.entry].ptr + m.offset + start,
                        &sources[peer])
         if status != OK:
@@ -330,6 +341,106 @@ cdef int reduce_scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
     return reduce_block(t, c, a, &m)
 
 
+# Scans
+
+ctypedef struct Sums:           # of one block: one sum for each rank
+    Block own
+    int own_too                 # 1: a rank's sum has its own contribution; 0: only those before
+    int lowest                  # the first rank that is given a sum
+
+
+cdef int scan(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, 1, c.outputs, 1, keep_first, scan_body)
+
+
+cdef void keep_first(Transport *t, Call *c) noexcept nogil:
+    """The sum of the first rank is what it gave."""
+    if t.rank == 0 and c.op.finish == NULL:
+        copy_block(c.outputs[0].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+
+
+cdef int scan_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef Sums m
+    m.own_too = 1
+    m.lowest = 1 if c.op.finish == NULL else 0
+    return sum_block(t, c, a, &m)
+
+
+cdef int exscan(Transport *t, Call *c) noexcept nogil:
+    return run(t, c, c.inputs, 1, c.outputs, 1, NULL, exscan_body)
+
+
+cdef int exscan_body(Transport *t, Call *c, Access *a) noexcept nogil:
+    cdef Sums m
+    m.own_too = 0
+    m.lowest = 1
+    return sum_block(t, c, a, &m)
+
+
+cdef Block own_share(Transport *t, Call *c) noexcept nogil:
+    """Block r, whose sums this rank makes for everybody. The first rank pushes all it makes, and
+    others keep one: so it gets 1 share less than the 2 p shares of each of them."""
+    cdef Block block = c.inputs[0]
+    cdef size_t count = block.nbytes // c.op.itemsize
+    cdef size_t each = 2 * t.size
+    cdef size_t first = t.rank * each - (1 if t.rank > 0 else 0)
+    cdef size_t start = block_start(first, t.size * each - 1, count)
+    block.nbytes = block_start((t.rank + 1) * each - 1, t.size * each - 1, count)
+    block.nbytes = (block.nbytes - start) * c.op.itemsize
+    block.ptr += start * c.op.itemsize
+    return block
+
+
+cdef int sum_block(Transport *t, Call *c, Access *a, Sums *m) noexcept nogil:
+    cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
+    cdef const void *few[2 * FEW_RANKS]
+    cdef const void **sources = two_for_each(t, few)
+    cdef size_t i
+    cdef int status = OK
+    if sources == NULL:
+        return NO_MEMORY
+    m.own = own_share(t, c)
+    for i in range(segments_in(m.own.nbytes, part)):
+        if status == OK:
+            status = sum_segment(t, c, a, m, segment_of(m.own, i, part), part, sources)
+    if sources != few:
+        free(sources)
+    return status
+
+
+cdef int sum_segment(Transport *t, Call *c, Access *a, const Sums *m, Block segment, size_t part,
+                     const void **sources) noexcept nogil:
+    cdef char **results = <char **>(sources + t.size)
+    cdef size_t offset = segment.ptr - c.inputs[0].ptr
+    cdef Block sum = segment
+    cdef int k, peer, status
+    sources[t.rank] = segment.ptr
+    results[t.rank] = c.outputs[0].ptr + offset
+    for k in range(1, t.size):
+        peer = (t.rank + k) % t.size
+        sum.ptr = scratch_of(t, a, peer, part)
+        results[peer] = within(t, peer, shown(t, peer, a)[1].ptr + offset, sum.nbytes)
+        if results[peer] == NULL:
+            results[peer] = sum.ptr     # its contribution is in no sum of a lower rank
+        if peer < t.size - 1 + m.own_too:
+            status = fetch(t, c, a, peer, sum, shown(t, peer, a)[0].ptr + offset, &sources[peer])
+            if status != OK:
+                return status
+    status = begin_visits(t, c, a)      # some of these may lie where they were
+    if status != OK:
+        return status
+    for peer in range(t.size - 1, m.lowest - 1, -1):
+        c.op.combine_all(c.op, results[peer], sources, peer + m.own_too,
+                         sum.nbytes // c.op.itemsize)
+    status = end_visits(t, c, a)
+    for k in range(1, t.size):
+        peer = (t.rank + k) % t.size
+        if status == OK and peer >= m.lowest:
+            sum.ptr = results[peer]
+            status = push(t, c, a, peer, shown(t, peer, a)[1].ptr + offset, sum)
+    return status
+
+
 add(b"direct", BROADCAST, WINDOWS, broadcast)
 add(b"direct", ALL_GATHER, WINDOWS, all_gather)
 add(b"direct", GATHER, WINDOWS, gather)
@@ -338,3 +449,5 @@ add(b"direct", ALL_TO_ALL, WINDOWS, all_to_all)
 add(b"direct", ALL_REDUCE, WINDOWS, all_reduce)
 add(b"direct", REDUCE, WINDOWS, reduce)
 add(b"direct", REDUCE_SCATTER, WINDOWS, reduce_scatter)
+add(b"direct", SCAN, WINDOWS, scan)
+add(b"direct", EXSCAN, WINDOWS, exscan)
