@@ -13,14 +13,13 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native
+from cydist import _native, driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cydist._native import Array
 
-NOT_READY = 600  # cudaErrorNotReady
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 NO_TIMING = 2  # cudaEventDisableTiming
 
@@ -101,6 +100,11 @@ def whose(array: Array) -> ArrayLibrary:
         if library.owns(array.owner):
             return library
     return _copier(array)
+
+
+def is_own(array: Array | None) -> bool:
+    """Is it of a library that orders its memory by the stream that is current here?"""
+    return array is not None and whose(array).owns(array.owner)
 
 
 def copier_of(array: Array) -> ArrayLibrary:
@@ -189,6 +193,8 @@ class Cupy(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
         self._runtime: Any = self._cupy.cuda.runtime
+        found = driver.load()
+        self._query: Any = self._runtime.eventQuery if found is None else found.query
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._cupy.ndarray)
@@ -257,8 +263,8 @@ class Cupy(ArrayLibrary):
             self._runtime.streamWaitEvent(stream, event.handle)
 
     def is_over(self, event: _Event) -> bool:
-        status = self._runtime.eventQuery(event.handle)
-        if status not in (0, NOT_READY):
+        status = self._query(event.handle)
+        if status not in (0, driver.NOT_READY):
             raise self._runtime.CUDARuntimeError(status)
         return bool(status == 0)
 

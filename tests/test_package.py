@@ -27,7 +27,8 @@ CODE = sorted(
 LAYERS = {
     0: "_native",
     1: "work types errors config",
-    2: "agreement codec devices folding group running executor registry routing tuning crossings "
+    2: "agreement codec devices driver folding group running executor registry routing tuning "
+    "crossings "
     "rendezvous meeting names interfaces launchers multicast stores door auth secret",
     3: "backends",
     4: "world",

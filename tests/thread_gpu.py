@@ -90,6 +90,8 @@ class Gpus(HostMemory):
     def __init__(self) -> None:
         super().__init__()
         self._streams: dict[int, Stream] = {}
+        self.waits: list[int] = []  # streams that were made to wait
+        self.captured: set[int] = set()  # streams, into graphs; `capturing` is all of them
         self._numbers = itertools.count(5000)
 
     def array(self, values: Any) -> GpuArray:
@@ -155,6 +157,7 @@ class Gpus(HostMemory):
         self.enqueue(stream, reached.set)
 
     def wait(self, device: int, stream: int, event: Event) -> None:
+        self.waits.append(stream)
         reached = event.reached
         self.enqueue(stream, lambda: reached.wait(DEADLINE))
 
@@ -193,9 +196,10 @@ class Gpu:
         self.functions = Functions(library, self.index)
         self._capability = capability
         self.high_priority: list[bool] = []
+        self.users: set[str] = set()  # threads that made it their current device
 
     def use(self) -> None:
-        pass
+        self.users.add(threading.current_thread().name)
 
     def stream(self, high_priority: bool) -> int:
         self.high_priority.append(high_priority)
@@ -203,6 +207,9 @@ class Gpu:
 
     def current_streams(self) -> list[int]:
         return [self.lib.current_stream(self.index)]
+
+    def is_captured(self, stream: int) -> bool:
+        return self.lib.capturing or stream in self.lib.captured
 
     def view(self, address: int, count: int, dtype: str) -> np.ndarray:
         kind = np.dtype(dtype)

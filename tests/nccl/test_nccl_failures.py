@@ -97,12 +97,19 @@ def test_the_work_of_a_call_that_cannot_be_raises(gpus: Any) -> None:
 def test_a_group_outlives_its_timeout(gpus: Any) -> None:
     """The deadline is of a call: a group that is used for longer than that stays well."""
 
+    old = threading.Event()
+    together = threading.Barrier(2, timeout=thread_gpu.DEADLINE)
+
     def body(rank: int) -> float:
-        group: Any = dist.new_group([0, 1], timeout=0.5)
-        x, end = gpus.array(np.ones(3)), time.monotonic() + 1.5
-        while time.monotonic() < end:
+        group: Any = dist.new_group([0, 1], timeout=2)
+        x, end = gpus.array(np.ones(3)), time.monotonic() + 3
+        while not old.is_set():
             dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
             dist.barrier(group)
+            together.wait()
+            if rank == 0 and time.monotonic() > end:
+                old.set()
+            together.wait()
         return x.get()[0]
 
     assert run_threads(body, 2, "nccl") == [1.0, 1.0]
@@ -155,6 +162,24 @@ def test_an_asynchronous_error_of_nccl_fails_the_group(gpus: Any, standin: Any) 
 
     for text in run_threads(body, 2, "nccl"):
         assert "NCCL says: remote process exited or there was a network error" in text
+
+
+def test_who_is_lost_is_named_though_nccl_does_not(gpus: Any, standin: Any) -> None:
+    """NCCL says "remote process exited"; the host group, a moment later, which."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        dist.barrier()
+        if rank == 2:
+            group.host.abort()  # as if it had died: its connections say so
+            until(lambda: group.host.failure is not None)
+            return None
+        dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
+        standin.lib.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
+        error: Any = failed()
+        return type(error), error.ranks
+
+    assert run_threads(body, 3, "nccl")[:2] == [(dist.PeerFailedError, (2,))] * 2
 
 
 def test_an_error_of_the_device_fails_the_group(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +305,22 @@ def test_leaving_is_no_failure(gpus: Any) -> None:
         return found
 
     assert run_threads(body, 3, "nccl") == [3.0] * 3
+
+
+def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
+    """A thread is on GPU 0 at first, where its first question would make a context."""
+
+    def body(rank: int) -> set[str]:
+        group: Any = dist.new_group([0, 1])
+        dist.all_reduce(gpus.array(np.ones(3)), group=group)
+        until(lambda: group._watch.oldest is None)
+        dist.destroy_process_group(group)
+        return {name for name in group.gpu.users if name.startswith("cydist")}
+
+    assert (
+        run_threads(body, 2, "nccl")
+        == [{"cydist-nccl-init", "cydist-nccl-watch", "cydist-nccl-end"}] * 2
+    )
 
 
 def test_ranks_on_one_gpu_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,9 @@ class Group:
         self.raises: Exception | None = None
         self.failed: list[Any] = []
 
+    def attend(self) -> None:
+        pass
+
     def is_over(self, flight: Flight) -> bool:
         if self.raises is not None:
             raise self.raises
@@ -119,6 +122,15 @@ def test_a_late_call_fails_once(scene: Scene) -> None:
     scene.watch.tick()
     assert scene.group.failed == [("late", 1)]
     assert not scene.watch.busy
+
+
+def test_a_call_behind_another_may_be_due_before_it(scene: Scene) -> None:
+    """The deadline of each call counts, whichever the stream comes to first."""
+    scene.call(1, deadline=50.0, event="first")
+    scene.call(2, deadline=5.0, event="second")
+    scene.now = 5.1
+    scene.watch.tick()
+    assert scene.group.failed == [("late", 2)]
 
 
 def test_a_thread_that_does_not_come_back_is_late_too(scene: Scene) -> None:

@@ -25,6 +25,7 @@ class Alarm:
         self._host = host
         self._heard = _native.empty(ALARM_BYTES)
         self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
+        self.lost: BaseException | None = None  # why nobody can tell anything any more
         self._coming.due(None)  # all may be well for longer than a call may take
 
     def tell(self, error: BaseException) -> None:
@@ -50,7 +51,8 @@ class Alarm:
         if self._coming is None or not self._coming.is_completed():
             return None
         coming, self._coming = self._coming, None
-        if coming.exception() is not None:
+        self.lost = coming.exception()
+        if self.lost is not None:
             return None
         said = json.loads(bytes(memoryview(self._heard)))
         kind = getattr(errors, said["kind"], None)

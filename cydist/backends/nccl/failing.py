@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import config
+from cydist.backends.nccl.fingerprints import Differ
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.alarms import Alarm
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.control import ControlGroup
-    from cydist.backends.nccl.fingerprints import Differ
+    from cydist.backends.nccl.gpu import Gpu
     from cydist.backends.nccl.watch import Flight, StreamCall, Watch
 
+LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
 ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
 
 
@@ -34,6 +37,7 @@ class Failures(ProcessGroup):
 
     binding: Binding
     host: ControlGroup
+    gpu: Gpu
     _watch: Watch
     _alarm: Alarm | None
     _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
@@ -44,6 +48,10 @@ class Failures(ProcessGroup):
         raise NotImplementedError
 
     # What the watchdog finds.
+
+    def attend(self) -> None:
+        """The watchdog's thread, which is on GPU 0 at first, comes to look after this group."""
+        self.gpu.use()
 
     def alarm(self) -> DistError | None:
         """What another rank tells; None for nothing."""
@@ -70,15 +78,32 @@ class Failures(ProcessGroup):
     def broken(self, call: StreamCall, why: BaseException | str) -> None:
         """NCCL or the device says that something went wrong."""
         kind: type[DistError] = DistBackendError
+        ranks: tuple[int, ...] = ()
         if isinstance(why, str) and "remote" in why:
-            kind = PeerFailedError
+            kind, ranks = PeerFailedError, self._who_is_lost()
         error = kind(
             f"{self.where(call)}: {'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
-            op=call.name, seq=call.seq, group=self.group_name,
+            op=call.name, seq=call.seq, group=self.group_name, ranks=ranks,
         )  # fmt: skip
         if isinstance(why, BaseException):
             error.__cause__ = why
         self.fail(error, self.named(call))
+
+    def _who_is_lost(self) -> tuple[int, ...]:
+        """NCCL does not say which rank is gone; the host group's connections will, or another
+        rank, in a moment. () when nobody does."""
+        end = time.monotonic() + LOST_SECONDS
+        comparison = self._watch.comparison
+        while time.monotonic() < end and comparison is not None:
+            told = self.alarm()
+            lost = None if self._alarm is None else self._alarm.lost
+            for error in (told, lost, comparison.lost, self.host.failure):
+                if ranks := tuple(getattr(error, "ranks", ())):
+                    return ranks
+            with contextlib.suppress(Differ):
+                comparison.step()
+            time.sleep(0.01)
+        return ()
 
     def differ(self, found: Differ) -> None:
         """This rank and the one before are in different calls."""
@@ -170,8 +195,16 @@ class Failures(ProcessGroup):
 
     def end_comm(self, *, abort: bool) -> None:
         """End the communicator, in a thread of its own: NCCL may take its time, or for ever."""
-        end = self.comm.abort if abort else self.comm.destroy
-        thread = threading.Thread(target=end, name="cydist-nccl-end", daemon=True)
+        comm, gpu = self.comm, self.gpu
+
+        def run() -> None:
+            gpu.use()  # a thread of its own is on GPU 0 at first, and would leave a context there
+            if abort:
+                comm.abort()
+            else:
+                comm.destroy()
+
+        thread = threading.Thread(target=run, name="cydist-nccl-end", daemon=True)
         thread.start()
         if threading.current_thread().name != "cydist-nccl-watch":
             thread.join(ABORT_SECONDS)

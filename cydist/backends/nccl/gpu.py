@@ -35,6 +35,9 @@ class Gpu(Protocol):
     def current_streams(self) -> list[int]:
         """The streams that the libraries in this process work on, in this thread."""
 
+    def is_captured(self, stream: int) -> bool:
+        """Is what goes to the stream now recorded into a CUDA graph?"""
+
     def view(self, address: int, count: int, dtype: str) -> Any:
         """So many elements at an address, as `functions` takes them."""
 
@@ -73,6 +76,10 @@ class CupyGpu:
             if stream not in found:
                 found.append(stream)
         return found
+
+    def is_captured(self, stream: int) -> bool:
+        # CUDA takes no question about the legacy default stream, which is never captured.
+        return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
 
     def view(self, address: int, count: int, dtype: str) -> Any:
         kind = self.functions.dtype(dtype)

@@ -85,7 +85,6 @@ class NcclGroup(Failures, ProcessGroup):
         self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs go on using
-        self._capture_stream: int | None = None  # while a graph is captured
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
 
     @property
@@ -156,7 +155,8 @@ class NcclGroup(Failures, ProcessGroup):
         result: object,
     ) -> StreamWork:
         current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
-        capturing = self._capturing = self.gpu.lib.is_capturing(self.gpu.index)
+        current, capturing = self._captured_of(current)
+        self._capturing = capturing
         stream = self._stream if on_own else current[0]
         flight = self._begin(call, (body, array, result), capturing)
         self._stream_now, self._flight = stream, flight
@@ -178,6 +178,9 @@ class NcclGroup(Failures, ProcessGroup):
         blocking = not capturing and (array is None or self._blocking_wait)
         flight.reusable = not on_own and not blocking
         self._record(flight, stream, capturing)
+        if not (on_own or capturing) and devices.is_own(array):
+            # What comes to this stream comes later, so its library may give the memory out again.
+            flight.keep = None
         return StreamWork(self, flight, result, current, blocking)
 
     @contextmanager
@@ -202,7 +205,6 @@ class NcclGroup(Failures, ProcessGroup):
         if capturing:
             flight.captured = flight.over = True
             self._captured.append((event, flight.keep))
-            self._capture_stream = stream
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
         """What is enqueued on `stream` from now on comes after what those streams hold."""
@@ -212,11 +214,23 @@ class NcclGroup(Failures, ProcessGroup):
             library.record(event, index, each)
             library.wait(index, stream, event)
 
+    def _captured_of(self, streams: list[int]) -> tuple[list[int], bool]:
+        """Those streams that are captured, if any is, and whether: a captured call has no
+        business on others, and CUDA ends the capture if it is brought there."""
+        captured = [stream for stream in streams if self.gpu.is_captured(stream)]
+        return captured or streams, bool(captured)
+
     def follow(self, flight: Flight) -> list[int]:
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
-        streams = self.gpu.current_streams()
-        if flight.captured or not flight.over:
+        streams, capturing = self._captured_of(self.gpu.current_streams())
+        if capturing and not (flight.captured or self.is_over(flight)):
+            raise UnsupportedError(
+                f"{flight.call.name}: wait() while a CUDA graph is captured, for a call that is "
+                "not part of the graph and still runs: wait before the capture begins",
+                op=flight.call.name, group=self.group_name,
+            )  # fmt: skip
+        if capturing if flight.captured else not flight.over:
             for stream in streams:
                 self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams
@@ -224,18 +238,7 @@ class NcclGroup(Failures, ProcessGroup):
     def is_over(self, flight: Flight) -> bool:
         if flight.over or flight.event is None:
             return flight.over
-        return not self._in_capture() and self.gpu.lib.is_over(flight.event)
-
-    def _in_capture(self) -> bool:
-        """Is a graph being captured? Its mode may forbid to ask for events, even elsewhere."""
-        stream = self._capture_stream
-        if stream is None:
-            return False
-        with self.gpu.lib.on_stream(self.gpu.index, stream):
-            going_on = self.gpu.lib.is_capturing(self.gpu.index)
-        if not going_on:
-            self._capture_stream = None
-        return going_on
+        return self.gpu.lib.is_over(flight.event)
 
     def _note(self, call: Call, text: str) -> None:
         """What the next rank has to do too."""
@@ -314,9 +317,9 @@ class NcclGroup(Failures, ProcessGroup):
 
     def _start_messages(self, messages: Sequence[tuple[Item, StreamWork]]) -> None:
         self.gpu.use()
-        capturing = self.gpu.lib.is_capturing(self.gpu.index)
         flights = [work.flight for _, work in messages]
         streams = sorted({stream for _, work in messages for stream in work.streams})
+        streams, capturing = self._captured_of(streams)
         for flight in flights:
             if not capturing:
                 self._watch.begin(flight)

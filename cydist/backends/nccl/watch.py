@@ -55,6 +55,9 @@ class Flight:
 class Watched(Protocol):
     """A group, as the watchdog sees it."""
 
+    def attend(self) -> None:
+        """The calling thread looks from now on, until it looks at another group."""
+
     def is_over(self, flight: Flight) -> bool:
         """Has the stream come past it? Raises what the device says."""
 
@@ -127,6 +130,11 @@ class Watch:
             self._flights or (self.comparison is not None and self.comparison.busy)
         )
 
+    def attend(self) -> None:
+        """The watchdog's thread is about to look."""
+        if not self.ended:
+            self._group.attend()
+
     def tick(self) -> None:
         """Look once."""
         fail = None
@@ -164,9 +172,9 @@ class Watch:
             if self._seen_lost:
                 return lambda: group.lost(call, lost)
             self._seen_lost = True
-        if self._clock() > call.deadline:
-            return lambda: group.late(call)
-        return None
+        # One behind the first may be due before it.
+        first = min((flight.call for flight in tuple(self._flights)), key=lambda c: c.deadline)
+        return (lambda: group.late(first)) if self._clock() > first.deadline else None
 
     def _retire(self) -> None:
         while self._flights and self._flights[0].event is not None:
@@ -224,6 +232,7 @@ class Watchdog:
                 watches = list(self._watches)
             for watch in watches:
                 with contextlib.suppress(Exception):  # it has failed, for the calls to find
+                    watch.attend()
                     watch.tick()
                 if watch.busy:
                     self._work.set()

@@ -1,0 +1,66 @@
+"""Events by CUDA's driver, over functions that note how they are called."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+from cydist import devices, driver
+
+
+class Library:
+    """cuEventQuery and cuThreadExchangeStreamCaptureMode, for a thread in the mode "global"."""
+
+    def __init__(self) -> None:
+        self.mode = 0
+        self.asked: list[tuple[int, int]] = []
+        self.answer = driver.NOT_READY
+
+        def exchange(mode: object) -> int:
+            self.mode, mode[0] = mode[0], self.mode  # type: ignore[index]
+            return 0
+
+        def query(event: int) -> int:
+            self.asked.append((event, self.mode))
+            return self.answer
+
+        pointer = ctypes.POINTER(ctypes.c_int)
+        self.cuThreadExchangeStreamCaptureMode = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(exchange)
+        self.cuEventQuery = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(query)
+
+
+def test_a_question_ends_no_capture() -> None:
+    """The thread's mode is "relaxed" while it asks, and afterwards what it was."""
+    library = Library()
+    assert driver.Driver(library).query(1 << 40) == driver.NOT_READY
+    assert library.asked == [(1 << 40, driver.RELAXED)]
+    assert library.mode == 0
+
+
+def test_cupys_events_are_asked_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not over, over, and an error of the device, which is cupy's exception."""
+    pytest.importorskip("cupy")
+    library = Library()
+    monkeypatch.setattr(driver, "load", lambda: driver.Driver(library))
+    cupy = devices.Cupy()
+    event = SimpleNamespace(handle=77)
+    found = []
+    for library.answer in (driver.NOT_READY, 0):
+        found.append(cupy.is_over(event))  # type: ignore[arg-type]
+    assert found == [False, True]
+    library.answer = 700
+    with pytest.raises(cupy._runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+        cupy.is_over(event)  # type: ignore[arg-type]
+    assert [event for event, _ in library.asked] == [77] * 3
+
+
+def test_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and cupy asks by itself."""
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert driver.load() is None
