@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -337,6 +338,34 @@ def test_a_failed_init_is_told_to_those_who_wait(
     monkeypatch.setenv("STANDIN_INIT_FAILS", "1")
     with pytest.raises(dist.DistBackendError, match=r"NCCL makes no communicator: .*system error"):
         run_threads(lambda rank: None, 2, "nccl", timeout=20)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, TypeError])
+def test_any_error_of_one_ranks_init_is_told(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """CUDA's own errors too; who is through already, and waits for the last rank, hears it."""
+    aborted = []
+
+    def init(size: int, unique_id: bytes, rank: int) -> Any:
+        if rank == 1:
+            raise error("no memory on the GPU")
+        return SimpleNamespace(abort=lambda: aborted.append(rank))
+
+    def body(rank: int) -> str:
+        with pytest.raises((dist.DistBackendError, error)) as raised:
+            dist.new_group([0, 1], timeout=20)
+        return f"{type(raised.value).__name__}: {raised.value}"
+
+    def all_ranks(rank: int) -> str:
+        dist.monitored_barrier()
+        monkeypatch.setattr(making.binding(), "init", init)
+        return body(rank)
+
+    found = run_threads(all_ranks, 2, "nccl", timeout=30)
+    assert found[1] == f"{error.__name__}: no memory on the GPU"
+    assert found[0].endswith(f"rank 1: {error.__name__}: no memory on the GPU")
+    assert aborted == [0]
 
 
 def test_fp8_needs_a_gpu_that_reduces_it(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ The unique id, by which anybody could join, goes where the job's secret guards i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 import cydist.backends.nccl.gpu as gpus
 from cydist import _native
 from cydist.backends.nccl.binding import UNIQUE_ID_BYTES, Binding, Communicator, spelled
-from cydist.errors import DistBackendError, DistTimeoutError, RendezvousError, StoreTimeoutError
+from cydist.errors import (
+    DistBackendError,
+    DistError,
+    DistTimeoutError,
+    RendezvousError,
+    StoreTimeoutError,
+)
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.gpu import Gpu
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from cydist.stores import Store
 
 SLICE = 0.1  # seconds between looks at those who may have failed
+LOOK = 0.5  # the same, while a store is asked
 SWAP_BYTES = 4096
 
 
@@ -54,7 +62,7 @@ class StoreExchange:
         self._store.set(keys[self._rank], own)
         limit = max(0.0, deadline - time.monotonic())
         try:
-            self._store.wait(keys, limit)
+            self._wait(keys, deadline)
         except StoreTimeoutError as error:
             missing = tuple(
                 self._ranks[i] for i, key in enumerate(keys) if not self._store.check([key])
@@ -71,8 +79,21 @@ class StoreExchange:
                 self._store.delete_key(key)
         return found
 
+    def _wait(self, keys: list[str], deadline: float) -> None:
+        """Until all keys are there; looks now and then whether a rank has said that it fails."""
+        while True:
+            limit = max(0.0, deadline - time.monotonic())
+            try:
+                self._store.wait(keys, min(limit, LOOK))
+                return
+            except StoreTimeoutError:
+                self.check()
+                if limit <= LOOK:
+                    raise
+
     def failed(self, why: str) -> None:
-        self._store.set("failed", f"rank {self._ranks[self._rank]}: {why}")
+        # The first word holds: the others' are about it.
+        self._store.compare_set("failed", "", f"rank {self._ranks[self._rank]}: {why}")
 
     def check(self) -> None:
         try:
@@ -129,8 +150,9 @@ def join(
     unique_id = exchange.everybody("id", unique_id, deadline)[0]
     try:
         comm = _init(binding, gpu, exchange, rank, len(ranks), unique_id, name, deadline)
-    except DistBackendError as error:
-        exchange.failed(str(error))
+    except BaseException as error:
+        with contextlib.suppress(DistError):
+            exchange.failed(f"{type(error).__name__}: {error}")
         raise
     try:
         exchange.everybody("ready", b"", deadline)
