@@ -91,6 +91,31 @@ def test_reduce_leaves_the_others_alone(job: Any, gpus: Any, op: str) -> None:
             check(expected, found, (rank, dtype, count))
 
 
+@pytest.mark.parametrize("kind", ["i2", "u2"])
+@pytest.mark.parametrize("way", ["all_reduce", "reduce", "reduce_scatter"])
+def test_means_of_16_bits_wrap_first(job: Any, gpus: Any, kind: str, way: str) -> None:
+    """As on every backend: the sum wraps in the dtype, and is divided then, toward zero."""
+    given = np.array([30000, 7, 32767, 40000 - 65536 * (kind == "i2")]).astype(kind)
+    p = job.size
+
+    def body(rank: int) -> Any:
+        x = gpus.array(given)
+        if way == "all_reduce":
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+        elif way == "reduce":
+            dist.reduce(x, 0, dist.ReduceOp.AVG)
+        else:
+            dist.reduce_scatter(x, [gpus.array(given) for _ in range(p)], dist.ReduceOp.AVG)
+        return x.get()
+
+    total = np.zeros(4, kind)
+    for _ in range(p):
+        total += given
+    expected = np.trunc(total / p).astype(kind)
+    for found in job.run(body)[: 1 if way == "reduce" else p]:
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("op", ["SUM", "BAND", "PRODUCT", "AVG"])
 @pytest.mark.parametrize("layout", ["adjacent", "apart", "uneven"])
 def test_reduce_scatter(job: Any, gpus: Any, op: str, layout: str) -> None:

@@ -45,6 +45,8 @@ class Local(NamedTuple):
     scale       elements of the one source, multiplied by the call's factor
     combine     elements of all sources, in their order, by the operation `name`
     odd         the last bit of each element, in place
+    mean        elements of the one source, divided by `count` and truncated; memory of the second
+                source, of 4 bytes an element, is overwritten
     """
 
     kind: str
@@ -54,6 +56,7 @@ class Local(NamedTuple):
     dtype: str = "uint8"
     source_dtype: str = ""
     name: str = ""
+    count: int = 1
 
 
 Phase = tuple[Transfer, ...] | Local
@@ -177,7 +180,7 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to everybody's array 0."""
     if how.op is None:
         return _combined_all_reduce(rank, p, count, how)
-    before, source, result, after, scratch = _dressed(count, how)
+    before, source, result, after, scratch = _dressed(p, count, how)
     transfer = Transfer("all_reduce", source, result, count * how.width, how.type_code, how.op)
     return Plan((*before, *_together([transfer]), *after), scratch)
 
@@ -187,7 +190,7 @@ def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to the root's array 0."""
     if how.op is None:
         return _combined_reduce(rank, p, count, root, how)
-    before, source, result, after, scratch = _dressed(count, how)
+    before, source, result, after, scratch = _dressed(p, count, how)
     transfer = Transfer("reduce", source, result, count * how.width, how.type_code, how.op, root)
     return Plan((*before, *_together([transfer]), *(after if rank == root else ())), scratch)
 
@@ -234,12 +237,12 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
             for r, n in enumerate(counts)
         ]  # fmt: skip
     phases += _together(transfers)
-    phases += _finished(Span(0), result, counts[rank], how)
+    phases += _finished(p, Span(0), result, counts[rank], how)
     return Plan(tuple(phases), tuple(scratch))
 
 
 def _dressed(
-    count: int, how: Reduction
+    p: int, count: int, how: Reduction
 ) -> tuple[tuple[Phase, ...], Span, Span, tuple[Phase, ...], tuple[int, ...]]:
     """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
     writes, what comes after, and the scratch bytes."""
@@ -247,12 +250,12 @@ def _dressed(
     scratch = (count * SIZES[how.dtype] * how.width,)
     if how.wide:
         return (
-            _prepared(other, own, count, how), other, other, _finished(own, other, count, how),
+            _prepared(other, own, count, how), other, other, _finished(p, own, other, count, how),
             scratch,
         )  # fmt: skip
     if how.scale:
         return _prepared(other, own, count, how), other, own, (), scratch
-    return (), own, own, _finished(own, own, count, how), ()
+    return (), own, own, _finished(p, own, own, count, how), ()
 
 
 def _prepared(into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
@@ -267,12 +270,14 @@ def _prepared(into: Span, source: Span, count: int, how: Reduction) -> tuple[Pha
     return _copies([(into, source, count * SIZES[how.dtype] * how.width)])
 
 
-def _finished(into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
+def _finished(p: int, into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
     """Make the user's elements out of NCCL's."""
     if not count:
         return ()
     if how.wide:
-        return (Local("cast", into, (source,), count, how.wide, how.dtype),)
+        narrowed = Local("cast", into, (source,), count, how.wide, how.dtype)
+        mean = Local("mean", into, (into, source), count, how.wide, how.wide, count=p)
+        return (narrowed, mean) if how.mean else (narrowed,)
     if how.odd:
         return (Local("odd", into, (into,), count),)
     return ()

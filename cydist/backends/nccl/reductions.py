@@ -65,6 +65,7 @@ class Reduction(NamedTuple):
     dtype       of the elements that NCCL sees, or that are combined
     width       how many of those make up one of the user's
     wide        the dtype of 16 bits that has to be widened to `dtype` first, and narrowed then
+    mean        has the narrowed sum to be divided by the number of ranks then?
     odd         is 1 of the result every element's last bit?
     scale       do the elements have to be multiplied by the factor first?
     """
@@ -74,6 +75,7 @@ class Reduction(NamedTuple):
     dtype: str
     width: int = 1
     wide: str = ""
+    mean: bool = False
     odd: bool = False
     scale: bool = False
 
@@ -99,7 +101,9 @@ def reduction(kind: RedOpType, dtype: str) -> Reduction:
         scale = kind is RedOpType.PREMUL_SUM
         return Reduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
     if dtype in ("int16", "uint16"):
-        return Reduction(kind.name, op, "int32", wide=dtype)
+        # The sum wraps in 16 bits, and is divided then, as everywhere else.
+        mean = kind is RedOpType.AVG
+        return Reduction(kind.name, SUM if mean else op, "int32", wide=dtype, mean=mean)
     return Reduction(kind.name, op, dtype)
 
 
