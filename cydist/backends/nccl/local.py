@@ -56,5 +56,5 @@ def _mean(
         view(at(span), step.elements, step.dtype) for span in (step.into, step.sources[0])
     )
     quotient = view(at(step.sources[1]), step.elements, "float32")
-    functions.divide(source, float(step.count), out=quotient, dtype="float32")
+    functions.divide(source, float(step.ranks), out=quotient, dtype="float32")
     functions.copyto(into, quotient, casting="unsafe")

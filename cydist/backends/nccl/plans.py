@@ -45,7 +45,7 @@ class Local(NamedTuple):
     scale       elements of the one source, multiplied by the call's factor
     combine     elements of all sources, in their order, by the operation `name`
     odd         the last bit of each element, in place
-    mean        elements of the one source, divided by `count` and truncated; memory of the second
+    mean        elements of the one source, divided by `ranks` and truncated; memory of the second
                 source, of 4 bytes an element, is overwritten
     """
 
@@ -56,7 +56,7 @@ class Local(NamedTuple):
     dtype: str = "uint8"
     source_dtype: str = ""
     name: str = ""
-    count: int = 1
+    ranks: int = 1
 
 
 Phase = tuple[Transfer, ...] | Local
@@ -276,7 +276,7 @@ def _finished(p: int, into: Span, source: Span, count: int, how: Reduction) -> t
         return ()
     if how.wide:
         narrowed = Local("cast", into, (source,), count, how.wide, how.dtype)
-        mean = Local("mean", into, (into, source), count, how.wide, how.wide, count=p)
+        mean = Local("mean", into, (into, source), count, how.wide, how.wide, ranks=p)
         return (narrowed, mean) if how.mean else (narrowed,)
     if how.odd:
         return (Local("odd", into, (into,), count),)
