@@ -22,6 +22,7 @@ from cydist._native import short, shortcut, use_operation
 from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
+from cydist.work import JointWork
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
@@ -449,14 +450,17 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Return when every rank of the group has called. `device_ids` is for backends with devices."""
+    """Return when every rank of the group has called, on each backend of a group that has several:
+    "nccl" also waits for the GPUs. `device_ids` is for backends with devices."""
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.barrier(call)
 
-    return run(chosen, "barrier", None, body, None, async_op, timeout)
+    works = [run(part, "barrier", None, body, None, async_op, timeout) for part in chosen.parts()]
+    begun = [work for work in works if work is not None]
+    return JointWork(begun) if len(begun) > 1 else begun[0] if begun else None
 
 
 all_gather_single = all_gather_into_tensor

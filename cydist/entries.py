@@ -17,7 +17,7 @@ from cydist.errors import MismatchError
 from cydist.executor import THREADS, TaskWork
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
-from cydist.work import Work
+from cydist.work import JointWork, Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -149,12 +149,11 @@ def _on_current(array: Array) -> Iterator[None]:
         yield
 
 
-class EntriesWork(Work):
+class EntriesWork(JointWork):
     """The calls of all entries."""
 
     def __init__(self, works: Sequence[Work], arrays: Sequence[Array], result: object) -> None:
-        super().__init__(result)
-        self._works = works
+        super().__init__(works, result)
         self._arrays = arrays
 
     def _wait(self, timeout: float | None) -> None:
@@ -166,9 +165,3 @@ class EntriesWork(Work):
         for work, array in zip(self._works, self._arrays, strict=True):
             with _on_current(array):
                 work.synchronize()
-
-    def _poll(self) -> bool:
-        if not all(work.is_completed() for work in self._works):
-            return False
-        self._error = next((e for work in self._works if (e := work.exception())), None)
-        return True

@@ -98,6 +98,14 @@ class ProcessGroup(Running):
         """The group of these ranks that carries what is in CPU memory: objects."""
         return self.for_device("cpu")
 
+    def parts(self) -> tuple[ProcessGroup, ...]:
+        """The groups that this one routes to; itself, if it routes to none."""
+        return (self,)
+
+    def renumber(self, ranks: Sequence[int]) -> None:
+        """From now on the members have these global ranks."""
+        self.ranks = tuple(ranks)
+
     def together(self) -> AbstractContextManager[None]:
         """Calls made inside may begin together at its end: they do, if `joins_calls`."""
         return nullcontext()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cydist.group import ProcessGroup
@@ -28,10 +28,40 @@ class RoutedGroup(ProcessGroup):
     def on_host(self) -> ProcessGroup:
         return self.by_device["cpu"] if "cpu" in self.by_device else self._first.on_host()
 
+    def parts(self) -> tuple[ProcessGroup, ...]:
+        return tuple(dict.fromkeys(self.by_device.values()))
+
+    def renumber(self, ranks: Sequence[int]) -> None:
+        super().renumber(ranks)
+        for group in self.parts():
+            group.renumber(ranks)
+
+    def shrink(
+        self,
+        excluded: Sequence[int],
+        deadline: float,
+        *,
+        abort: bool = False,
+        pg_options: object = None,
+    ) -> ProcessGroup:
+        """Part by part: each leaves out whom those before it did."""
+        out = {self.ranks[rank] for rank in excluded}
+        made: dict[ProcessGroup, ProcessGroup] = {}
+        for part in self.parts():
+            left = [rank for rank, name in enumerate(part.ranks) if name in out]
+            made[part] = part.shrink(left, deadline, abort=abort, pg_options=pg_options)
+            out = set(self.ranks) - set(made[part].ranks)
+        for part, group in made.items():  # a rank may have died meanwhile
+            if dead := [rank for rank, name in enumerate(group.ranks) if name in out]:
+                made[part] = group.shrink(dead, deadline, pg_options=pg_options)
+                group.destroy()
+        by_device = {device: made[part] for device, part in self.by_device.items()}
+        return RoutedGroup(by_device, next(iter(made.values())).group_name)
+
     @contextmanager
     def together(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for group in dict.fromkeys(self.by_device.values()):
+            for group in self.parts():
                 stack.enter_context(group.together())
             yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from numbers import Real
@@ -183,6 +183,28 @@ class CompletedWork(Work):
             raise self._error
 
     def _poll(self) -> bool:
+        return True
+
+
+class JointWork(Work):
+    """Several calls as one."""
+
+    def __init__(self, works: Sequence[Work], result: object = None) -> None:
+        super().__init__(result)
+        self._works = works
+
+    def _wait(self, timeout: float | None) -> None:
+        for work in self._works:
+            work.wait(timeout)
+
+    def synchronize(self) -> None:
+        for work in self._works:
+            work.synchronize()
+
+    def _poll(self) -> bool:
+        if not all(work.is_completed() for work in self._works):
+            return False
+        self._error = next((e for work in self._works if (e := work.exception())), None)
         return True
 
 

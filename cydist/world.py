@@ -113,7 +113,7 @@ class World:
             self.groups[DEFAULT_GROUP] = new
             self.rank, self.size = new.rank(), new.size()
             self.store.renumber(new.ranks)
-            new.ranks = tuple(range(new.size()))
+            new.renumber(range(new.size()))
             # Ranks may have made different numbers of groups when one of them died.
             self.prefix = f"{new.group_name}/"
             self.made = 0

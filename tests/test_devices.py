@@ -32,7 +32,7 @@ def test_one_group_serves_all_kinds_of_memory_of_a_backend(both):
 
 @pytest.mark.parametrize("call", [dist.barrier, dist.monitored_barrier], ids=lambda f: f.__name__)
 def test_calls_without_an_array_work_where_kinds_have_backends_of_their_own(both, call):
-    """A barrier runs on the first of them."""
+    """A barrier runs on each of them."""
 
     def body(rank):
         assert "cpu:inproc,cuda:both" == dist.get_backend()
@@ -44,3 +44,49 @@ def test_calls_without_an_array_work_where_kinds_have_backends_of_their_own(both
         return x[0]
 
     assert [2.0, 2.0] == run_threads(body, 2, "cpu:inproc,cuda:both")
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_barrier_is_of_every_backend(both, monkeypatch, async_op):
+    """Each part has one, also a blocking one that a rank comes late to."""
+
+    def body(rank):
+        calls = []
+        group = dist.group.WORLD
+        for device, part in group.by_device.items():
+            monkeypatch.setattr(part, "barrier", _noted(calls, device, part.barrier))
+        work = dist.barrier(async_op=async_op)
+        if work is not None:
+            work.wait(30)
+            assert work.is_success()
+        return calls
+
+    assert [["cpu", "cuda"]] * 2 == run_threads(body, 2, "cpu:inproc,cuda:both")
+
+
+def _noted(calls, device, barrier):
+    def run(call):
+        calls.append(device)
+        barrier(call)
+
+    return run
+
+
+def test_the_ranks_that_are_left_have_every_backend(both):
+    """shrink_group goes part by part; the new group routes as the old one."""
+
+    def body(rank):
+        dist.barrier()
+        if rank == 1:
+            return None
+        group = dist.shrink_group([1])
+        x = np.ones(2)
+        dist.all_reduce(x)
+        dist.barrier()
+        sizes = [part.size() for part in group.by_device.values()]
+        return x[0], sizes, [part.ranks for part in group.by_device.values()], dist.get_backend()
+
+    found = run_threads(body, 3, "cpu:tcp,cuda:both")
+    assert [found[0], found[2]] == [
+        (2.0, [2, 2], [(0, 1), (0, 1)], "cpu:tcp,cuda:both"),
+    ] * 2

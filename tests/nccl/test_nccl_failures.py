@@ -284,12 +284,32 @@ def test_a_group_of_the_ranks_that_are_left(gpus: Any) -> None:
         if rank == 1:
             dist.destroy_process_group()
             return None
-        group = dist.shrink_group([1])
+        wanted = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        group: Any = dist.shrink_group([1], pg_options=wanted)
+        assert group.gpu.high_priority == [True]
         y = gpus.array(np.ones(3))
         dist.all_reduce(y)
         return group.size(), y.get()[0]
 
     assert run_threads(body, 3, "nccl") == [(2, 2.0), None, (2, 2.0)]
+
+
+def test_a_routed_group_shrinks_and_waits_for_the_gpu(gpus: Any) -> None:
+    """ "cpu:tcp,cuda:nccl": the ranks that are left have both again, and a barrier is of both."""
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            dist.destroy_process_group()
+            return None
+        dist.shrink_group([1])
+        x, y = gpus.array(np.ones(3)), np.ones(3)
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        dist.barrier()
+        return float(x.memory[0]), float(y[0]), dist.get_backend()
+
+    expected = (2.0, 2.0, "cpu:tcp,cuda:nccl")
+    assert run_threads(body, 3, "cpu:tcp,cuda:nccl") == [expected, None, expected]
 
 
 def test_leaving_is_no_failure(gpus: Any) -> None:

@@ -19,6 +19,7 @@ from cydist import config, devices
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.failing import Failures
 from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
+from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.reductions import Reduction, check_fp8, reduction
 from cydist.backends.nccl.running import Item, Runner
 from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
@@ -431,9 +432,14 @@ class NcclGroup(Failures, ProcessGroup):
         from cydist.backends.nccl.joining import HostExchange
         from cydist.backends.nccl.making import make
 
+        wanted = self.high_priority if pg_options is None else high_priority(pg_options)
         self.give_up()
         host: Any = self.host.shrink(excluded, deadline, abort=abort)
-        return make(host, HostExchange(host), None, self.high_priority)
+        return make(host, HostExchange(host), None, wanted)
+
+    def renumber(self, ranks: Sequence[int]) -> None:
+        super().renumber(ranks)
+        self.host.renumber(ranks)
 
     def close(self) -> None:
         """Wait for what is under way, until its deadlines; then leave."""
