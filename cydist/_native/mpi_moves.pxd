@@ -34,9 +34,9 @@ ctypedef struct Move:           # what MPI is moving: a message, or a collective
     bint borrows                # MPI uses memory that is not `data`
     bint lingers                # and nobody waits for it
     char *data                  # freed with it
-    size_t nbytes               # of a message in `data`
     int count
     int done
+    int error                   # MPI's code for one that ended badly
     Handle handles[1]           # as many as `count`
 
 
@@ -52,7 +52,6 @@ ctypedef struct Mpi:
     unsigned int turn           # how often MPI was asked
     Move moves                  # the head of the ring of those under way
     char *outbox                # in which the next small message is put together; or NULL
-    size_t held_bytes           # in messages that were copied to be sent
     size_t lingering            # moves that MPI goes on with in memory nobody waits for
     int64_t *left_at            # when each peer said goodbye; 0: it is there
     int left                    # how many have

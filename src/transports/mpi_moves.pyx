@@ -24,11 +24,11 @@ from cydist._native.waiting cimport sched_yield
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
-    HELD_LIMIT = 67108864       # bytes of small messages that are copied to be sent
     GOODBYE = -1
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
     PATIENCE_NS = 50000000      # how long a message that is withdrawn may take to complete
     PAUSE_US = 20
+    QUESTIONS = 8               # about moves, before anything else is done
     TURNS = 2                   # while something is under way, headers are asked for so rarely
 
 
@@ -45,6 +45,17 @@ cdef void init_mpi(Mpi *mpi) noexcept nogil:
 
 # What MPI moves
 
+cdef inline void join_ring(Move *move, Move *following) noexcept nogil:
+    move.next = following
+    move.prev = following.prev
+    move.prev.next = move.next.prev = move
+
+
+cdef inline void leave_ring(Move *move) noexcept nogil:
+    move.prev.next = move.next
+    move.next.prev = move.prev
+
+
 cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count) noexcept nogil:
     cdef Move *move = <Move *>calloc(1, sizeof(Move) + count * sizeof(Handle))
     if move == NULL:
@@ -53,10 +64,7 @@ cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count)
     move.context = context
     move.peer = peer
     move.count = count
-    move.next = &mpi.moves
-    move.prev = mpi.moves.prev
-    mpi.moves.prev.next = move
-    mpi.moves.prev = move
+    join_ring(move, &mpi.moves)
     if r != NULL:
         r.link = move
         r.place = mpi
@@ -65,10 +73,8 @@ cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count)
 
 cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil:
     cdef Request *r = move.request
-    move.prev.next = move.next
-    move.next.prev = move.prev
+    leave_ring(move)
     mpi.lingering -= move.lingers
-    mpi.held_bytes -= move.nbytes
     free(move.data)
     free(move)
     if r != NULL:
@@ -122,30 +128,41 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
     return OK
 
 
-cdef bint progress(Net *net) noexcept nogil:
-    cdef Mpi *mpi = mpi_of(net)
+cdef bint end_some(Mpi *mpi) noexcept nogil:
+    """End the moves that are over. Each question about one that is not takes as long as all that
+    MPI does meanwhile, so only so many are asked about, by turns."""
     cdef Move *move = mpi.moves.next
     cdef Move *following
+    cdef int asked = 0
+    cdef bint moved = False
+    while move != &mpi.moves and asked < QUESTIONS:
+        following = move.next
+        while move.done < move.count and is_done(&move.handles[move.done], &move.error):
+            move.done += 1
+        if move.done < move.count:
+            asked += 1
+        else:
+            if move.error != SUCCESS:
+                mpi.error = move.error
+                bury(mpi)
+            end_move(mpi, move, OK if move.error == SUCCESS else PEER_LOST)
+            moved = True
+        move = following
+    if move != &mpi.moves and asked != 0:
+        leave_ring(&mpi.moves)
+        join_ring(&mpi.moves, move)     # the next turn begins here
+    return moved
+
+
+cdef bint progress(Net *net) noexcept nogil:
+    cdef Mpi *mpi = mpi_of(net)
     cdef Slot *slot
     cdef Handle awaited
     cdef int error = SUCCESS
-    cdef bint moved = False
-    # Before a goodbye is heard, that what came before it is over.
-    while move != &mpi.moves:
-        following = move.next
-        while move.done < move.count and is_done(&move.handles[move.done], &error):
-            move.done += 1
-        if move.done == move.count:
-            if error != SUCCESS:
-                mpi.error = error
-                bury(mpi)
-            end_move(mpi, move, OK if error == SUCCESS else PEER_LOST)
-            moved = True
-        error = SUCCESS
-        move = following
+    cdef bint moved = end_some(mpi)     # before a goodbye is heard, what came before it
     mpi.turn += 1
     if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
-        return moved            # each question takes as long as all that MPI does meanwhile
+        return moved
     slot = &mpi.slots[mpi.slot]
     awaited = slot.request
     while slot.request != 0 and is_done(&slot.request, &error):
@@ -218,8 +235,9 @@ cdef int tag_of_next(Mpi *mpi, int peer) noexcept nogil:
 
 
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
-    """A small message is copied, so that it is over at once unless many are under way. Without
-    a request the header goes alone."""
+    """A small message is copied behind its header. It is over when MPI is: what MPI keeps, it may
+    send only when it is called again, and nobody calls it for a send that is over. Without a
+    request the header goes alone."""
     cdef size_t nbytes = sizeof(Header) + (r.nbytes if r != NULL else 0)
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
@@ -231,21 +249,21 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     memcpy(mpi.outbox, header, sizeof(Header))
     if r != NULL:
         copy(mpi.outbox + sizeof(Header), r.ptr, r.nbytes)
-        r.status = OK
     code = lib.isend(mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
         mpi.error = error if code == SUCCESS else code
-        return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
+        if code != SUCCESS or error != SUCCESS:
+            return PEER_LOST
+        if r != NULL:
+            r.status = OK
+        return OK
     move = new_move(mpi, NULL, header.context, peer, 1)
     if move == NULL:
         mpi.outbox = NULL       # MPI has it
-        return OK
+        return NO_MEMORY
     move.handles[0] = sending
     move.data, mpi.outbox = mpi.outbox, NULL
-    move.nbytes = nbytes
-    mpi.held_bytes += nbytes
-    if r != NULL and mpi.held_bytes > HELD_LIMIT:
-        r.status = PENDING
+    if r != NULL:
         attach(mpi, move, r)
     return OK
 
@@ -256,8 +274,6 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     cdef Move *move = new_move(mpi, NULL, header.context, peer, 1 + <int>count)
     if move == NULL:
         return NO_MEMORY
-    move.nbytes = sizeof(Header)
-    mpi.held_bytes += move.nbytes
     move.data = <char *>malloc(sizeof(Header))
     if move.data == NULL:
         end_move(mpi, move, OK)
@@ -284,6 +300,7 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
 
 cdef void attach(Mpi *mpi, Move *move, Request *r) noexcept nogil:
     move.request = r
+    r.status = PENDING
     r.link = move
     r.place = mpi
     begin(mpi.net, r)

@@ -102,6 +102,35 @@ def test_receive_from_anyone(group, rank, size, count):
     }
 
 
+@pytest.fixture
+def store(group, rank):
+    """Through which the ranks talk without MPI."""
+    made = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=20) if rank == 0 else None
+    port = [made.port if rank == 0 else 0]
+    dist.broadcast_object_list(port, 0, group)
+    return made or dist.TCPStore("127.0.0.1", port[0], timeout=20)
+
+
+@pytest.mark.parametrize("count", [1, 1000], ids=["tiny", "inline"])
+def test_sends_that_are_over_arrive(group, rank, store, count):
+    """More than MPI takes at once, though the sender is not in MPI meanwhile: it waits elsewhere
+    for who receives."""
+    data = np.arange(800.0 * count).reshape(800, count)
+    if rank == 0:
+        works = [dist.isend(row, 1, group) for row in data]
+        store.set("posted", "")
+        for work in works:
+            work.wait()
+        store.wait(["received"])
+    if rank == 1:
+        store.wait(["posted"])
+        into = np.zeros(count)
+        for row in data:
+            dist.recv(into, 0, group)
+            assert row.tolist() == into.tolist()
+        store.set("received", "")
+
+
 def test_a_dropped_send_arrives(group, rank):
     """The handle of a send may go away; the message does not."""
     if rank == 0:
