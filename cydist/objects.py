@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
+from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -43,6 +44,13 @@ def _on_host(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | Non
     chosen = usable_group(group, name)
     seconds(timeout, name)
     return None if chosen is None else chosen.on_host()
+
+
+def _time_left(group: ProcessGroup, timeout: Timeout) -> Callable[[], float]:
+    """Says at each step of a call how much of its timeout is left, in seconds."""
+    limit = seconds(timeout)
+    end = monotonic() + (group.timeout if limit is None else limit)
+    return lambda: max(0.0, end - monotonic())
 
 
 class _Encoded:
@@ -148,15 +156,15 @@ def all_gather_object(
     name = "all_gather_object"
     if (chosen := _on_host(group, name, timeout)) is None:
         return
-    group = chosen
+    group, left = chosen, _time_left(chosen, timeout)
     p = chosen.size()
     _check_length(name, "object_list", object_list, p)
     mine = _Encoded([obj], chosen)
     sizes = np.empty((p, 1), np.int64)
-    all_gather(list(sizes), mine.sizes, group, timeout=timeout)
+    all_gather(list(sizes), mine.sizes, group, timeout=left())
     _check_all(mine, name, sizes, chosen)
     blocks = _blocks(name, sizes[:, 0].tolist(), chosen.ranks, chosen)
-    all_gather(blocks, mine.data, group, timeout=timeout)
+    all_gather(blocks, mine.data, group, timeout=left())
     for rank, block in enumerate(blocks):
         if rank == chosen.rank():
             object_list[rank] = obj
@@ -181,19 +189,19 @@ def broadcast_object_list(
     name = "broadcast_object_list"
     if (chosen := _on_host(group, name, timeout)) is None:
         return
-    group = chosen
+    group, left = chosen, _time_left(chosen, timeout)
     _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     here = chosen.rank() == root
     mine = _Encoded(object_list if here else [], chosen)
     length = np.array([len(object_list)], np.int64)
-    broadcast(length, group=group, group_src=root, timeout=timeout)
+    broadcast(length, group=group, group_src=root, timeout=left())
     sender = chosen.ranks[root]
     sizes = mine.sizes if here else _sizes(name, length, sender, chosen)
-    broadcast(sizes, group=group, group_src=root, timeout=timeout)
+    broadcast(sizes, group=group, group_src=root, timeout=left())
     mine.check(name, sizes, sender)
     data = mine.data if here else _blocks(name, [sum(sizes.tolist())], [sender], chosen)[0]
-    broadcast(data, group=group, group_src=root, timeout=timeout)
+    broadcast(data, group=group, group_src=root, timeout=left())
     if length[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries here and {length[0]} on rank "
@@ -220,7 +228,7 @@ def gather_object(
     name = "gather_object"
     if (chosen := _on_host(group, name, timeout)) is None:
         return
-    group = chosen
+    group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
     here = chosen.rank() == root
     p = chosen.size()
@@ -230,10 +238,10 @@ def gather_object(
         raise ValueError(f"{name}: object_gather_list must be None except on dst")
     mine = _Encoded([obj], chosen)
     sizes = np.empty((p, 1), np.int64)
-    all_gather(list(sizes), mine.sizes, group, timeout=timeout)
+    all_gather(list(sizes), mine.sizes, group, timeout=left())
     _check_all(mine, name, sizes, chosen)
     blocks = _blocks(name, sizes[:, 0].tolist(), chosen.ranks, chosen) if here else None
-    gather(mine.data, blocks, group=group, group_dst=root, timeout=timeout)
+    gather(mine.data, blocks, group=group, group_dst=root, timeout=left())
     if blocks is not None and object_gather_list is not None:
         for rank, block in enumerate(blocks):
             sender = chosen.ranks[rank]
@@ -260,7 +268,7 @@ def scatter_object_list(
     name = "scatter_object_list"
     if (chosen := _on_host(group, name, timeout)) is None:
         return
-    group = chosen
+    group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(
@@ -272,13 +280,13 @@ def scatter_object_list(
         values = list(scatter_object_input_list or ())
     mine = _Encoded(values, chosen)
     sizes = mine.sizes if values else np.empty(chosen.size(), np.int64)
-    broadcast(sizes, group=group, group_src=root, timeout=timeout)
+    broadcast(sizes, group=group, group_src=root, timeout=left())
     sender = chosen.ranks[root]
     mine.check(name, sizes, sender)
     own = sizes[chosen.rank() :][:1]
     (block,) = _blocks(name, own.tolist(), [sender], chosen)
     parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
-    scatter(block, parts, group=group, group_src=root, timeout=timeout)
+    scatter(block, parts, group=group, group_src=root, timeout=left())
     scatter_object_output_list[0] = (
         values[root] if values else _decode(name, block, own, sender, chosen)[0]
     )
@@ -299,15 +307,16 @@ def send_object_list(
     name = "send_object_list"
     if (chosen := _on_host(group, name, timeout)) is None:
         return
-    group, peer = chosen, peer_rank(chosen, name, "dst", dst, group_dst)
+    group, left = chosen, _time_left(chosen, timeout)
+    peer = peer_rank(chosen, name, "dst", dst, group_dst)
     _check_list(name, object_list)
     mine = _Encoded(object_list, chosen)
     head = np.array([len(object_list)], np.int64)
-    send(head, group=group, group_dst=peer, timeout=timeout)
-    send(mine.sizes, group=group, group_dst=peer, timeout=timeout)
+    send(head, group=group, group_dst=peer, timeout=left())
+    send(mine.sizes, group=group, group_dst=peer, timeout=left())
     if mine.error is not None:
         raise mine.error
-    send(mine.data, group=group, group_dst=peer, timeout=timeout)
+    send(mine.data, group=group, group_dst=peer, timeout=left())
 
 
 @_one_call
@@ -328,17 +337,17 @@ def recv_object_list(
     name = "recv_object_list"
     if (chosen := _on_host(group, name, timeout)) is None:
         return -1
-    group = chosen
+    group, left = chosen, _time_left(chosen, timeout)
     if src is not None or group_src is not None:
         peer_rank(chosen, name, "src", src, group_src)
     _check_list(name, object_list)
     head = np.empty(1, np.int64)
-    source = recv(head, src, group, group_src=group_src, timeout=timeout)
+    source = recv(head, src, group, group_src=group_src, timeout=left())
     sizes = _sizes(name, head, source, chosen)
-    recv(sizes, source, group, timeout=timeout)
+    recv(sizes, source, group, timeout=left())
     _Encoded([], chosen).check(name, sizes, source)
     (data,) = _blocks(name, [sum(sizes.tolist())], [source], chosen)
-    recv(data, source, group, timeout=timeout)
+    recv(data, source, group, timeout=left())
     if head[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries, and rank {source} sent {head[0]}"

@@ -1,12 +1,13 @@
 """Object collectives among ranks that lie, and among those that may not pickle."""
 
+import itertools
 import pickle
 
 import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import codec
+from cydist import codec, objects
 
 
 class Custom:
@@ -92,6 +93,43 @@ def test_sizes_are_checked_before_memory_is_taken(jobs, on, call, say, size):
         return x[0]
 
     assert [2.0, 2.0] == jobs.get(on, 2).run(body)
+
+
+LIMIT = 1000
+CALLS_OF_STEPS = {
+    "all_gather": lambda rank: dist.all_gather_object([None] * 2, 0, timeout=LIMIT),
+    "gather": lambda rank: dist.gather_object(0, None if rank else [None] * 2, 0, timeout=LIMIT),
+    "broadcast": lambda rank: dist.broadcast_object_list([0], 0, timeout=LIMIT),
+    "scatter": lambda rank: dist.scatter_object_list([None], [0, 1], 0, timeout=LIMIT),
+    "messages": lambda rank: (
+        dist.recv_object_list([None], 0, timeout=LIMIT)
+        if rank
+        else dist.send_object_list([0], 1, timeout=LIMIT)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_STEPS.values(), ids=CALLS_OF_STEPS)
+def test_a_timeout_is_the_whole_calls(jobs, monkeypatch, call):
+    """Each step has what the steps before it left of the timeout, not all of it again."""
+    given = {0: [], 1: []}
+
+    def timed(step):
+        def call_step(*args, timeout, **kwargs):
+            given[dist.get_rank()].append(timeout)
+            return step(*args, timeout=timeout, **kwargs)
+
+        return call_step
+
+    for name in ("all_gather", "broadcast", "gather", "scatter", "send", "recv"):
+        monkeypatch.setattr(objects, name, timed(getattr(objects, name)))
+    clock = itertools.count()  # a second passes whenever somebody looks
+    monkeypatch.setattr(objects, "monotonic", lambda: next(clock))
+    jobs.get("inproc", 2).run(call)
+    for steps in given.values():
+        assert len(steps) > 1
+        assert sorted(set(steps), reverse=True) == steps
+        assert steps[0] < LIMIT
 
 
 def test_a_class_that_is_missing_here_names_the_sender(jobs, monkeypatch):
