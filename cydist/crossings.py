@@ -11,7 +11,6 @@ init_process_group gives it to all. It holds JSON:
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -128,6 +127,8 @@ def parse(text: str) -> list[Measured]:
     """What a file says; "" says nothing. Raises ValueError, with the place, for all else."""
     if not text:
         return []
+    import json  # slow to import, and few machines have such a file
+
     try:
         found = json.loads(text)
     except RecursionError:
@@ -235,6 +236,8 @@ def save(measured: list[Measured], path: Path) -> None:
 
 def written(measured: list[Measured]) -> str:
     """The text of a file, which `parse` reads back."""
+    import json
+
     entries = [
         {
             "ranks": each.ranks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from typing import Any, NamedTuple
 
@@ -60,8 +59,9 @@ class Address(NamedTuple):
     lanes: list[list[Endpoint]]
 
     def encode(self) -> bytes:
-        """The bytes that other ranks decode."""
-        return json.dumps({"rank": self.rank, "host": self.host, "lanes": self.lanes}).encode()
+        """Lines: the rank, the host, and each lane's places."""
+        lanes = (" ".join(f"{host} {port}" for host, port in lane) for lane in self.lanes)
+        return "\n".join((str(self.rank), self.host, *lanes)).encode()
 
     @staticmethod
     def decode(data: bytes) -> Address:
@@ -69,15 +69,14 @@ class Address(NamedTuple):
         try:
             if len(data) > MAX_BYTES:
                 raise ValueError(f"{len(data)} bytes")
-            fields = json.loads(data)
-            rank, host = fields["rank"], fields["host"]
-            lanes = [[_endpoint(*pair) for pair in lane] for lane in fields["lanes"]]
-            if type(rank) is not int or rank < 0 or type(host) is not str:
-                raise ValueError(f"rank {rank!r} on host {host!r}")
-            if not lanes or not all(lanes):
-                raise ValueError("nowhere to connect to")
-            return Address(rank, host, lanes)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            rank, host, *lanes = data.decode().split("\n")
+            found = Address(int(rank), host, [_lane(*lane.split(" ")) for lane in lanes])
+            if found.rank < 0 or not lanes:
+                raise ValueError("no rank, or nowhere to connect to")
+            if found.encode() != data:
+                raise ValueError("it is spelled in another way")
+            return found
+        except ValueError as error:
             raise RendezvousError(f"{data[:80]!r} is no rank's address: {error!r}") from None
 
 
@@ -86,7 +85,7 @@ def this_host() -> str:
     boot = ""
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
-    return f"{socket.gethostname()}/{boot}"
+    return f"{socket.gethostname()!a}/{boot}"  # a line, whatever the name
 
 
 def boot_id() -> str:
@@ -95,14 +94,19 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def _endpoint(host: object, port: object) -> Endpoint:
+def _lane(*words: str) -> list[Endpoint]:
+    """Of host, port, host, port ... what a socket can connect to; ValueError for all else."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [_endpoint(host, int(port)) for host, port in pairs]
+
+
+def _endpoint(host: str, port: int) -> Endpoint:
     """What a socket can connect to, whatever it then says; ValueError for anything else."""
-    plain = type(host) is str and host.isascii() and host.isprintable()
-    if not plain or type(port) is not int or not 0 < port < 65536:
+    if not (host.isascii() and host.isprintable() and 0 < port < 65536):
         raise ValueError(f"no address {host!r}, port {port!r}")
     with contextlib.suppress(OSError):
-        socket.inet_pton(socket.AF_INET, str(host))
-        return str(host), port
+        socket.inet_pton(socket.AF_INET, host)
+        return host, port
     import ipaddress  # slow, and takes long for each of many ranks
 
-    return str(ipaddress.ip_address(str(host))), port
+    return str(ipaddress.ip_address(host)), port

@@ -8,7 +8,6 @@ Who cannot stays with sockets, and so does every group that it is in.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -91,17 +90,17 @@ def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
         token = os.urandom(TOKEN_BYTES)
         memory = _new_memory(len(alike), token)
         if memory is None:
-            store.set(key, b"null")
+            store.set(key, b"none")
             return None
-        store.set(key, json.dumps([os.getpid(), memory.fd, token.hex()]).encode())
+        store.set(key, f"{os.getpid()} {memory.fd} {token.hex()}".encode())
         return memory
-    found = json.loads(store.get(key))
-    if found is None:
+    found = store.get(key).decode()
+    if found == "none":
         return None
-    pid, number, token = found
     try:
+        pid, number, word = found.split()
         fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC)
-        return SharedMemory.attach(fd, bytes.fromhex(token))
+        return SharedMemory.attach(fd, bytes.fromhex(word))
     except (OSError, ValueError):
         return None
 

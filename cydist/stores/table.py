@@ -6,17 +6,15 @@ its log into one. A Table never waits: `awaits` says what a request would have t
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator
 
 from cydist.errors import DistStoreError, QueueEmptyError
-from cydist.stores.protocol import INTERNAL, Op, Request
+from cydist.stores.protocol import INTERNAL, Op, Request, is_number
 
 # What an entry costs beside its bytes, so that many tiny keys cannot take unbounded memory.
 ENTRY_BYTES = 128
 
-_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = range(-(2**63), 2**63)
 
 # A place to wait at: a key, or a queue. The two live in separate name spaces.
@@ -243,7 +241,7 @@ def _check_arity(request: Request) -> None:
 
 
 def _number(key: bytes, value: bytes) -> int:
-    if not _NUMBER.fullmatch(value):
+    if not is_number(value):
         name, shown = key.decode(errors="replace"), value[:32].decode(errors="replace")
         raise DistStoreError(f"add: the value of {name!r} is not a number: {shown!r}")
     return int(value)
