@@ -26,6 +26,10 @@ _COMPLETE, _FAILED = b"+", b"-"
 LATECOMERS_SECONDS = 0.5
 
 
+class EarlierMeeting(Exception):
+    """The store is still that of a meeting which this rank has been in already."""
+
+
 def meet(
     store: Any,
     rank: int,
@@ -40,14 +44,16 @@ def meet(
     The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
     that were left by an earlier one.
 
-    holder   the rank that serves the store; None: somebody else does
+    holder   the rank that serves the store, for one meeting; None: somebody else does
 
-    Raises, on every rank, RendezvousError that lists the missing ranks after the deadline, and
+    Raises EarlierMeeting where that one meeting is not this rank's first in the store, and, on every rank, RendezvousError that lists the missing ranks after the deadline, and
     PeerFailedError at once when one that was here is lost (MembersStore).
     """
     hall = PrefixStore(f"cydist/{group_name}", store)
     with served_by(holder, "rendezvous"):
         number = hall.add(f"arrivals/{rank}", 1)
+    if holder is not None and number > 1:
+        raise EarlierMeeting
     meeting = MembersStore(f"{number}", hall, range(world_size), holder=holder)
     meeting.join(rank)
     failpoint("rendezvous")

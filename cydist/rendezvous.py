@@ -17,7 +17,7 @@ from cydist import auth, config, launchers
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.interfaces import public_address, towards
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
-from cydist.meeting import meet
+from cydist.meeting import EarlierMeeting, meet
 from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
 from cydist.stores.members import released_on_error, served_by
 from cydist.stores.store import Timeout, seconds
@@ -30,6 +30,9 @@ __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 # What rank 0 tells the others over MPI: a secret, whether it is one, port, host.
 _ADDRESS = struct.Struct("<32s?H256s")
 _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
+
+# How often a rank that is ahead of rank 0 looks for its next store, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
 class _Call(NamedTuple):
@@ -102,12 +105,32 @@ def rendezvous(
             f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
             f"not {init_method!r}"
         )
-    store, here, size = way(_with_query(call))
-    by_rank_0 = isinstance(store, TCPStore) and not (url and _is_multicast(url.hostname or ""))
-    holder = 0 if by_rank_0 else None
-    with released_on_error(store):
-        store.set_timeout(timedelta(seconds=seconds(timeout)))
-        return meet(store, here, size, deadline=deadline, group_name=group_name, holder=holder)
+    call = _with_query(call)
+    pause = _FIRST_PAUSE
+    while True:
+        store, here, size = way(call)
+        by_rank_0 = isinstance(store, TCPStore) and not (url and _is_multicast(url.hostname or ""))
+        holder = 0 if by_rank_0 else None
+        try:
+            with released_on_error(store):
+                store.set_timeout(timedelta(seconds=seconds(timeout)))
+                return meet(
+                    store, here, size, deadline=deadline, group_name=group_name, holder=holder
+                )
+        except EarlierMeeting:
+            _come_again(call, here, pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _come_again(call: _Call, rank: int, pause: float) -> None:
+    """Rank 0 still serves the meeting that this rank has left: give it time to leave, too."""
+    if not call.remaining:
+        raise RendezvousError(
+            f"rendezvous: timeout: rank 0 still serves the store of a meeting that rank {rank} has "
+            "been in: rank 0 has not left the job, or two processes have the same rank",
+            ranks=(0,),
+        )
+    time.sleep(min(pause, call.remaining))
 
 
 def rendezvous_by(

@@ -22,6 +22,7 @@ from cydist.errors import (
     RendezvousError,
 )
 from cydist.stores import HashStore, Store, TCPStore
+from cydist.stores.members import release
 from transports import free_port
 
 HOST = "127.0.0.1"
@@ -296,6 +297,40 @@ def test_rank_taken_twice_is_hinted_at(master: TCPStore) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert len(errors) == 1
     assert "same rank" in str(errors[0])
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "env"])
+def test_a_rank_may_be_ahead_of_rank_zero(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """A rank that meets again before rank 0 has left the last meeting waits for the next one."""
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    url = f"tcp://{HOST}:{port}" if scheme == "tcp" else "env://"
+    first = meet(url, [0, 1])
+    check_met(first)
+    (served, _, _), (joined, _, _) = first  # type: ignore[misc]
+    release(joined)
+    root = served.underlying_store.underlying_store  # type: ignore[attr-defined]
+
+    def follow() -> Outcome:
+        root.watch("cydist//arrivals/1", b"1", ["never"], WAIT)  # until rank 1 has come again
+        release(served)
+        return rendezvous.rendezvous(url, rank=0, world_size=2, timeout=WAIT)
+
+    def lead() -> Outcome:
+        return rendezvous.rendezvous(url, rank=1, world_size=2, timeout=WAIT)
+
+    check_met(together(follow, lead), [0, 1])
+
+
+def test_a_rank_that_rank_zero_does_not_follow_says_so() -> None:
+    """Its timeout names rank 0, and the possibility that another process has its rank."""
+    url = f"tcp://{HOST}:{free_port()}"
+    first = meet(url, [0, 1])
+    check_met(first)
+    with pytest.raises(RendezvousError, match="same rank") as caught:
+        rendezvous.rendezvous(url, rank=1, world_size=2, timeout=0.1)
+    assert caught.value.ranks == (0,)
 
 
 def test_other_secret_is_refused() -> None:
