@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import config, registry
 from cydist._native import arm_failpoint, short, use_isa
-from cydist.errors import GroupDestroyedError, PeerFailedError
+from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
 from cydist.routing import RoutedGroup
@@ -65,16 +65,17 @@ class World:
     ) -> ProcessGroup:
         """A group of these global ranks, which include this one."""
         devices = registry.parse(spec)
+        meeting = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
-            for backend in dict.fromkeys(devices.values()):
-                parts[backend] = self.make_one(ranks, name, backend, timeout, pg_options)
-        except BaseException as error:
+            with meeting.told_on_error(self.rank):
+                for backend in dict.fromkeys(devices.values()):
+                    parts[backend] = self.make_one(
+                        meeting, ranks, name, backend, timeout, pg_options
+                    )
+        except BaseException:
             for made in parts.values():
                 made.destroy()
-            # Whoever is late, or failed because of another, has nothing to tell.
-            if not isinstance(error, TimeoutError | PeerFailedError):
-                self.store.leave(self.rank, f"{type(error).__name__}: {error}")
             raise
         group = next(iter(parts.values()))
         if len(parts) > 1:
@@ -85,6 +86,7 @@ class World:
 
     def make_one(
         self,
+        meeting: MembersStore,
         ranks: Sequence[int],
         name: str,
         backend: str,
@@ -98,7 +100,7 @@ class World:
             if shared is not None:
                 return shared
         options = BackendOptions(
-            self.store.part(f"{name}/{backend}", ranks, f"making group {name!r}", timeout),
+            meeting.part(backend, ranks, f"making group {name!r}", timeout),
             list(ranks).index(self.rank),
             len(ranks),
             timeout,

@@ -284,6 +284,19 @@ def test_others_are_not_disturbed(master: TCPStore) -> None:
     assert caught.value.ranks == (3,)
 
 
+def test_a_meeting_that_was_given_up_is_no_other(master: TCPStore) -> None:
+    """Who left one meeting is missed there and in its parts, and not in the next."""
+    whole = MembersStore("p", master, range(2))
+    failed, other = (whole.part(name, [0, 1], "making a group") for name in ("1", "11"))
+    failed.leave(1, "reason")
+    for there in (failed, failed.part("tcp", [0, 1], "making a group")):
+        with pytest.raises(PeerFailedError, match="rank 1 .*reason"):
+            there.wait(["never"], DEADLINE)
+    for elsewhere in (whole, other):
+        with pytest.raises(StoreTimeoutError):
+            elsewhere.wait(["late"], 0.05)
+
+
 def test_watching_brings_the_values(master: TCPStore) -> None:
     """One request waits for keys and has their values, in the order asked for, whatever the
     watched key says; while one of them is missing it has the watched key's new value."""

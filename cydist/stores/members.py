@@ -29,8 +29,9 @@ class MembersStore(PrefixStore):
     noun      what the members' numbers are, for messages
     holder    the rank whose process serves the store; None: not one of them
 
-    A rank that `join` announced is lost when its process ended without closing the store, or
-    when it called `leave`. Waiting for a key that is there, or that comes, is never disturbed.
+    A rank that `join` announced is lost when its process ended without closing the store; here
+    and in the parts of this part when it called `leave`. Waiting for a key that is there, or that
+    comes, is never disturbed.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class MembersStore(PrefixStore):
         root, path = _below(self)
         self._root = root if isinstance(root, TCPStore) else None
         self._path = path
+        # Of each rank that was lost a line: its number, what for, and how.
         self._lost = f"{path}lost"
+        self._what_for = ""  # the path from there to here
         self._known = b""
         self._patience: float | None = None
 
@@ -65,6 +68,7 @@ class MembersStore(PrefixStore):
         """
         part = MembersStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
+        part._what_for = f"{self._what_for}{prefix}/"
         part._patience = patience
         part._members = {joined: rank for joined, rank in self._members.items() if rank in members}
         return part
@@ -86,10 +90,10 @@ class MembersStore(PrefixStore):
         if self._root is not None:
             where = f"on {socket.gethostname()} (process {os.getpid()})"
             with served_by(self.holder, self._what):
-                self._root.will(self._lost, f"{rank} {where} died or was cut off\n")
+                self._root.will(self._lost, self._line(rank, f"{where} died or was cut off"))
 
     def leave(self, rank: int, why: str) -> None:
-        """Tell whoever waits for `rank` that it will not come; best effort."""
+        """Tell whoever waits here for `rank` that it will not come; best effort."""
         if self._root is not None:
             with (
                 contextlib.suppress(DistStoreError),
@@ -97,7 +101,22 @@ class MembersStore(PrefixStore):
             ):
                 twin.set_timeout(_TELLING_SECONDS)
                 joined = next((j for j, now in self._members.items() if now == rank), rank)
-                twin.append(self._lost, f"{joined} on {socket.gethostname()} gave up: {why}\n")
+                how = f"on {socket.gethostname()} gave up: {why}"
+                twin.append(self._lost, self._line(joined, how))
+
+    @contextlib.contextmanager
+    def told_on_error(self, rank: int) -> Iterator[None]:
+        """`leave` when the block, in which this rank meets the others here, raises."""
+        try:
+            yield
+        except BaseException as error:
+            # Whoever is late, or failed because of another, has nothing to tell.
+            if not isinstance(error, TimeoutError | PeerFailedError):
+                self.leave(rank, f"{type(error).__name__}: {error}")
+            raise
+
+    def _line(self, joined: int, how: str) -> str:
+        return "\t".join([str(joined), self._what_for, *how.split()]) + "\n"
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
@@ -140,8 +159,12 @@ class MembersStore(PrefixStore):
             super().set(key, value)
 
     def _check(self, news: bytes) -> None:
-        lines = [line.partition(" ") for line in news.decode(errors="replace").splitlines()]
-        said = {int(rank): how for rank, _, how in lines if rank.isdecimal()}
+        lines = [line.split("\t") for line in news.decode(errors="replace").split("\n") if line]
+        said = {
+            int(rank): " ".join(how)
+            for rank, what_for, *how in lines
+            if self._what_for.startswith(what_for)
+        }
         lost = {self._members[j]: how for j, how in said.items() if j in self._members}
         if lost:
             text = "; ".join(f"{self._noun} {rank} {how}" for rank, how in lost.items())

@@ -417,7 +417,8 @@ class NcclGroup(Failures, ProcessGroup):
         host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
         members = [self.ranks[rank] for rank in ranks]
         store = self.store.part(f"{name}/nccl", members, f"making group {name!r}")
-        return make(host, store_exchange(store, host), store, self.high_priority)
+        with store.told_on_error(self.ranks[self._rank]):
+            return make(host, store_exchange(store, host), store, self.high_priority)
 
     def shrink(
         self,
