@@ -272,7 +272,8 @@ def init_process_group(
     world = World(meeting, rank, world_size, limit, spec, owns_store=store is None)
     world.allow_pickle = allow_pickle
     try:
-        crossings.share(meeting, rank)
+        with meeting.told_on_error(rank):
+            crossings.share(meeting, rank)
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
     except BaseException:
         world.let_go()

@@ -35,6 +35,7 @@ try:
 except Exception as error:
     said = [type(error).__name__, list(getattr(error, 'ranks', ())), str(error)]
 print(json.dumps(said), flush=True)
+sys.stdin.read()  # whoever ends is missed
 """
 
 # Where the victim ends, in each case when the others are there, else they would find nobody who
@@ -236,22 +237,58 @@ def test_stopped_rank_zero_costs_the_timeout(ranks: Ranks) -> None:
         assert "does not answer" in text
 
 
-def test_leaving_is_no_death(master: TCPStore) -> None:
-    """A process that closes its store, or ends as programs do, is not reported as lost."""
+def test_closing_the_store_is_no_death(master: TCPStore) -> None:
+    """A process that closes its store is not missed; one that ends in any other way is."""
     script = (
         "from cydist import auth; auth.set_secret(bytes(range(32)))\n"
         "from cydist.stores import MembersStore, TCPStore\n"
         f"store = TCPStore('{HOST}', {master.port}); part = MembersStore('p', store, [0, 1])\n"
         "part.join(1); store.add('here', 1)\n"
     )
-    for end in ("store.close()", "", "raise SystemExit(3)"):
-        subprocess.run([sys.executable, "-c", script + end], timeout=DEADLINE, check=False)
-    assert master.get("here") == b"3"
-    abrupt = f"{script}import os; os._exit(0)"
-    subprocess.run([sys.executable, "-c", abrupt], timeout=DEADLINE, check=True)
-    with pytest.raises(PeerFailedError, match="rank 1"):
-        MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
-    assert master.get("p/lost").count(b"\n") == 1
+    ends = ("store.close()", "", "raise SystemExit(3)", "1 / 0", "import os; os._exit(0)")
+    for count, end in enumerate(ends):
+        command = [sys.executable, "-c", script + end]
+        subprocess.run(command, timeout=DEADLINE, check=False, stderr=subprocess.DEVNULL)
+        assert master.get("here") == b"%d" % (count + 1)
+        if count:
+            with pytest.raises(PeerFailedError, match="rank 1"):
+                MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
+            assert master.get("p/lost").count(b"\n") == count
+    assert len(ends) == 5
+
+
+@pytest.mark.parametrize(
+    "end", ["1 / 0", "sys.exit(0)", "os._exit(0)"], ids=["exception", "exit", "_exit"]
+)
+def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -> None:
+    """A rank that ends, however, between two groups is named by those who wait for it in the
+    second, long before the timeout."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    two = (
+        "init = dist.init_process_group\n"
+        "def two(*given, **named):\n"
+        "    init(*given, **named)\n"
+        "    {then}\n"
+        "dist.init_process_group = two\n"
+    )
+    second = two.format(then="dist.new_group(backend='gloo')")
+    others = [ranks.start(how.format(rank=rank), second) for rank in range(2)]
+    # What the program catches, it does not catch any more.
+    ranks.start(how.format(rank=2), two.format(then=end) + "Exception = OSError\n")
+    for process in others:
+        assert ranks.said(process)[:2] == ("PeerFailedError", [2])
+
+
+def test_trouble_before_the_first_group_is_told_at_once(ranks: Ranks) -> None:
+    """A rank that cannot use what rank 0's host measured says so to those who wait for it."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    wrong = "from cydist import crossings; crossings.share = lambda *given: int('trouble')"
+    others = [ranks.start(how.format(rank=rank)) for rank in range(2)]
+    ranks.start(how.format(rank=2), wrong)
+    for process in others:
+        name, about, text = ranks.said(process)
+        assert (name, about) == ("PeerFailedError", [2])
+        assert "trouble" in text
 
 
 def test_ranks_that_are_numbered_anew_are_not_taken_for_the_dead(master: TCPStore) -> None:

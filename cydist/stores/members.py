@@ -90,7 +90,7 @@ class MembersStore(PrefixStore):
         if self._root is not None:
             where = f"on {socket.gethostname()} (process {os.getpid()})"
             with served_by(self.holder, self._what):
-                self._root.will(self._lost, self._line(rank, f"{where} died or was cut off"))
+                self._root.will(self._lost, self._line(rank, f"{where} died, ended or was cut off"))
 
     def leave(self, rank: int, why: str) -> None:
         """Tell whoever waits here for `rank` that it will not come; best effort."""

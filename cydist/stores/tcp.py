@@ -113,10 +113,11 @@ class TCPStore(Store):
             raise
 
     def _hold(self, pool: _Pool, lease: _Lease | None) -> None:
-        """Use these until closed, collected, or the process ends."""
+        """Use these until closed or collected."""
         self._pool = pool
         self._lease = lease
         self._letting_go = weakref.finalize(self, _let_go, pool, lease, _LINGER)
+        self._letting_go.atexit = False  # `_at_exit` does it
 
     @property
     def host(self) -> str:
@@ -207,7 +208,8 @@ class TCPStore(Store):
     def will(self, key: str, value: Value) -> None:
         """Have the server append `value` to `key` if this process ends without closing the store.
 
-        However it ends: killed, crashed or by `os._exit`. It takes one more connection.
+        However it ends: killed, by `os._exit`, by an exception that nobody caught, or in peace. It
+        takes one more connection.
         """
         request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
         self._request(request, bond=True)
@@ -230,7 +232,7 @@ class TCPStore(Store):
 
         Garbage collection and the end of the process do the same, but the server then serves
         the ranks that are still connected for a moment: they may be finishing what this rank
-        has finished.
+        has finished. At the end of the process wills are carried out.
         """
         if self._letting_go.detach() is not None:
             _let_go(self._pool, self._lease, 0.0)
@@ -277,7 +279,7 @@ def _let_go(pool: _Pool, lease: _Lease | None, linger: float) -> None:
 def _at_exit() -> None:
     """Let servers finish: whether or not garbage was collected before, all stop here."""
     for pool in list(_pools):
-        pool.close()
+        pool.close(ended=True)
     for server in list(servers):
         server.stop(_LINGER)
         server.wait(_LINGER + 1)
@@ -346,14 +348,16 @@ class _Pool:
                 return
         _part(connection) if bond else connection.close()
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = False) -> None:
+        """Close all connections; if the process has ended, the server is not told that this is
+        on purpose."""
         with self._lock:
             self._closed = True
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
             for connection in self._bonds:
-                _part(connection)
+                connection.close() if ended else _part(connection)
             self._bonds.clear()
 
     def abandon(self) -> None:
