@@ -46,8 +46,9 @@ def meet(
 
     holder   the rank that serves the store, for one meeting; None: somebody else does
 
-    Raises EarlierMeeting where that one meeting is not this rank's first in the store, and, on every rank, RendezvousError that lists the missing ranks after the deadline, and
-    PeerFailedError at once when one that was here is lost (MembersStore).
+    Raises EarlierMeeting where that is not this rank's first one in the store; on every rank
+    RendezvousError that lists the missing ranks after the deadline, and PeerFailedError at once
+    when one that was here is lost (MembersStore).
     """
     hall = PrefixStore(f"cydist/{group_name}", store)
     with served_by(holder, "rendezvous"):

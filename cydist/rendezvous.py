@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -424,7 +425,7 @@ def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
 
 def _tcp(call: _Call, host: str, port: int) -> TCPStore:
     """The job's store at host:port, served by rank 0."""
-    fd = config.STORE_FD.take() if call.rank == 0 and port else ""
+    fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
         with served_by(0, "rendezvous"):
             return TCPStore(
@@ -434,11 +435,22 @@ def _tcp(call: _Call, host: str, port: int) -> TCPStore:
                 call.rank == 0,
                 max(0.001, call.remaining),
                 wait_for_workers=False,
-                master_listen_fd=int(fd) if fd else None,
+                master_listen_fd=fd,
                 job=launchers.job_id(),
             )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None
+
+
+def _launchers_socket(port: int) -> int | None:
+    """The socket that the launcher bound, taken if it is bound to `port`: it is for MASTER_PORT,
+    and a URL may ask for another one."""
+    if not config.STORE_FD.get():
+        return None
+    bound = socket.socket(fileno=int(config.STORE_FD.get()))
+    fits = bound.getsockname()[1] == port
+    bound.detach()
+    return int(config.STORE_FD.take()) if fits else None
 
 
 def _port(text: str) -> int:

@@ -421,6 +421,18 @@ def test_launchers_socket_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> Non
     check_met(outcomes)
 
 
+def test_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL may name another port: rank 0 serves there, and the socket stays for env://."""
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    monkeypatch.setenv("MASTER_ADDR", HOST)
+    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
+    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
+    check_met(meet(f"tcp://{HOST}:{free_port()}", [0, 1]))
+    check_met(meet("env://", [0, 1]))
+    assert "CYDIST_STORE_FD" not in os.environ
+
+
 def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """MASTER_PORT is held by torch's own store: rank 0's address is published there, and no
     secret; a second meeting works too."""

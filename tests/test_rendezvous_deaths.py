@@ -327,7 +327,7 @@ def test_a_meeting_that_was_given_up_is_no_other(master: TCPStore) -> None:
     failed, other = (whole.part(name, [0, 1], "making a group") for name in ("1", "11"))
     failed.leave(1, "reason")
     for there in (failed, failed.part("tcp", [0, 1], "making a group")):
-        with pytest.raises(PeerFailedError, match="rank 1 .*reason"):
+        with pytest.raises(PeerFailedError, match=r"rank 1 .*reason"):
             there.wait(["never"], DEADLINE)
     for elsewhere in (whole, other):
         with pytest.raises(StoreTimeoutError):

@@ -95,10 +95,8 @@ class RankWeather:
         mine = world.current()
         make = mine.make_one
 
-        def make_exposed(
-            ranks: Sequence[int], name: str, backend: str, timeout: float, pg_options: object
-        ) -> ProcessGroup:
-            made = make(ranks, name, backend, timeout, pg_options)
+        def make_exposed(*told: Any) -> ProcessGroup:
+            made = make(*told)
             self.expose(made)
             return made
 
