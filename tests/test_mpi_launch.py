@@ -166,6 +166,18 @@ def test_levels_of_threads(mpi: Path, level: str) -> None:
         assert f"rank {rank}: {granted}, {asynchronous}, elsewhere {elsewhere}" in done.stdout
 
 
+def test_threads_that_take_turns_in_mpi(mpi: Path) -> None:
+    """Where MPI allows one thread at a time, two threads of a rank use groups of their own, whose
+    first calls come in any order."""
+    done = run(
+        mpi / "mpirun", "-n", 2, "env", "CYDIST_TRANSPORT=mpi",
+        mpi / "python", PROGRAM, "threads-in-turn", 100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    said = sorted(re.findall(r"rank \d: \[.*\]", done.stdout))
+    assert ["rank 0: [100, 100]", "rank 1: [100, 100]"] == said
+
+
 def test_the_user_may_finalize(mpi: Path) -> None:
     """After the job has been left MPI is the user's, to its end; no receive of ours is left in it,
     of which MPICH would warn."""

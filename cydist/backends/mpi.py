@@ -197,10 +197,8 @@ class MpiGroup(HostGroup):
 
     def takes_gaps(self, array: Array, peer: int | None) -> bool:
         messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
-        # A layout is made while another thread may wait in MPI.
-        threads = self._endpoint.threads
-        alone = threads.concurrent or threads.main_only
-        return alone and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
+        makes = self._endpoint.threads.makes
+        return makes and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
 
     def layout_of(self, array: Array) -> int:
         return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)
@@ -231,9 +229,11 @@ class MpiGroup(HostGroup):
         """The group's first collective begins: make its communicator, unless it has windows.
 
         It is the group's alone: MPI matches collectives in the order in which a communicator's
-        members call them, and groups of the same members do not wait for each other.
+        members call them, and groups of the same members do not wait for each other. Nor may the
+        making of one wait for that of another: where threads take turns in MPI there is none, and
+        the group's calls go over messages.
         """
-        if not self._native.windows:
+        if not self._native.windows and self._endpoint.threads.makes:
             self._agree_and_make(call)
         self._met = True
 
@@ -248,7 +248,7 @@ class MpiGroup(HostGroup):
             _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))
             if factor is not None or code not in operations:
                 return False
-        if self._size == 1:
+        if self._size == 1 or not self._endpoint.threads.makes:
             return False
         if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False

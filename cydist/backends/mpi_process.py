@@ -142,12 +142,15 @@ class Threads:
 
     concurrent      any number at a time: collectives may run in the background
     main_only       that which started MPI
+    makes           MPI may be asked for what is not moved by src/transports/mpi.pyx, under its
+                    lock: layouts and communicators. Another thread may be in MPI then.
     """
 
     def __init__(self, MPI: Any) -> None:
         level = MPI.Query_thread()
         self.concurrent: bool = level == MPI.THREAD_MULTIPLE
         self.main_only: bool = level < MPI.THREAD_SERIALIZED
+        self.makes = self.concurrent or self.main_only
         self._is_main: Callable[[], bool] = MPI.Is_thread_main
 
     def check(self, name: str) -> None:

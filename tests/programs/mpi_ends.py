@@ -150,6 +150,36 @@ def thread_level(name):
 
 
 @way
+def threads_in_turn(count):
+    """MPI was started so that threads may call it one at a time; two do, on groups of their own."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() == MPI.THREAD_SERIALIZED
+    rank, size = join()
+    groups = [[dist.new_group() for _ in range(int(count))] for _ in range(2)]
+    good = []
+
+    def body(own):
+        for _ in range(3):
+            for each, group in enumerate(own):
+                array = np.full(500, each + rank)
+                dist.all_reduce(array, group=group)
+                assert [size * each + size * (size - 1) // 2] * 500 == array.tolist()
+        good.append(len(own))
+
+    threads = [threading.Thread(target=body, args=(own,)) for own in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"rank {rank}: {good}", flush=True)
+    dist.destroy_process_group()
+
+
+@way
 def finalizing():
     """The user started MPI, leaves the job, and ends MPI."""
     from mpi4py import MPI
