@@ -7,16 +7,10 @@ of tests/nccl, as far as that goes.
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import json
 import os
-import socket
-import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,89 +21,30 @@ SHARED = {
     "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_TUNER_PLUGIN": "none",
     "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET",
     "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0", "NCCL_MAX_CTAS": "2",
-    "CUDA_MODULE_LOADING": "EAGER", "NCCL_DEBUG": "WARN",
+    "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2", "CUDA_MODULE_LOADING": "EAGER", "NCCL_DEBUG": "WARN",
 }  # fmt: skip
 for name, value in SHARED.items():  # before anything reads them
     os.environ.setdefault(name, value)
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np  # noqa: E402
+from gpu_arrays import all_kinds  # noqa: E402
+from gpu_overhead import overhead  # noqa: E402
 
 import cydist as dist  # noqa: E402
 from cydist.testing import oracle  # noqa: E402
 
 SIZES = (0, 1, 1000)
+REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
+TORCH_MOVES = (
+    "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+)  # fmt: skip
 LIMIT = 60.0  # seconds a call may take, several ranks on one GPU included
 
 
-class Cupy:
-    """Arrays of cupy on the current GPU."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        self.cupy = cupy
-        cupy.cuda.Device(
-            int(os.environ.get("LOCAL_RANK", 0)) % cupy.cuda.runtime.getDeviceCount()
-        ).use()
-
-    def array(self, values: Any) -> Any:
-        return self.cupy.asarray(values)
-
-    def get(self, array: Any) -> np.ndarray:
-        return self.cupy.asnumpy(array)
-
-    def takes(self, dtype: np.dtype) -> bool:
-        return not dtype.name.startswith(("float8", "bfloat16"))
-
-    def versions(self) -> dict[str, Any]:
-        from cupy.cuda import nccl
-
-        runtime = self.cupy.cuda.runtime
-        return {
-            "cupy": self.cupy.__version__, "nccl": nccl.get_version(),
-            "driver": runtime.driverGetVersion(),
-            "gpu": runtime.getDeviceProperties(0)["name"].decode(),
-        }  # fmt: skip
-
-
-class Standin:
-    """Arrays of the threads that stand for GPUs."""
-
-    def __init__(self, path: str) -> None:
-        import thread_gpu
-
-        from cydist import devices
-        from cydist.backends.nccl import gpu
-
-        threading.current_thread().name = f"rank {RANK}"
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        self.gpus = thread_gpu.Gpus()
-        devices.use(self.gpus)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        run = library.standin_run
-        self.callback = kind(
-            lambda stream, task: self.gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
-        )
-        library.standin_use_streams(self.callback)
-        here = thread_gpu.Gpu(self.gpus)
-        gpu.current = lambda: here  # type: ignore[assignment]
-
-    def array(self, values: Any) -> Any:
-        return self.gpus.array(values)
-
-    def get(self, array: Any) -> np.ndarray:
-        return array.get()
-
-    def takes(self, dtype: np.dtype) -> bool:
-        return True
-
-    def versions(self) -> dict[str, Any]:
-        return {"nccl": "stand-in"}
-
-
-arrays: Any = None
+kinds: list[Any] = []
+arrays: Any = None  # the kind that is used now
 
 
 def check(expected: Any, found: Any, what: Any) -> None:
@@ -122,35 +57,112 @@ def values(rank: int, count: int, dtype: np.dtype) -> np.ndarray:
     return oracle.contribution(rank, count, dtype)
 
 
+def averaged(rank: int, count: int, dtype: np.dtype) -> np.ndarray:
+    """Values whose mean is whole, however it is rounded."""
+    return (np.arange(count) % 2 * SIZE + (rank == 0) * SIZE).astype(dtype)
+
+
 # Steps. Each returns what is to be printed.
 
 
 def correctness() -> dict[str, Any]:
-    """Every reduction of every dtype, every way to move, blocking and asynchronous."""
+    """Every collective, every reduction of every dtype, blocking and asynchronous, on every
+    library's arrays; groups with a priority, and by kind of memory."""
+    global arrays
+    calls = {}
+    for arrays in kinds:
+        count = sum(reductions(op) for op in REDUCTIONS)
+        for dtype in oracle.DTYPES.values():
+            if arrays.name != "torch" or dtype.name in TORCH_MOVES:
+                count += moves(dtype)
+        calls[arrays.name] = count + others()
+    arrays = kinds[0]
+    routed()
+    dist.barrier()
+    return {"calls": calls}
+
+
+def reductions(op: str) -> int:
+    """One reduction by all_reduce and reduce, for every dtype; how many calls."""
     calls = 0
-    kinds = [dtype for dtype in oracle.DTYPES.values() if arrays.takes(dtype)]
-    for op in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
-        for dtype in kinds:
-            if not oracle.makes_sense(op, dtype):
-                continue
-            for count in SIZES:
-                given = [values(r, count, dtype) for r in range(SIZE)]
-                x = arrays.array(given[RANK])
-                work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=calls % 2 == 1)
-                if work is not None:
-                    work.wait()
-                check(oracle.reduced(op, given), x, (op, dtype, count))
-                calls += 1
-    for dtype in kinds:
-        calls += moves(dtype)
+    for dtype in oracle.DTYPES.values():
+        if not (reduced_by(op, dtype) and arrays.reduces(dtype)):
+            continue
+        make, rule, action = values, op, getattr(dist.ReduceOp, op)
+        if op == "AVG":
+            make = averaged
+        elif op == "PREMUL_SUM":
+            rule, action = "SUM", dist.ReduceOp.PREMUL_SUM(2)
+        for count in SIZES:
+            given = [make(r, count, dtype) for r in range(SIZE)]
+            expected = oracle.reduced(rule, given)
+            if op == "PREMUL_SUM":
+                expected = (expected + expected).astype(dtype)
+            x = arrays.array(given[RANK])
+            work = dist.all_reduce(x, action, async_op=calls % 2 == 1)
+            if work is not None:
+                work.wait()
+            check(expected, x, (op, dtype, count))
+            calls += 1
+        x = arrays.array(given[RANK])
+        dist.reduce(x, SIZE - 1, action)
+        check(expected if RANK == SIZE - 1 else given[RANK], x, ("reduce", op, dtype))
+        calls += 1
+    return calls
+
+
+def reduced_by(op: str, dtype: np.dtype) -> bool:
+    if arrays.name == "torch" and dtype.name not in TORCH_MOVES:
+        return False
+    if op == "PREMUL_SUM":
+        return dtype.kind != "b" and not dtype.name.startswith("float8")
+    return oracle.makes_sense(op, dtype)
+
+
+def others() -> int:
+    """Calls on several arrays, strided ones, objects, single messages, and a group with a
+    priority; how many."""
     x = arrays.array(np.arange(12.0).reshape(3, 4) * (RANK + 1))
     dist.all_reduce(x[:, ::2])
     check(np.arange(12.0).reshape(3, 4)[:, ::2] * (SIZE * (SIZE + 1) // 2), x[:, ::2], "strided")
+    several = [arrays.array(np.full(n, RANK + 1.0)) for n in (3, 0, 5)]
+    dist.all_reduce_coalesced(several)
+    for n, each in zip((3, 0, 5), several, strict=True):
+        check(np.full(n, SIZE * (SIZE + 1) / 2), each, "coalesced")
+    sent = arrays.array(np.arange(2.0 * SIZE) + 100 * RANK)
+    taken = arrays.array(np.zeros(2 * SIZE))
+    dist.all_to_all_single(taken, sent)
+    expected = [100.0 * r + 2 * RANK + i for r in range(SIZE) for i in range(2)]
+    check(expected, taken, "all_to_all_single")
+    part = arrays.array(np.zeros(2))
+    dist.reduce_scatter_tensor(part, sent, async_op=True).wait()
+    check(2.0 * RANK * SIZE + np.arange(2.0) * SIZE + 50 * SIZE * (SIZE - 1), part, "scattered")
+    if RANK < 2 <= SIZE:
+        y = arrays.array(np.full(5, 7.0 * (1 - RANK)))
+        (dist.send if RANK == 0 else dist.recv)(y, 1 - RANK)
+        check(np.full(5, 7.0), y, "message")
     gathered: list[Any] = [None] * SIZE
     dist.all_gather_object(gathered, RANK)
     assert gathered == [*range(SIZE)]
-    dist.barrier()
-    return {"calls": calls + 3}
+    wanted = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    group = dist.new_group(range(SIZE), pg_options=wanted)
+    z = arrays.array(np.ones(3))
+    dist.all_reduce(z, group=group, async_op=True).wait()
+    check(np.full(3, float(SIZE)), z, "priority")
+    dist.destroy_process_group(group)
+    return 7
+
+
+def routed() -> None:
+    """Arrays on the CPU and on the GPU in one group."""
+    group = dist.new_group(range(SIZE), backend="cpu:tcp,cuda:nccl")
+    x, y = np.ones(3), arrays.array(np.ones(3))
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(y, group=group)
+    dist.barrier(group)
+    check(x, y, "routed")
+    assert x[0] == SIZE
+    dist.destroy_process_group(group)
 
 
 def moves(dtype: np.dtype) -> int:
@@ -173,7 +185,7 @@ def moves(dtype: np.dtype) -> int:
     dist.gather(back, into, 0)
     for block, output in zip(blocks, into or (), strict=False):
         check(block, output, "gather")
-    if oracle.makes_sense("SUM", dtype):
+    if arrays.reduces(dtype):
         part = arrays.array(np.zeros(counts[RANK], dtype))
         dist.reduce_scatter(part, [arrays.array(values(RANK, n, dtype)) for n in counts])
         given = [values(r, counts[RANK], dtype) for r in range(SIZE)]
@@ -248,7 +260,8 @@ def ended(group: Any) -> tuple[BaseException, float]:
 
 
 def faults() -> dict[str, Any]:
-    """Different calls, a late rank, a dead one: each a typed error, and soon."""
+    """Different calls, a late rank, an abort, a dead rank: each a typed error, and soon; then the
+    ranks that are left go on."""
     found = {}
     group: Any = dist.new_group(range(SIZE))
     dist.all_reduce(arrays.array(np.ones(3)), group=group)
@@ -266,6 +279,17 @@ def faults() -> dict[str, Any]:
     assert isinstance(error, dist.DistTimeoutError), error
     found["timeout_s"] = round(seconds, 2)
     dist.destroy_process_group(group)
+    group = dist.new_group(range(SIZE))
+    dist.all_reduce(arrays.array(np.ones(3)), group=group)
+    dist.barrier(group)
+    if RANK == 0:
+        dist.abort(group)
+    else:
+        dist.all_reduce(arrays.array(np.ones(3)), group=group)
+    error, seconds = ended(group)
+    assert isinstance(error, dist.GroupFailedError), error
+    found["abort_s"] = round(seconds, 2)
+    dist.destroy_process_group(group)
     group = dist.group.WORLD
     dist.barrier()
     if RANK == SIZE - 1:
@@ -276,80 +300,13 @@ def faults() -> dict[str, Any]:
     assert isinstance(error, dist.DistError), error
     found["death_s"] = round(seconds, 2)
     found["death"] = type(error).__name__
+    if SIZE > 1:
+        left = dist.shrink_group()
+        x = arrays.array(np.ones(3))
+        dist.all_reduce(x)
+        check(np.full(3, SIZE - 1.0), x, "shrunk")
+        found["left"] = left.size()
     return found
-
-
-def by_cupyx(x: Any) -> dict[str, Callable[[], Any]]:
-    """An all_reduce by cupyx.distributed."""
-    import cupyx.distributed
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    comm = cupyx.distributed.init_process_group(1, 0, port=port)
-    atexit.register(comm.stop)
-    return {"cupyx": lambda: comm.all_reduce(x, x)}
-
-
-def by_torch(x: Any) -> dict[str, Callable[[], Any]]:
-    """An all_reduce by torch, and by cydist on torch's tensors."""
-    import torch
-    import torch.distributed as c10d
-
-    y = torch.ones(1, device="cuda")
-    c10d.init_process_group("nccl", store=c10d.HashStore(), rank=0, world_size=1)
-    atexit.register(c10d.destroy_process_group)
-    return {
-        "torch": lambda: c10d.all_reduce(y),
-        "torch async": lambda: c10d.all_reduce(y, async_op=True).wait(),
-        "cydist on torch": lambda: dist.all_reduce(y),
-    }
-
-
-def overhead() -> dict[str, Any]:
-    """Host microseconds of a small all_reduce: medians of rounds that take turns. cupy only; what
-    else is here runs beside it, or is said to have failed."""
-    from cupy.cuda import nccl
-
-    cupy = arrays.cupy
-    stream = cupy.cuda.Stream(non_blocking=True)
-    stream.use()
-    raw = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
-    x = cupy.ones(1, "float32")
-    address = x.data.ptr
-
-    def waited() -> None:
-        work = dist.all_reduce(x, async_op=True)
-        assert work is not None
-        work.wait()
-
-    ways: dict[str, Callable[[], Any]] = {
-        "raw": lambda: raw.allReduce(address, address, 1, 7, 0, stream.ptr),
-        "cydist": lambda: dist.all_reduce(x),
-        "cydist async": waited,
-    }
-    said = {}
-    for more in (by_cupyx, by_torch):
-        try:
-            ways |= more(x)
-        except Exception as error:
-            said[f"{more.__name__}_failed"] = repr(error)
-    rounds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(7):
-        for way, call in ways.items():
-            cupy.cuda.runtime.deviceSynchronize()
-            start = time.perf_counter()
-            for _ in range(1000):
-                call()
-            took = time.perf_counter() - start
-            cupy.cuda.runtime.deviceSynchronize()
-            if turn:
-                rounds[way].append(took * 1e3)
-    raw.destroy()
-    return {
-        **said,
-        **{f"{way}_us": round(statistics.median(each), 2) for way, each in rounds.items()},
-    }
 
 
 STEPS = {"correctness": correctness, "streams": streams, "faults": faults, "overhead": overhead}
@@ -357,15 +314,14 @@ STEPS = {"correctness": correctness, "streams": streams, "faults": faults, "over
 
 def main() -> None:
     global arrays
-    standin = os.environ.get("STANDIN")
-    arrays = Standin(standin) if standin else Cupy()
+    kinds.extend(all_kinds(os.environ.get("STANDIN")))
+    arrays = kinds[0]
     dist.init_process_group("nccl", timeout=LIMIT)
     start = time.monotonic()
     said = STEPS[sys.argv[1]]()
-    if sys.argv[1] != "faults":
-        dist.destroy_process_group()
+    dist.destroy_process_group()
     seconds = round(time.monotonic() - start, 1)
-    print(json.dumps({"rank": RANK, **said, "seconds": seconds, **arrays.versions()}), flush=True)
+    print(json.dumps({"rank": RANK, **said, "seconds": seconds, **kinds[0].versions()}), flush=True)
 
 
 main()

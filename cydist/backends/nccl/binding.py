@@ -20,8 +20,8 @@ UNIQUE_ID_BYTES = 128
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
 MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 INSTALL = (
-    "install both by `pip install cupy-cuda13x nvidia-nccl-cu13` (or -cuda12x and -cu12: as the "
-    "driver has it)"
+    "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
+    "the driver has it)"
 )
 
 
