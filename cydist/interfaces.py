@@ -19,6 +19,11 @@ _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 _DISCARD = 9  # a port
 
 
+def chosen() -> list[str]:
+    """The interfaces that the user names."""
+    return [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
+
+
 def of_interface(name: str) -> list[str]:
     """The numeric addresses of a network interface, or the address that `name` is.
 
@@ -124,10 +129,12 @@ def _elsewhere(host: str) -> str | None:
 
 def public_address() -> str:
     """An address of this host that others can reach: of the interface that is configured, else
-    of the one with the default route, else what the host's name means; loopback without any."""
-    names = [name for name in config.INTERFACES.get().split(",") if name]
-    if names:
-        return ipv4_of_interface(names[0])
+    of the one with the default route, else what the host's name means; loopback without any.
+
+    Raises DistNetworkError when the interface is not there, or has no address.
+    """
+    for name in chosen():
+        return of_interface(name)[0]
     for target in _ELSEWHERE:
         address = _elsewhere(target)
         if address:

@@ -19,7 +19,7 @@ import time
 
 from cydist import auth, config, launchers
 from cydist.errors import DistError, DistStoreError, RendezvousError
-from cydist.interfaces import family_of, ipv4_of_interface, way_out
+from cydist.interfaces import chosen, family_of, ipv4_of_interface, way_out
 from cydist.stores.tcp import TCPStore
 
 # Hops that announcements may go: as far as the routers of a site pass them on.
@@ -173,7 +173,7 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 def _interface() -> str:
     """The interface that announcements go out by; "": as the routes say."""
-    return config.INTERFACES.get().split(",")[0].strip()
+    return next(iter(chosen()), "")
 
 
 def _own_address(group: str, port: int) -> str:

@@ -179,6 +179,29 @@ def test_ranks_listen_where_others_reach_them(
         assert addresses.where_to_listen(each) == expected
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        pytest.param("lo", "127.0.0.1", id="interface"),
+        pytest.param(" ,  lo,nowhere", "127.0.0.1", id="spaces"),
+        pytest.param("127.0.0.9", "127.0.0.9", id="address"),
+        pytest.param("fd00::1", "fd00::1", id="address of IPv6"),
+        pytest.param("only6", "fd00::2", id="interface with IPv6 alone"),
+    ],
+)
+def test_ranks_that_meet_in_a_file_listen_where_they_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str, expected: str
+) -> None:
+    """Where the store does not say where it is, others reach the first interface that is named,
+    however it is."""
+    table = tmp_path / "if_inet6"
+    table.write_text("fd000000000000000000000000000002 09 40 00 80 only6\n")
+    monkeypatch.setattr(interfaces, "IPV6_TABLE", str(table))
+    monkeypatch.setenv("CYDIST_SOCKET_IFNAME", named)
+    with closing(FileStore(str(tmp_path / "store"), 2)) as store:
+        assert addresses.where_to_listen(store) == expected
+
+
 def test_both_families_of_an_interface() -> None:
     """An interface is listened to at all of its addresses."""
     found = interfaces.of_interface("lo")

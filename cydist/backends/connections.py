@@ -38,7 +38,7 @@ from cydist.backends.conversations import (
 )
 from cydist.door import Conversation, Door, explained, no_descriptor
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
-from cydist.interfaces import family_of, of_interface
+from cydist.interfaces import chosen, family_of, of_interface
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -66,7 +66,7 @@ class Connections:
         self._size = size
         self._job = job
         self._secret = auth.secret() if secret is None else secret
-        names = [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
+        names = chosen()
         self._chosen = bool(names)
         places = [of_interface(name) for name in names] or [addresses.of_host(host)]
         self._lanes: list[list[Endpoint]] = []

@@ -95,8 +95,8 @@ class RankWeather:
         mine = world.current()
         make = mine.make_one
 
-        def make_exposed(*told: Any) -> ProcessGroup:
-            made = make(*told)
+        def make_exposed(*told: Any, **named: Any) -> ProcessGroup:
+            made = make(*told, **named)
             self.expose(made)
             return made
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from cydist import config
 from cydist.backends.addresses import where_to_listen
 from cydist.backends.c10d.group import TorchGroup
 from cydist.errors import UnsupportedError
+from cydist.interfaces import chosen
 from cydist.registry import BackendOptions
 from cydist.stores import Store
 
@@ -72,8 +72,7 @@ def _for_gloo(options: BackendOptions) -> Any:
     """gloo listens where we would."""
     gloo = dist.ProcessGroupGloo
     made = gloo._Options()
-    names = [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
-    made._devices = [gloo.create_device(interface=name) for name in names] or [
+    made._devices = [gloo.create_device(interface=name) for name in chosen()] or [
         gloo.create_device(hostname=where_to_listen(options.store))
     ]
     made._threads = 2 * len(made._devices)
