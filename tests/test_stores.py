@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
-from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
+from cydist.stores import FileStore, HashStore, MembersStore, PrefixStore, Store, TCPStore
 
 pytestmark = pytest.mark.usefixtures("secret")
 
@@ -29,6 +29,7 @@ def has_ipv6() -> bool:
 
 
 KINDS = ["hash", "file", "tcp4", "tcp6", "prefix-hash", "prefix-file", "prefix-tcp4"]
+KINDS += ["members-hash", "members-file", "members-tcp4"]
 
 
 @pytest.fixture(params=KINDS)
@@ -45,6 +46,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     }
     made = makers[kind]()
     made.set_timeout(WAIT)
+    if prefix == "members":
+        return MembersStore("all", made, [0, 1]).part("some", [0, 1], "a test", WAIT)
     return PrefixStore("part", made) if prefix else made
 
 
@@ -403,6 +406,19 @@ def test_queues_and_keys_do_not_meet(store: Store) -> None:
 
 
 # Objects
+
+
+def test_a_parts_timeout_is_its_own(store: Store) -> None:
+    """What a part for some ranks is told holds for it and for parts of it, and nowhere else."""
+    whole = MembersStore("whole", store, [0, 1])
+    part = whole.part("part", [0], "a test")
+    part.set_timeout(0.05)
+    for each in (part, part.part("of it", [0], "a test"), part.clone()):
+        assert each.timeout == timedelta(milliseconds=50)
+        for wait in (each.get, lambda key, each=each: each.wait([key]), each.queue_pop):
+            with pytest.raises(StoreTimeoutError, match=r"after 0\.0[45]"):
+                wait("absent")
+    assert whole.timeout == store.timeout == timedelta(seconds=WAIT)
 
 
 def test_a_clone_shares_data_but_not_the_timeout(store: Store) -> None:

@@ -7,12 +7,14 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
 from cydist.errors import DistStoreError, PeerFailedError, StoreTimeoutError
 from cydist.stores.prefix import PrefixStore
-from cydist.stores.store import Timeout, Value, seconds
+from cydist.stores.protocol import Op
+from cydist.stores.store import Store, Timeout, Value, many, seconds
 from cydist.stores.tcp import TCPStore
 
 _TELLING_SECONDS = 1.0
@@ -50,9 +52,8 @@ class MembersStore(PrefixStore):
         self._members = {rank: rank for rank in members}
         self._what = what
         self._noun = noun
-        root, path = _below(self)
-        self._root = root if isinstance(root, TCPStore) else None
-        self._path = path
+        self._root = _root_of(self)
+        self._path = path = _below(self)[1]
         # Of each rank that was lost a line: its number, what for, and how.
         self._lost = f"{path}lost"
         self._what_for = ""  # the path from there to here
@@ -84,6 +85,19 @@ class MembersStore(PrefixStore):
     def timeout(self) -> timedelta:
         """How long waits last by default."""
         return super().timeout if self._patience is None else timedelta(seconds=self._patience)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long waits last by default here and in the parts of this part; elsewhere in the
+        store nothing changes."""
+        self._patience = seconds(timeout)
+
+    def clone(self) -> MembersStore:
+        """Another object for the same part, with a timeout of its own."""
+        twin = copy(self)
+        twin._store = self._store.clone()
+        twin._root = _root_of(twin)
+        twin._known = b""
+        return twin
 
     def join(self, rank: int) -> None:
         """From now on the others learn if this process, which is `rank`, ends."""
@@ -132,7 +146,7 @@ class MembersStore(PrefixStore):
     def _awaited(self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None) -> list[bytes]:
         limit = self.timeout.total_seconds() if timeout is None else seconds(timeout)
         deadline = time.monotonic() + limit
-        named = [self._path + key for key in keys]
+        named = [self._path + key for key in many(keys)]
         while True:
             left = max(0.0, deadline - time.monotonic())
             with served_by(self.holder, self._what):
@@ -152,6 +166,13 @@ class MembersStore(PrefixStore):
             return self._awaited(self._root, keys, None)
         self.wait(keys)
         return super().multi_get(keys)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of the queue `key`, waiting for one as long as `get` does."""
+        below, path = _below(self)
+        if not isinstance(below, Store):  # another library's, which waits as long as it likes
+            return super().queue_pop(key, block)
+        return below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
 
     def set(self, key: str, value: Value) -> None:
         """Give `key` a value. Raises PeerFailedError if the store went with its rank."""
@@ -206,6 +227,12 @@ def released_on_error(store: Any) -> Iterator[None]:
     except BaseException:
         release(store)
         raise
+
+
+def _root_of(part: MembersStore) -> TCPStore | None:
+    """The store that notices the end of a process, if the part is in one."""
+    root, _ = _below(part)
+    return root if isinstance(root, TCPStore) else None
 
 
 def _below(store: Any) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.stores.store import Store, Timeout, Value, seconds
+from cydist.stores.store import Store, Timeout, Value, many, seconds
 
 
 class PrefixStore(Store):
@@ -32,9 +32,7 @@ class PrefixStore(Store):
         return self._store
 
     def _named(self, keys: Sequence[str]) -> list[str]:
-        if isinstance(keys, str):
-            raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
-        return [self._prefix + key for key in keys]
+        return [self._prefix + key for key in many(keys)]
 
     def set(self, key: str, value: Value) -> None:
         """Give `key` a value, replacing any that it has."""

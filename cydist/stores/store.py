@@ -94,7 +94,7 @@ class Store:
 
     def check(self, keys: Sequence[str]) -> bool:
         """Have all `keys` a value now?"""
-        return self._call(Op.CHECK, _many(keys))[0] == b"1"
+        return self._call(Op.CHECK, many(keys))[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
@@ -102,7 +102,7 @@ class Store:
         Raises StoreTimeoutError, which names the missing keys, after `timeout` (default: the
         store's).
         """
-        self._call(Op.WAIT, _many(keys), block=True, timeout=timeout)
+        self._call(Op.WAIT, many(keys), block=True, timeout=timeout)
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; True if it was there."""
@@ -130,13 +130,13 @@ class Store:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of `keys`, in their order, waiting until all have one, as `get` does."""
-        return list(self._call(Op.GET, _many(keys), block=True))
+        return list(self._call(Op.GET, many(keys), block=True))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set each key to the value beside it, all at once."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys but {len(values)} values")
-        self._call(Op.SET_ALL, _many(keys), values)
+        self._call(Op.SET_ALL, many(keys), values)
 
     def queue_push(self, key: str, value: Value) -> None:
         """Put `value` at the end of the queue `key`. Queues and keys do not meet."""
@@ -175,7 +175,8 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
 
 
-def _many(keys: Sequence[str]) -> Sequence[str]:
+def many(keys: Sequence[str]) -> Sequence[str]:
+    """A list of keys; TypeError for one key alone, whose letters would be taken for keys."""
     if isinstance(keys, str):
         raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
     return keys
