@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,9 @@ import torch_job  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
 
 from cydist._native import torch_options  # noqa: E402
+from cydist.interop.torch import joining  # noqa: E402
 from cydist.interop.torch.options import REDUCTIONS  # noqa: E402
+from cydist.stores.tcp_server import servers  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_job import Job
@@ -359,3 +362,21 @@ def test_sparse_tensors_that_differ(other: Callable[[], Any], pair: Job) -> None
         return torch.equal(x.to_dense(), before)
 
     assert pair.run(body) == [True, True]
+
+
+def test_an_error_that_is_kept_holds_no_store(
+    secret: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store that rank 0 opened for a group that cannot be made ends at once."""
+    monkeypatch.setenv("CYDIST_SOCKET_IFNAME", "nowhere0")
+    before = set(servers)
+    options = SimpleNamespace(
+        store=dist.HashStore(), group_rank=0, group_size=1, timeout=timedelta(seconds=SECONDS),
+        group_id="default", global_ranks_in_group=[],
+    )  # fmt: skip
+    with pytest.raises(cydist.DistNetworkError, match="nowhere0") as kept:
+        joining.create(options)
+    left = set(servers) - before
+    for server in left:
+        server.wait(SECONDS)
+    assert not any(server._thread.is_alive() for server in left), kept

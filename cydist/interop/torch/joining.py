@@ -16,6 +16,7 @@ from cydist.backends.addresses import where_to_listen
 from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous import rendezvous_by
 from cydist.stores import PrefixStore
+from cydist.stores.members import released_on_error
 from cydist.world import DEFAULT_GROUP, World, obey_settings
 
 NAME = "cydist"
@@ -46,10 +47,12 @@ def create(options: Any, pg_options: object = None) -> Group:
         lambda deadline: where_to_listen(options.store, deadline),
         rank=rank, world_size=size, timeout=timeout,
     )  # fmt: skip
-    if not ranks:
-        crossings.share(meeting, rank)  # by the default group alone: they hold for the process
-    world = World(meeting, rank, size, timeout, "tcp")
-    host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
+    with released_on_error(meeting):
+        if not ranks:  # by the default group alone: they hold for the process
+            with meeting.told_on_error(rank):
+                crossings.share(meeting, rank)
+        world = World(meeting, rank, size, timeout, "tcp")
+        host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
     if ranks:
         host.ranks = tuple(ranks)
     return Group(host, options.group_id, options.store, world)
