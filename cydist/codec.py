@@ -2,7 +2,13 @@
 
 Decoding a tagged message can make nothing but plain values, whoever sent it. Pickle can run
 code: `decode` refuses it unless it is told that the sender is trusted. This is the one place
-that unpickles. What can change and occurs twice in an object goes by pickle, which keeps it one.
+that unpickles.
+
+What occurs twice in an object is sent once: containers, arrays and bytearrays are numbered as
+they end, and when one comes again its number is sent. So it stays one, and no message is longer
+than the object. What is in itself has no number yet, and is refused as too deep. In items of
+sets and in keys nothing is numbered: a copy is as good there, and hashing what a few bytes
+describe takes no longer than reading them.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +44,7 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
     """
     parts: list[bytes] = [TAGGED]
     try:
-        _encode(value, parts, 0, set())
+        _encode(value, parts, 0, {})
     except NotPlain as error:
         if not allow_pickle:
             raise TypeError(
@@ -80,27 +86,32 @@ def _sized(tag: bytes, body: bytes) -> bytes:
     return tag + struct.pack("<Q", len(body)) + body
 
 
-def _encode(value: Any, parts: list[bytes], depth: int, met: set[int]) -> None:
-    """Append `value` to `parts`; `met` has the ids of what would come back as two."""
+def _encode(value: Any, parts: list[bytes], depth: int, met: dict[int, int] | None) -> None:
+    """Append `value` to `parts`.
+
+    met     the number of what can be referred to, by its id; None: `value` is to be hashed
+    """
     kind = type(value)  # exactly: a subclass would come back as its base
     if kind in _SCALARS:
-        if kind is bytearray:
-            _meet(value, met)
         parts.append(_SCALARS[kind](value))
-    elif kind in _CONTAINERS:
+        return
+    if met is not None and id(value) in met:
+        parts.append(b"r" + struct.pack("<Q", met[id(value)]))
+        return
+    if kind in _CONTAINERS:
         if depth == DEPTH_LIMIT:
-            raise NotPlain(f"a container nested {DEPTH_LIMIT} deep")
-        items: Iterable[Any] = value
-        if kind is dict:
-            items = [part for pair in value.items() for part in pair]
-        # Of a tuple of scalars a copy is as good; of deeper ones copies of copies would grow.
-        if kind not in (tuple, frozenset) or any(type(item) in _CONTAINERS for item in items):
-            _meet(value, met)
+            raise NotPlain(f"a container nested {DEPTH_LIMIT} deep, or in itself,")
         parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
-        for item in items:
-            _encode(item, parts, depth + 1, met)
+        if kind is dict:
+            for key, item in value.items():
+                _encode(key, parts, depth + 1, None)
+                _encode(item, parts, depth + 1, met)
+        else:
+            for item in value:
+                _encode(item, parts, depth + 1, None if kind in _SETS else met)
+    elif kind is bytearray:
+        parts.append(_sized(b"B", bytes(value)))
     elif kind is np.ndarray and _plain(value.dtype) and value.itemsize > 0:
-        _meet(value, met)
         name = value.dtype.str.encode()
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
@@ -109,14 +120,11 @@ def _encode(value: Any, parts: list[bytes], depth: int, met: set[int]) -> None:
         name = value.dtype.str.encode()
         data = value.tobytes()[: value.itemsize]  # numpy gives an empty str_ four bytes
         parts.append(b"G" + struct.pack("<B", len(name)) + name + data)
+        return
     else:
         raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
-
-
-def _meet(value: Any, met: set[int]) -> None:
-    if id(value) in met:
-        raise NotPlain(f"a {type(value).__name__} that occurs twice")
-    met.add(id(value))
+    if met is not None:
+        met[id(value)] = len(met)
 
 
 def _int(value: int) -> bytes:
@@ -135,11 +143,11 @@ _SCALARS: dict[type, Callable[[Any], bytes]] = {
     complex: lambda value: b"c" + struct.pack("<dd", value.real, value.imag),
     str: _str,
     bytes: lambda value: _sized(b"b", value),
-    bytearray: lambda value: _sized(b"B", bytes(value)),
 }
 _CONTAINERS: dict[type, bytes] = {
     list: b"l", tuple: b"t", set: b"S", frozenset: b"Z", dict: b"d",
 }  # fmt: skip
+_SETS = (set, frozenset)
 
 
 class _Reader:
@@ -148,6 +156,7 @@ class _Reader:
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._at = 0
+        self._met: list[Any] = []  # what can be referred to, by its number
 
     @property
     def left(self) -> int:
@@ -165,27 +174,43 @@ class _Reader:
     def sized(self) -> memoryview:
         return self.take(self.unpack("<Q")[0])
 
-    def value(self, depth: int) -> Any:
+    def value(self, depth: int, *, hashed: bool = False) -> Any:
         tag = bytes(self.take(1))
+        if tag == b"r" and not hashed:
+            return self._again()
         if tag in _CONTAINER_OF:
-            return self._container(_CONTAINER_OF[tag], depth)
-        if tag not in _READERS:
+            value = self._container(_CONTAINER_OF[tag], depth, hashed)
+        elif tag in _READERS:
+            try:
+                value = _READERS[tag](self)
+            except (UnicodeDecodeError, TypeError, OverflowError) as error:
+                raise CodecError(f"a broken value in an object message: {error}") from None
+        else:
             raise CodecError(f"unknown tag {tag!r} in an object message")
-        try:
-            return _READERS[tag](self)
-        except (UnicodeDecodeError, TypeError, OverflowError) as error:
-            raise CodecError(f"a broken value in an object message: {error}") from None
+        if tag in _NUMBERED and not hashed:
+            self._met.append(value)
+        return value
 
-    def _container(self, kind: type, depth: int) -> Any:
+    def _again(self) -> Any:
+        (number,) = self.unpack("<Q")
+        if number >= len(self._met):
+            raise CodecError(f"an object message refers to part {number} before it has ended")
+        return self._met[number]
+
+    def _container(self, kind: type, depth: int, hashed: bool) -> Any:
         if depth == DEPTH_LIMIT:
             raise CodecError(f"an object message nests more than {DEPTH_LIMIT} deep")
         (length,) = self.unpack("<Q")
         if length * (2 if kind is dict else 1) > self.left:  # every item takes a byte or more
             raise CodecError(f"a container of {length} items does not fit an object message")
+        each = range(length)
         try:
             if kind is dict:
-                return {self.value(depth + 1): self.value(depth + 1) for _ in range(length)}
-            return kind([self.value(depth + 1) for _ in range(length)])
+                return {
+                    self.value(depth + 1, hashed=True): self.value(depth + 1, hashed=hashed)
+                    for _ in each
+                }
+            return kind([self.value(depth + 1, hashed=hashed or kind in _SETS) for _ in each])
         except TypeError as error:
             raise CodecError(f"a broken container in an object message: {error}") from None
 
@@ -238,6 +263,7 @@ class _Reader:
 
 
 _CONTAINER_OF = {tag: kind for kind, tag in _CONTAINERS.items()}
+_NUMBERED = {*_CONTAINER_OF, b"B", b"A"}
 _READERS: dict[bytes, Callable[[_Reader], Any]] = {
     b"N": lambda r: None,
     b"T": lambda r: True,

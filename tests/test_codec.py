@@ -68,16 +68,17 @@ def test_numpy_strings_keep_every_character(value):
 
 @pytest.mark.parametrize(
     "shared",
-    [[1], {1: 2}, {1}, bytearray(b"a"), np.zeros(2), ([1],), ((1, 2), 3)],
-    ids=["list", "dict", "set", "bytearray", "array", "tuple", "tuple of tuples"],
+    [[1], {1: 2}, {1}, bytearray(b"a"), np.zeros(2), ([1],), ((1, 2), 3), frozenset({1})],
+    ids=["list", "dict", "set", "bytearray", "array", "tuple", "tuple of tuples", "frozenset"],
 )
 def test_what_occurs_twice_comes_back_as_one(shared):
-    """A change of one is seen in the other, as with pickle, which says it."""
-    given = {"weight": shared, "tied": [shared]}
-    back = codec.decode(codec.encode(given, allow_pickle=True), allow_pickle=True)
-    assert back["weight"] is back["tied"][0]
-    with pytest.raises(TypeError, match="that occurs twice needs pickle"):
-        codec.encode(given, allow_pickle=False)
+    """A change of one is seen in the other, as with pickle, and it needs none."""
+    given = {"between": [0], "weight": shared, "tied": ["x", shared], "after": [1]}
+    given["again"] = given["after"]
+    back = codec.decode(codec.encode(given, allow_pickle=False), allow_pickle=False)
+    assert back["weight"] is back["tied"][1]
+    assert back["again"] is back["after"]
+    assert repr(given) == repr(back)
 
 
 @pytest.mark.parametrize("pair", [lambda x: [x, x], lambda x: (x, x)], ids=["lists", "tuples"])
@@ -86,7 +87,56 @@ def test_what_is_shared_is_sent_once(pair):
     value = pair(0)
     for _ in range(18):
         value = pair(value)
-    assert len(codec.encode(value, allow_pickle=True)) < 1000
+    message = codec.encode(value, allow_pickle=False)
+    assert len(message) < 1000
+    back = codec.decode(message, allow_pickle=False)
+    for _ in range(18):
+        assert back[0] is back[1]
+        back = back[0]
+    assert pair(0) == back
+
+
+def test_what_is_in_itself_needs_pickle():
+    """It has no end that could be referred to."""
+    circle = [1]
+    circle.append({"circle": circle})
+    back = codec.decode(codec.encode(circle, allow_pickle=True), allow_pickle=True)
+    assert back is back[1]["circle"]
+    with pytest.raises(TypeError, match="in itself"):
+        codec.encode(circle, allow_pickle=False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"r" + bytes(8),
+        b"l" + (1).to_bytes(8, "little") + b"r" + bytes(8),
+        b"l" + (2).to_bytes(8, "little") + b"B" + bytes(8) + b"r" + (1).to_bytes(8, "little"),
+    ],
+    ids=["nothing yet", "itself", "itself, later"],
+)
+def test_only_what_has_ended_is_referred_to(body):
+    """A message cannot make what is in itself, nor refer to what is not there."""
+    with pytest.raises(codec.CodecError, match="before it has ended"):
+        codec.decode(b"\x00" + body, allow_pickle=False)
+
+
+def test_keys_refer_to_nothing():
+    """Else to hash what a short message describes could take for ever: 2**60 ways to one value."""
+    count = (2).to_bytes(8, "little")
+    tuples = b"t" + count + b"NN"
+    for number in range(60):
+        again = b"r" + number.to_bytes(8, "little")
+        tuples += b"t" + count + again + again
+    last = b"r" + (60).to_bytes(8, "little")
+    one = (1).to_bytes(8, "little")
+    for hashing in b"S" + one + last, b"d" + one + last + b"N":
+        message = b"\x00l" + (62).to_bytes(8, "little") + tuples + hashing
+        with pytest.raises(codec.CodecError, match="tag b'r'"):
+            codec.decode(message, allow_pickle=False)
+    pair = (1, (2, 3))
+    value = [pair, {pair: pair}, {pair}, frozenset({pair})]
+    assert value == codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
 
 
 @pytest.mark.parametrize(

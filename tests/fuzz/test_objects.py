@@ -38,7 +38,9 @@ plain = st.recursive(
     ),
     max_leaves=20,
 )
-messages = plain.map(lambda value: codec.encode(value, allow_pickle=False))
+# Parts that occur twice, too, before and after others.
+tied = st.tuples(plain, plain).map(lambda two: [two, {"a": two[0], "b": [two[0], two]}, two[1]])
+messages = (plain | tied).map(lambda value: codec.encode(value, allow_pickle=False))
 
 
 @given(messages)
@@ -63,6 +65,9 @@ def sized(tag: bytes, *sizes: int) -> bytes:
 @example(codec.TAGGED + b"G\x03<U1\xff\xff\xff\xff")
 @example(codec.TAGGED + b"G\x08<M8[1e9s]" + bytes(8))
 @example(codec.TAGGED + b"A\x02\x00a3abc")
+@example(sized(b"r", 0))
+@example(sized(b"l", 1) + sized(b"r", 0)[1:])
+@example(sized(b"l", 2) + b"B" + bytes(8) + sized(b"r", 0)[1:])
 def test_changed(message: bytes) -> None:
     """A changed message raises CodecError, or TypeError where it turned into pickle, or is a plain
     value; and however large it says that it is, decoding it takes memory for what is there."""
