@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, driver
+from cydist import _native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,7 +194,10 @@ class Cupy(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
         self._runtime: Any = self._cupy.cuda.runtime
+        from cydist import driver  # whose ctypes costs a CPU's job time
+
         found = driver.load()
+        self._not_ready = driver.NOT_READY
         self._query: Any = self._runtime.eventQuery if found is None else found.query
 
     def owns(self, owner: object) -> bool:
@@ -264,7 +268,7 @@ class Cupy(ArrayLibrary):
 
     def is_over(self, event: _Event) -> bool:
         status = self._query(event.handle)
-        if status not in (0, driver.NOT_READY):
+        if status not in (0, self._not_ready):
             raise self._runtime.CUDARuntimeError(status)
         return bool(status == 0)
 
@@ -399,6 +403,23 @@ def use(library: ArrayLibrary) -> None:
 def loaded_torch() -> ArrayLibrary | None:
     """torch, if this process has imported it and it has a device."""
     return _library("torch") if "torch" in sys.modules else None
+
+
+def has_nccl() -> bool:
+    """Does this process work on GPUs, with cupy and NCCL at hand?
+
+    It does if it has imported cupy, or has made torch work on a GPU; else nothing is imported.
+    """
+    torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if "cupy" not in sys.modules and not (torch_cuda and torch_cuda.is_initialized()):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that cupy has no NCCL: no is an answer
+            nccl: Any = importlib.import_module("cupy.cuda.nccl")
+    except ImportError:
+        return False
+    return bool(nccl.available and sys.modules["cupy"].cuda.is_available())
 
 
 def _loaded() -> list[ArrayLibrary]:

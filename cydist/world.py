@@ -241,7 +241,9 @@ def init_process_group(
 
     backend         "tcp" ("gloo" means the same), "mpi", "nccl", "inproc", a registered one, or
                     one for each kind of memory: "cpu:tcp,cuda:nccl". None: "mpi" under an MPI
-                    launcher where mpi4py is installed, else "tcp"
+                    launcher where mpi4py is installed, else "tcp"; and "nccl" for arrays on
+                    GPUs, if by now cupy was imported, or torch has worked on a GPU, where cupy
+                    and NCCL are installed
     init_method     "env://" (the default), "tcp://host:port", "file:///path"; not with `store`
     timeout         seconds or a timedelta that calls may take; 30 minutes
     world_size      number of ranks, and

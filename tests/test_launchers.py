@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cydist import launchers
+from cydist import devices, launchers
 from cydist.errors import RendezvousError
 from cydist.launchers import Place
 
@@ -144,6 +145,47 @@ def test_default_backend(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launchers, "has_mpi4py", lambda: installed)
     assert launchers.default_backend() == backend
+
+
+def test_default_backend_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL for what is on GPUs, if the process works on them; the CPU's is the same as ever."""
+    monkeypatch.setattr(launchers, "under_mpi", lambda: False)
+    monkeypatch.setattr(devices, "has_nccl", lambda: True)
+    assert launchers.default_backend() == "cpu:tcp,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("cupy", "torch_works", "available", "gpu", "expected"),
+    [
+        (True, False, True, True, True),
+        (False, True, True, True, True),
+        (False, False, True, True, False),
+        (True, False, False, True, False),
+        (True, False, True, False, False),
+    ],
+    ids=["cupy", "torch on a GPU", "torch on the CPU", "no NCCL", "no GPU"],
+)
+def test_who_works_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    cupy: bool, torch_works: bool, available: bool, gpu: bool, expected: bool,
+) -> None:  # fmt: skip
+    """Who has imported cupy, or made torch work on a GPU, where cupy has NCCL and a GPU."""
+    imported: list[str] = []
+    made = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: gpu))
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: torch_works))
+
+    def found(name: str) -> object:
+        imported.append(name)
+        monkeypatch.setitem(sys.modules, "cupy", made)
+        return SimpleNamespace(available=available)
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    if cupy:
+        monkeypatch.setitem(sys.modules, "cupy", made)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(devices.importlib, "import_module", found)
+    assert devices.has_nccl() is expected
+    assert imported == (["cupy.cuda.nccl"] if cupy or torch_works else [])
 
 
 def test_launcher_of_another_mpi_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
