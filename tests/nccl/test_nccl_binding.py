@@ -15,6 +15,7 @@ import pytest
 import cydist as dist
 from cydist.backends.nccl import binding, gpu
 from cydist.backends.nccl.binding import CupyNccl, NcclError
+from cydist.backends.nccl.gpu import current as current_gpu  # a fixture replaces it
 from cydist.backends.nccl.reductions import SUM, TYPES
 from cydist.backends.nccl.running import scaled_one
 from cydist.backends.nccl.supplement import Supplement
@@ -201,6 +202,21 @@ def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
         ValueError, match="CYDIST_NCCL_BINDING='pynvml': there are cupy and nccl4py"
     ):
         binding.load()
+
+
+def test_an_old_cupy_is_named(nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cupy 13's unique ids are tuples: UnsupportedError with the version, and not a TypeError."""
+    monkeypatch.setattr(sys.modules["cupy"], "__version__", "13.6.0")
+    with pytest.raises(dist.UnsupportedError, match=r"cupy 14 or later, and 13\.6\.0 is installed"):
+        binding.load_cupy()
+
+
+def test_nccl4py_needs_cupys_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UnsupportedError that says so, where cupy is not installed."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(dist.UnsupportedError, match="needs cupy for its streams"):
+        current_gpu()
 
 
 def test_the_backend_is_available_where_cupy_is(nccl: Any) -> None:

@@ -16,7 +16,7 @@ import thread_gpu
 from thread_gpu import until
 
 import cydist as dist
-from cydist.backends.nccl import making
+from cydist.backends.nccl import binding, failing, making
 from cydist.backends.nccl.alarms import Alarm
 from cydist.testing import run_threads
 
@@ -181,6 +181,36 @@ def test_who_is_lost_is_named_though_nccl_does_not(gpus: Any, standin: Any) -> N
         return type(error), error.ranks
 
     assert run_threads(body, 3, "nccl")[:2] == [(dist.PeerFailedError, (2,))] * 2
+
+
+def test_the_others_are_told_before_an_abort_that_hangs(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL may never come back from it: everybody else hears at once, and the process can end."""
+    stuck = threading.Event()
+    monkeypatch.setattr(failing, "ABORT_SECONDS", 2 * thread_gpu.DEADLINE)
+    monkeypatch.setattr(binding, "EXIT_SECONDS", 0.05)
+
+    def body(rank: int) -> str:
+        group: Any = dist.group.WORLD
+        if rank == 0:
+            group.comm.abort = lambda: stuck.wait(thread_gpu.DEADLINE)
+            dist.abort()
+            return str(failed())
+        until(lambda: polled(group))
+        stuck.set()
+        return str(group._failed)
+
+    try:
+        for text in run_threads(body, 2, "nccl"):
+            assert "group '0' was aborted" in text
+        stuck.clear()
+        with monkeypatch.context() as patch:
+            hanging = SimpleNamespace(abort=lambda: stuck.wait(thread_gpu.DEADLINE))
+            patch.setattr(binding, "alive", [hanging])
+            binding.abort_all()  # comes back
+    finally:
+        stuck.set()
 
 
 def test_an_error_of_the_device_fails_the_group(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

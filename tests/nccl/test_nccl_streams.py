@@ -417,9 +417,11 @@ def test_blocking_wait_blocks(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         dist.all_reduce(x)
         first = x.memory[0]
         dist.all_reduce(x, async_op=True).wait()
-        return first, x.memory[0]
+        y = gpus.array(np.full(3, rank + 1.0))
+        (dist.isend if rank == 0 else dist.irecv)(y, 1 - rank).wait()
+        return first, x.memory[0], y.memory[0]
 
-    assert run_threads(body, 2, "nccl") == [(2.0, 4.0)] * 2
+    assert run_threads(body, 2, "nccl") == [(2.0, 4.0, 1.0)] * 2
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["for-that-stream", "for-another"])

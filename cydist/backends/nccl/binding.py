@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +20,8 @@ from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
+EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
+CUPY_MAJOR = 14  # the first whose unique ids are bytes
 MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
@@ -192,9 +196,14 @@ alive: set[Communicator] = set()  # until they are ended
 
 
 def abort_all() -> None:
-    """End every communicator that is left: the process is about to end."""
-    for each in tuple(alive):
-        each.abort()
+    """End every communicator that is left: the process is about to end, whether NCCL comes back
+    from it or not."""
+    threads = [threading.Thread(target=each.abort, daemon=True) for each in tuple(alive)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + EXIT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def load_cupy() -> Any:
@@ -206,6 +215,12 @@ def load_cupy() -> Any:
             f"backend 'nccl' needs cupy, which is not installed ({error}): {INSTALL}; or use "
             "backend 'tcp' or 'mpi', which take GPU arrays too"
         ) from None
+    version = str(getattr(sys.modules.get("cupy"), "__version__", CUPY_MAJOR))
+    if int(version.partition(".")[0]) < CUPY_MAJOR:
+        raise UnsupportedError(
+            f"backend 'nccl' needs cupy {CUPY_MAJOR} or later, and {version} is installed: "
+            f"{INSTALL}"
+        )
     if not nccl.available:
         raise UnsupportedError(
             "backend 'nccl' needs NCCL, and cupy finds no libnccl.so.2: "

@@ -154,10 +154,11 @@ class Failures(ProcessGroup):
                 return
             super().fail(error, call)
             self._watch.stop()
-            self.end_comm(abort=True)
+            ending = self._ending(abort=True)  # which may take its time
             if self._alarm is not None:
                 self._alarm.tell(error)
             self.host.fail(error, call)
+        _joined(ending)
         self._end_process(error)
 
     def _end_process(self, error: BaseException) -> None:
@@ -194,7 +195,11 @@ class Failures(ProcessGroup):
         self.end_comm(abort=True)
 
     def end_comm(self, *, abort: bool) -> None:
-        """End the communicator, in a thread of its own: NCCL may take its time, or for ever."""
+        """End the communicator; come back after ABORT_SECONDS, even if NCCL does not."""
+        _joined(self._ending(abort=abort))
+
+    def _ending(self, *, abort: bool) -> threading.Thread:
+        """A thread that ends the communicator."""
         comm, gpu = self.comm, self.gpu
 
         def run() -> None:
@@ -206,8 +211,7 @@ class Failures(ProcessGroup):
 
         thread = threading.Thread(target=run, name="cydist-nccl-end", daemon=True)
         thread.start()
-        if threading.current_thread().name != "cydist-nccl-watch":
-            thread.join(ABORT_SECONDS)
+        return thread
 
     def check_usable(self, name: str) -> None:
         """Also learns here what the host group has been told."""
@@ -256,3 +260,9 @@ class Failures(ProcessGroup):
     def last_call(self) -> Call | None:
         """The first call that the GPU has not come past, or the last one."""
         return self._watch.oldest or self._call
+
+
+def _joined(ending: threading.Thread) -> None:
+    """Wait for a communicator's end; the watchdog has others to look after."""
+    if threading.current_thread().name != "cydist-nccl-watch":
+        ending.join(ABORT_SECONDS)

@@ -101,7 +101,13 @@ def _boot_id() -> str:
 
 def current() -> Gpu:
     """This thread's current GPU. Raises UnsupportedError that says what is missing."""
-    runtime = importlib.import_module("cupy.cuda").runtime
+    try:
+        runtime = importlib.import_module("cupy.cuda").runtime
+    except ImportError as error:
+        raise UnsupportedError(
+            f"backend 'nccl' needs cupy for its streams, whichever binding calls NCCL ({error}): "
+            f"{INSTALL}"
+        ) from None
     try:
         count = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:

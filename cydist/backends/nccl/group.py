@@ -309,7 +309,9 @@ class NcclGroup(Failures, ProcessGroup):
         with self._lock:
             self.check_usable(name)
             flight = Flight(StreamCall(name, 0, self.deadline(None)), array)
-            work = StreamWork(self, flight, [array.owner], [devices.stream_of(array)], False)
+            streams = [devices.stream_of(array)]
+            blocking = self._blocking_wait and not self._captured_of(streams)[1]
+            work = StreamWork(self, flight, [array.owner], streams, blocking)
             if self._collected is not None:
                 self._messages.append((item, work))
             else:
