@@ -35,7 +35,7 @@ COLLECTIVES = (
 NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
-ONE_ROUNDING = frozenset({"direct", "flat", "staged", "ordered", "ordered_scatter"})
+ONE_ROUNDING = frozenset({"direct", "either", "flat", "staged", "ordered", "ordered_scatter"})
 # These can copy from array to array.
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
@@ -88,10 +88,10 @@ IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library.
-# With windows `python -m cydist.bench --tune --ranks 2` on two cores left all_reduce, broadcast and
-# all_gather as they are. Of a reduce of 64 KiB flat took 0.88 of direct's time: direct stays, for
-# it copies nothing where arrays lie in shared memory. With --ranks 4 an all_to_all of 256 KiB by
-# direct took 0.70 of flat's time.
+# With windows short arrays go through them. Up to 4 MiB it depends on where the host has put the
+# cores: timed by turns in one job (CYDIST_ALGORITHM), on two cores, of 64 KiB to 1 MiB direct took
+# 0.2 to 0.8 of the time of windows while they were far from each other, and 0.9 to 2.4 while they
+# were near. So "either" finds out.
 # What is said of messages on 2 to 4 ranks is what `python -m cydist.bench --tune
 # --transport tcp --ranks 2,4` found on two cores when waits began to spin at sockets; of more
 # ranks it is what their steps and bytes make likely.
@@ -104,9 +104,10 @@ TABLE = (
         for collective in sorted(DIRECT - UNSIZED - {"all_reduce"})
         for most_bytes, least_ranks in (
             (16 * KiB, 1),
-            ((128 if collective == "all_to_all" else 512) * KiB, 3),
+            (64 * KiB, 3),
         )
     ),
+    *(Rule(collective, "either", most_bytes=4 * MiB) for collective in sorted(DIRECT - UNSIZED)),
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
     Rule("barrier", "flat"),
     *(

@@ -71,6 +71,28 @@ def test_elements_of_another_process(worlds: Worlds, collective: str, dtype: str
     case.check(worlds(3).run(case, "direct", segment=1 << 18))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"{size}ranks")
+@pytest.mark.parametrize("collective", sorted(tuning.DIRECT - tuning.UNSIZED))
+def test_either_way(worlds: Worlds, collective: str, size: int) -> None:
+    """The first two of equal calls of a group go one way each; results are right whichever a call
+    takes, in place or not."""
+    world = worlds(size)
+    groups = world.groups
+    world.groups = [
+        _native.Group(link, list(range(size)), rank, 9 + size)
+        for rank, link in enumerate(world.links)
+    ]
+    try:
+        for count in (8 * 1024 + 3, 70_001):
+            for in_place in [False, collective not in ("broadcast", "all_to_all")] * 3:
+                case = Case(collective, size, count, root=size - 1, in_place=in_place)
+                case.check(world.run(case, "either", segment=1 << 18))
+    finally:
+        for group in world.groups:
+            group.close()
+        world.groups = groups
+
+
 def out_of_reach(count: int) -> np.ndarray:
     """An array of zeros in memory that the kernel reads for nobody, its owner included."""
     fd = ctypes.CDLL(None).syscall(SECRET, 0)

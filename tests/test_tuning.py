@@ -104,7 +104,7 @@ def test_a_setting_that_cannot_run_leaves_the_call_to_the_table(environment):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("all_reduce:rings", "all_reduce has direct, doubling, flat, halving_doubling"),
+        ("all_reduce:rings", "all_reduce has direct, doubling, either, flat, halving_doubling"),
         ("allreduce:ring", "write collective:name"),
         ("ring", "write collective:name"),
     ],

@@ -26,7 +26,8 @@ Three ranks, all_reduce in place (B1 is the sum of block 1):
     rank 1 [b0 b1 b2]    and pushes it over a1 and c1, which   [A0 B1 C2]
     rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
 
-Where that cannot be done, `opening` takes "flat" or "staged" instead.
+Where that cannot be done, `opening` takes "flat" or "staged" instead. The same algorithms under the
+name "either" do so too where that is the faster way, which one rank finds out as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
 communication on Linux cluster", ICPP 2005.
@@ -441,13 +442,18 @@ cdef int sum_segment(Transport *t, Call *c, Access *a, const Sums *m, Block segm
     return status
 
 
-add(b"direct", BROADCAST, WINDOWS, broadcast)
-add(b"direct", ALL_GATHER, WINDOWS, all_gather)
+cdef int add_all(const char *name) except -1:
+    add(name, BROADCAST, WINDOWS, broadcast)
+    add(name, ALL_GATHER, WINDOWS, all_gather)
+    add(name, ALL_TO_ALL, WINDOWS, all_to_all)
+    add(name, ALL_REDUCE, WINDOWS, all_reduce)
+    add(name, REDUCE, WINDOWS, reduce)
+    add(name, REDUCE_SCATTER, WINDOWS, reduce_scatter)
+    add(name, SCAN, WINDOWS, scan)
+    return add(name, EXSCAN, WINDOWS, exscan)
+
+
 add(b"direct", GATHER, WINDOWS, gather)
 add(b"direct", SCATTER, WINDOWS, scatter)
-add(b"direct", ALL_TO_ALL, WINDOWS, all_to_all)
-add(b"direct", ALL_REDUCE, WINDOWS, all_reduce)
-add(b"direct", REDUCE, WINDOWS, reduce)
-add(b"direct", REDUCE_SCATTER, WINDOWS, reduce_scatter)
-add(b"direct", SCAN, WINDOWS, scan)
-add(b"direct", EXSCAN, WINDOWS, exscan)
+add_all(b"direct")
+add_all(b"either")              # the same to all but `opening`

@@ -1,10 +1,10 @@
 """Arrays that are open to other ranks for a call; cydist/_native/opening.pxd says how."""
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, STREAM_BYTES, Transport,
-    UNREACHABLE, Windows, copy, copy_block, find, head_of, now_ns, patiently, segment_of,
-    segments_in, slice_end,
+    ALL_REDUCE, Block, COLLECTIVES, Call, EVEN, Entry, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST,
+    REDUCE, STREAM_BYTES, Transport, UNREACHABLE, Windows, copy, copy_block, find, head_of,
+    index_of, now_ns, patiently, segment_of, segments_in, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.steps cimport (
@@ -31,6 +31,8 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
     cdef Access a
     cdef bint usable = False
     cdef bint early = alone != NULL and first[0].nbytes >= STREAM_BYTES
+    cdef Trial *trial
+    cdef int64_t began = 0
     cdef int i, status = OK
     patiently(c)
     a.scratch = scratch_slots(t, c)
@@ -42,12 +44,15 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
         return without(t, c)
     a.step = t.windows.step
     a.look = now_ns() + SLICE_NS
-    status = show(t, c, first, firsts, second, seconds)
+    trial = trial_of(t, c, first, firsts)
+    status = show(t, c, first, firsts, second, seconds,
+                  trial == NULL or direct_is_due(trial, now_ns()))
     if status == OK:
         if early:
             alone(t, c)
         status = hear_all(t, c, a.step)
     if status == OK:
+        began = now_ns()
         usable = all_say_yes(t, a.step)
         if not usable:
             status = consume(t, c, a.step + 1, True)
@@ -65,7 +70,11 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
         bar_the_others(t, c)
         return status
     t.windows.step += 1 + (a.scratch if usable else 0)
-    return OK if usable else without(t, c)
+    if not usable:
+        status = without(t, c)
+    if trial != NULL:
+        learn(&trial.direct_ns if usable else &trial.windows_ns, began)
+    return status
 
 
 cdef inline bint worth_asking(const Transport *t, const Call *c, size_t nbytes) noexcept nogil:
@@ -145,11 +154,10 @@ cdef bint all_say_yes(Transport *t, uint64_t step) noexcept nogil:
 
 
 cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
-              int seconds) noexcept nogil:
-    """Say where these blocks lie."""
+              int seconds, bint yes) noexcept nogil:
+    """Say where these blocks lie, and whether this rank is for it."""
     cdef uint64_t step = t.windows.step
     cdef Block *table = <Block *>data_of(t, t.rank, step)
-    cdef bint yes = True
     cdef int i
     cdef int status = claim(t, c, step)
     if status != OK:
@@ -201,6 +209,60 @@ cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
                 c.visited = True
                 break
             sched_yield()
+
+
+# Which way, for "either"
+
+cdef enum:
+    GROUPS = 16                 # those whose contexts agree in four bits learn together
+    LENGTHS = 8                 # of calls that are told apart: up to 32 KiB, 64 KiB and so on
+    SHORTEST_BYTES = 32768
+    PATIENCE = 32               # the slower way is tried again after so many times its time
+
+
+ctypedef struct Trial:          # of calls of one collective and length
+    int64_t direct_ns           # how long they take, about, each way; 0: not tried
+    int64_t windows_ns
+    int64_t again_ns            # when to try the slower way next
+
+
+cdef Trial trials[GROUPS][COLLECTIVES][LENGTHS]     # of calls for which this process chooses
+
+
+cdef Trial *trial_of(Transport *t, const Call *c, const Block *first, int firsts) noexcept nogil:
+    """What this rank knows of such calls, if it is the one that chooses the way; or NULL."""
+    cdef int collective = c.fingerprint.collective
+    cdef size_t nbytes = firsts * first[0].nbytes
+    cdef const Entry *either = find(b"either", collective)
+    cdef int length = 0
+    # One that needs what others give, so that it ends late either way.
+    cdef int judge = t.size - 1 if c.root != t.size - 1 else 0
+    if collective == REDUCE:
+        judge = c.root
+    if (t.rank != judge or either == NULL or c.fingerprint.algorithm != <uint32_t>index_of(either)
+            or within(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
+        return NULL
+    while length < LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
+        length += 1
+    return &trials[t.context % GROUPS][collective][length]
+
+
+cdef bint direct_is_due(Trial *trial, int64_t now) noexcept nogil:
+    cdef bint slower = trial.direct_ns > trial.windows_ns
+    if trial.direct_ns == 0 or trial.windows_ns == 0:
+        return trial.direct_ns == 0
+    if now < trial.again_ns:
+        return not slower
+    trial.again_ns = now + PATIENCE * max(trial.direct_ns, trial.windows_ns)
+    return slower
+
+
+cdef void learn(int64_t *way_ns, int64_t began) noexcept nogil:
+    """What is fast counts at once, for a single call may be slow for any reason."""
+    cdef int64_t taken = now_ns() - began
+    if way_ns[0] != 0 and taken > way_ns[0]:
+        taken = way_ns[0] + (min(taken, 2 * way_ns[0]) - way_ns[0]) // 4 + 1
+    way_ns[0] = taken
 
 
 # Moving bytes
