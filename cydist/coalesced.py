@@ -85,21 +85,14 @@ def all_gather_coalesced(
         arguments.same_size(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
-    # An input that is its own output reads what this call leaves as it is.
-    apart = [a for a, own in zip(inputs, lists[me], strict=True) if not a.same_memory(own)]
-    arguments.disjoint(outputs, apart, name)
+    _apart(outputs, inputs, lists[me], name)
     own = _flats(chosen, inputs, name)
     into = [_flats(chosen, arrays, name) for arrays in lists]
     sizes = hash_of_sizes(outputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
-        with backend.together():
-            for i, flat in enumerate(own):
-                backend.all_gather(call, [flats[i].array for flats in into], flat.array)
-        for flats in into:
-            for flat in flats:
-                flat.unpack()
+        _gather(backend, call, own, into)
 
     return run(chosen, name, own[0].array, body, output_tensor_lists, async_op, timeout)
 
@@ -115,7 +108,8 @@ def all_gather_into_tensor_coalesced(
     """all_gather_into_tensor for many pairs of arrays, by one all_gather.
 
     output_tensors      entry i is p times as large as input i
-    input_tensors       arrays of one dtype; the same sizes in the same order on every rank
+    input_tensors       arrays of one dtype; the same sizes in the same order on every rank. Input i
+                        may be this rank's own part of output i
     """
     name = "all_gather_into_tensor_coalesced"
     if (chosen := usable_group(group, name)) is None:
@@ -125,22 +119,18 @@ def all_gather_into_tensor_coalesced(
     inputs = arguments.input_list(input_tensors, name, "input_tensors", len(outputs))
     for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
         arguments.times_size(output, array, p, name, f"output_tensors[{i}]", f"input_tensors[{i}]")
-    arguments.disjoint(outputs, inputs, name)
-    own = _flats(chosen, inputs, name)
     dense = [output if output.contiguous else output.empty_like() for output in outputs]
     parts = [array.blocks(p) for array in dense]
+    me = chosen.rank()
+    _apart(outputs, inputs, [blocks[me] for blocks in parts], name)
+    own = _flats(chosen, inputs, name)
     into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, into[0][0].array], name)
     sizes = hash_of_sizes(inputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
-        with backend.together():
-            for i, flat in enumerate(own):
-                backend.all_gather(call, [flats[i].array for flats in into], flat.array)
-        for flats in into:
-            for flat in flats:
-                flat.unpack()
+        _gather(backend, call, own, into)
         for output, packed in zip(outputs, dense, strict=True):
             output.take(packed)
 
@@ -187,6 +177,27 @@ def reduce_scatter_tensor_coalesced(
             flat.unpack()
 
     return run(chosen, name, own[0].array, body, outputs, async_op, timeout)
+
+
+def _apart(
+    outputs: Sequence[Array], inputs: Sequence[Array], own: Sequence[Array], name: str
+) -> None:
+    """Check that nothing is read where it is written, but an input that is its `own` output: the
+    call leaves that as it is."""
+    apart = [array for array, same in zip(inputs, own, strict=True) if not array.same_memory(same)]
+    arguments.disjoint(outputs, apart, name)
+
+
+def _gather(
+    backend: ProcessGroup, call: Call, own: Sequence[Flat], into: Sequence[Sequence[Flat]]
+) -> None:
+    """Fill each rank's arrays, in `into`, by what it gives as its `own`."""
+    with backend.together():
+        for i, flat in enumerate(own):
+            backend.all_gather(call, [flats[i].array for flats in into], flat.array)
+    for flats in into:
+        for flat in flats:
+            flat.unpack()
 
 
 def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat]:

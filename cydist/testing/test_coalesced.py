@@ -126,6 +126,35 @@ def test_all_gather_coalesced_in_place(job: Job, size: int) -> None:
             np.testing.assert_array_equal(np.full((2, 2), rank + 1.0), second)
 
 
+def test_all_gather_into_tensor_coalesced_in_place(job: Job, size: int) -> None:
+    """This rank's own parts of the outputs may be its inputs."""
+
+    def body(rank: int) -> Any:
+        outputs = [np.zeros((size, 3)), np.zeros((size, 2, 2))]
+        inputs = [output[rank] for output in outputs]
+        for array in inputs:
+            array[...] = rank + 1
+        dist.all_gather_into_tensor_coalesced(outputs, inputs)
+        return outputs
+
+    ranks = np.arange(1.0, size + 1)
+    for first, second in job.run(body):
+        np.testing.assert_array_equal(np.repeat(ranks, 3), first.ravel())
+        np.testing.assert_array_equal(np.repeat(ranks, 4), second.ravel())
+
+
+def test_another_ranks_part_is_no_input(jobs: Jobs, backend: str) -> None:
+    """all_gather_into_tensor_coalesced: it would be written while it is read. Nothing is sent."""
+
+    def body(rank: int) -> None:
+        output = np.zeros((2, 3))
+        with pytest.raises(ValueError, match="the output and the input share memory"):
+            dist.all_gather_into_tensor_coalesced([output], [output[1 - rank]])
+        dist.barrier()
+
+    jobs.get(backend, 2).run(body)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_output_for_another_rank_is_no_input(jobs: Jobs, backend: str, count: int) -> None:
     """all_gather_coalesced: it would be written while it is read. Nothing is sent."""
