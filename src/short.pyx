@@ -225,7 +225,7 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
     cdef Plain p
     cdef Reduction r
     cdef int code = OP_NONE, root = -1
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
@@ -289,7 +289,7 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
     cdef const Entry *entry
     cdef bint gathers = collective == GATHER
     cdef int rank, root, listed = 0
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
@@ -343,7 +343,7 @@ cpdef bint scatter(object tensor, object arrays, object src, object group) excep
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
     """cydist.all_gather_into_tensor."""
     cdef Plain small, large
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None or not look(input, &small) or not look(output, &large):
         return False
@@ -369,7 +369,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     cdef Plain small, large
     cdef Reduction r
     cdef int code
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None or not look(output, &small) or not look(input, &large):
         return False
@@ -394,7 +394,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
 cpdef bint all_to_all_single(object output, object input, object group) except -1:
     """cydist.all_to_all_single of vectors that all ranks cut evenly."""
     cdef Plain given, due
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None or not look(input, &given) or not look(output, &due):
         return False
@@ -419,7 +419,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
 
 cpdef bint barrier(object group) except -1:
     """cydist.barrier."""
-    chosen = default_group if group is None else group
+    chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
