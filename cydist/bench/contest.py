@@ -30,11 +30,14 @@ class Contest:
     wrong: int
 
 
-def contest(calls: Calls, rounds: int) -> Row:
-    """Time each, round by round, and each time somebody else first."""
+def contest(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
+    """Time each, round by round, and each time somebody else first.
+
+    iterations  calls in a round; None: as many as take long enough
+    """
     row: Row = {}
     for name, call in calls.items():
-        row[name] = Series(iterations=calibrate(partial(loop, (call, ()))))
+        row[name] = Series(iterations=iterations or calibrate(partial(loop, (call, ()))))
     names = list(calls)
     for number in range(rounds):
         shift = number % len(names)
