@@ -114,6 +114,7 @@ VARIANTS = {
     "baseline": "baseline",
     "avx2": "AVX2",
     "avx512": "AVX-512",
+    "avx512bf16": "AVX-512 with BF16",
     "avx512fp16": "AVX-512 with FP16",
 }
 

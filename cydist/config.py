@@ -69,7 +69,9 @@ DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )
 ISA = Variable(
-    ("CYDIST_ISA",), "", "forces a variant of the kernels: baseline, avx2, avx512 or avx512fp16"
+    ("CYDIST_ISA",),
+    "",
+    "forces a variant of the kernels: baseline, avx2, avx512, avx512bf16 or avx512fp16",
 )
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"

@@ -98,3 +98,28 @@ def test_every_number_times_a_factor(isa, dtype, nan, factor):
         factor,
     )
     assert expected.tolist() == out.tolist()
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+@pytest.mark.parametrize("special", ["subnormal", "NaN", "infinity", "-0"])
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS[:2])
+def test_one_special_number_at_every_place(isa, dtype, nan, special, op):
+    """A result that is subnormal, NaN or so is right wherever it stands among others, and so are
+    they: numbers that are rounded together do not change each other."""
+    places, around = 64, 3 * 64
+    least = float(ml_dtypes.finfo(dtype).smallest_normal)
+    a = np.linspace(1, 2, places * around).astype(dtype).reshape(places, around)
+    b = np.linspace(3, 1, places * around).astype(dtype).reshape(places, around)
+    pair = {
+        "subnormal": (1.5 * least, -least if op == "SUM" else 0.25),
+        "NaN": (np.inf, -np.inf if op == "SUM" else 0.0),
+        "infinity": (np.inf, 1.0),
+        "-0": (-0.0, -0.0 if op == "SUM" else 1.0),
+    }[special]
+    for place in range(places):
+        a[place, place + 50], b[place, place + 50] = pair
+    a, b = a.ravel(), b.ravel()
+    with np.errstate(all="ignore"):
+        wide = a.astype(np.float32), b.astype(np.float32)
+        expected = rounded(wide[0] + wide[1] if op == "SUM" else wide[0] * wide[1], dtype, nan)
+    assert np.array_equal(expected, reduce_two(op, a, b))

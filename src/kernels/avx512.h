@@ -57,6 +57,38 @@ ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
     return _mm512_mask_sub_epi16(kept, up, kept, _mm512_set1_epi16(-1));
 }
 
+#ifdef BF16_CONVERSION
+/* The processor's own rounding. It takes subnormal numbers for zero and keeps the bits of NaN, so
+   where a result is one of them, all of the 64 are rounded as above. */
+#define SUBNORMAL_OR_NAN 0xa1
+#define SPECIAL(x) _mm512_fpclass_ps_mask(x, SUBNORMAL_OR_NAN)
+
+ALWAYS_INLINE __m512i avx512_bf16_converted(__m512 lower, __m512 upper)
+{
+    static const u16 turns[32] __attribute__((aligned(64))) = {
+        0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(upper, lower);
+    return _mm512_permutexvar_epi16(_mm512_load_si512(turns), apart);
+}
+
+#define BF16_AT_ONCE(name, op)                                                    \
+    ALWAYS_INLINE int name##_at_once_bf16(u16 *to, const u16 *a, const u16 *b)    \
+    {                                                                             \
+        const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);       \
+        const __m512i v = _mm512_loadu_si512(a + 32), w = _mm512_loadu_si512(b + 32); \
+        const __m512 one = LOWER(x) op LOWER(y), two = UPPER(x) op UPPER(y);      \
+        const __m512 three = LOWER(v) op LOWER(w), four = UPPER(v) op UPPER(w);   \
+        if (__builtin_expect(SPECIAL(one) | SPECIAL(two) | SPECIAL(three) | SPECIAL(four), 0)) { \
+            _mm512_storeu_si512(to, avx512_bf16_narrow(one, two));                \
+            _mm512_storeu_si512(to + 32, avx512_bf16_narrow(three, four));        \
+            return NUMBERS_IN(one, two, NUMBERS_IN(three, four, ALL_NUMBERS)) != ALL_NUMBERS; \
+        }                                                                         \
+        _mm512_storeu_si512(to, avx512_bf16_converted(one, two));                 \
+        _mm512_storeu_si512(to + 32, avx512_bf16_converted(three, four));         \
+        return 0;                                                                 \
+    }
+#else
 #define BF16_AT_ONCE(name, op)                                                    \
     ALWAYS_INLINE __mmask16 name##_half_bf16(u16 *to, const u16 *a, const u16 *b, \
                                              __mmask16 numbers)                   \
@@ -67,6 +99,7 @@ ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
         return NUMBERS_IN(lower, upper, numbers);                                 \
     }                                                                             \
     BOTH_HALVES(name, bf16)
+#endif
 
 BF16_AT_ONCE(sum, +)
 BF16_AT_ONCE(product, *)

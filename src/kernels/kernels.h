@@ -65,7 +65,7 @@ typedef struct {
 extern const cydist_kernels cydist_kernels_avx2, cydist_kernels_avx512;
 #if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12
 #define CYDIST_AVX512FP16
-extern const cydist_kernels cydist_kernels_avx512fp16;
+extern const cydist_kernels cydist_kernels_avx512bf16, cydist_kernels_avx512fp16;
 #endif
 #endif
 extern const cydist_kernels cydist_kernels_baseline;

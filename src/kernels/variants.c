@@ -11,6 +11,15 @@ static int has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
 }
 
+/* VBMI2 with bfloat16 conversions, or with float16 arithmetic. */
+static int has_avx512bf16(void)
+{
+    unsigned a, b, c, d, features;
+    const unsigned vbmi2 = 1u << 6, bf16 = 1u << 5;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & vbmi2) != 0 &&
+           __get_cpuid_count(7, 1, &features, &b, &c, &d) && (features & bf16) != 0;
+}
+
 static int has_avx512fp16(void)
 {
     unsigned a, b, c, d;
@@ -31,7 +40,10 @@ const cydist_kernels *cydist_variant(int index)
         return NULL;
     if (index == 2) return &cydist_kernels_avx512;
 #ifdef CYDIST_AVX512FP16
-    if (index == 3 && has_avx512fp16()) return &cydist_kernels_avx512fp16;
+    const cydist_kernels *const last = has_avx512fp16() ? &cydist_kernels_avx512fp16 : NULL;
+    if (!has_avx512bf16()) return index == 3 ? last : NULL;
+    if (index == 3) return &cydist_kernels_avx512bf16;
+    if (index == 4) return last;
 #endif
 #endif
     return NULL;
