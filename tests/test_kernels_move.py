@@ -106,16 +106,26 @@ def test_scalar():
     assert np.array(258, "<i4").tobytes() == packed(np.array(258, "<i4"))
 
 
-@pytest.mark.parametrize("order", ["forward", "backward", "rows"])
-@pytest.mark.parametrize("run", [64, 100, 300, 1024, 5000])
-def test_long_runs_of_large_arrays(run, order):
+def on_a_line(shape, rest):
+    """A numbered array of bytes that begins `rest` bytes after the begin of a cache line."""
+    flat = numbered((int(np.prod(shape)) + 128,), 1).view(np.uint8)
+    first = (rest - flat.__array_interface__["data"][0]) % 64
+    return flat[first : first + int(np.prod(shape))].reshape(shape)
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "rows", "far apart"])
+@pytest.mark.parametrize("rest", [0, 3], ids=["at a line", "within a line"])
+@pytest.mark.parametrize("run", [64, 100, 192, 300, 1024, 5000])
+@pytest.mark.parametrize("total", [3 << 20, 5 << 20], ids=["in the cache", "past the cache"])
+def test_long_runs_of_large_arrays(total, run, rest, order):
     """Megabytes in runs of a cache line or more, with gaps, go both ways."""
-    count = (3 << 20) // run | 1
-    whole = numbered((count, 2 * run + 8), 1)
+    count = (total // run | 1) * (2 if order == "rows" else 1)
+    row = (4 if order == "far apart" else 2) * run + (0 if rest == 0 else 8)
+    whole = on_a_line((count, row), rest)
     base = whole[::-1] if order == "backward" else whole
-    view = base[:, 3 : 3 + run]
+    view = base[:, :run]
     if order == "rows":
-        view = base[: count // 4 * 4].reshape(4, count // 4, -1)[:, ::2, 3 : 3 + run]
+        view = base[: count // 4 * 4].reshape(4, count // 4, -1)[:, ::2, :run]
     data = packed(view)
     assert view.tobytes() == data
     expected = whole.copy()

@@ -1,6 +1,7 @@
 /* Copies between strided and packed memory, and between many blocks and one buffer. */
 #include "formats.h"
 #include "kernels.h"
+#include "stream.h"
 
 /* Measured on transposed matrices of all sizes and itemsizes: 16 columns at a time are as fast
    as tiles and buffers, and much faster where rows are a power of two apart, because the 16
@@ -10,6 +11,10 @@ enum { BAND = 16, LONG_BAND = 4096, FEW = 8 };
 /* Runs of CACHE_LINE bytes, and longer ones in memory too large for the cache, are asked for AHEAD
    bytes early: what the processor fetches by itself ends where a run does. */
 enum { CACHE_LINE = 64, AHEAD = 1024, FAR = 1 << 20 };
+
+/* From PAST bytes on, what is written goes past the caches, if runs are whole cache lines or of
+   MOSTLY_LINES bytes; what is read then is asked for PAST_AHEAD bytes early. */
+enum { PAST = 4 << 20, MOSTLY_LINES = 256, PIECE = 256, PAST_AHEAD = 4096 };
 
 /* Short copies by a few moves that overlap; a call of memcpy costs more than the copy. */
 ALWAYS_INLINE void copy(char *to, const char *from, size_t n)
@@ -62,6 +67,81 @@ ALWAYS_INLINE void expect(int pack, const char *packed, const char *array, size_
     __builtin_prefetch(array + run - 1, !pack);     /* a run may begin anywhere in a line */
 }
 
+ALWAYS_INLINE void move_run(int pack, char *packed, char *array, size_t run)
+{
+    if (pack)
+        copy(packed, array, run);
+    else
+        copy(array, packed, run);
+}
+
+/* Does this processor read every other line more slowly than all of them? AMD's do. */
+static int reads_gaps(void)
+{
+#ifdef CYDIST_X86
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+#else
+    return 0;
+#endif
+}
+
+/* A row of runs, past the caches. Lines are asked for a few at a time, not a run at once; where
+   reads_gaps, in the order of their addresses and with those of a gap no longer than a run. */
+static void pack_past(char *packed, const char *array, size_t cols, size_t run,
+                      ptrdiff_t array_col)
+{
+    const int gaps = array_col > 0 && (size_t)array_col <= 2 * run && reads_gaps();
+    const size_t early = (PAST_AHEAD + run - 1) / run;
+    for (size_t i = 0; i < cols; i++) {
+        const char *const next = array + (gaps ? PAST_AHEAD : (ptrdiff_t)early * array_col);
+        size_t asked = early < cols - i ? 0 : 2 * run;
+        for (size_t at = 0; at < run; at += PIECE) {
+            const size_t some = run - at < PIECE ? run - at : PIECE;
+            const size_t until = gaps ? 2 * (at + some) : at + some;
+            for (; asked < until; asked += CACHE_LINE) __builtin_prefetch(next + asked);
+            cydist_stream_lines(packed + at, array + at, some);
+        }
+        packed += run;
+        array += array_col;
+    }
+}
+
+static void unpack_past(char *array, const char *packed, size_t cols, size_t run,
+                        ptrdiff_t array_col)
+{
+    for (size_t i = 0; i < cols; i++) {
+        cydist_stream_lines(array, packed, run);
+        packed += run;
+        array += array_col;
+    }
+}
+
+/* Is there enough to write, mostly in whole lines, and does the array run across? */
+static int goes_past(int pack, const char *packed, const char *array, size_t rows, size_t cols,
+                     size_t run, size_t packed_row, ptrdiff_t array_row, ptrdiff_t array_col)
+{
+    const size_t begins = pack ? (uintptr_t)packed | packed_row
+                               : (uintptr_t)array | (size_t)array_row | (size_t)array_col;
+    return rows * cols * run >= PAST &&
+           (run >= MOSTLY_LINES || (run >= CACHE_LINE && (run | begins) % CACHE_LINE == 0)) &&
+           magnitude(array_row) >= magnitude(array_col) * (rows > 1);
+}
+
+static void move_past(int pack, char *packed, char *array, size_t rows, size_t cols, size_t run,
+                      size_t packed_row, ptrdiff_t array_row, ptrdiff_t array_col)
+{
+    for (size_t row = 0; row < rows; row++) {
+        if (pack)
+            pack_past(packed, array, cols, run, array_col);
+        else
+            unpack_past(array, packed, cols, run, array_col);
+        packed += packed_row;
+        array += array_row;
+    }
+    cydist_stream_end();
+}
+
 /* One line of runs, in either direction. With `pack` and `run` known to the compiler, each use
    becomes a loop of its own. */
 ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size_t run,
@@ -69,13 +149,21 @@ ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size
 {
     const int worth_it = run == CACHE_LINE || (run > CACHE_LINE && n * run >= FAR);
     const size_t early = worth_it ? (AHEAD + run - 1) / run : n;
-    for (size_t i = 0; i < n; i++) {
+    size_t i = 0;
+    /* Four at a time, as the loop takes as long as one of them. */
+    if (__builtin_constant_p(run) && run <= 16)
+        for (; n - i >= 4; i += 4) {
+            move_run(pack, packed, array, run);
+            move_run(pack, packed + packed_step, array + array_step, run);
+            move_run(pack, packed + 2 * packed_step, array + 2 * array_step, run);
+            move_run(pack, packed + 3 * packed_step, array + 3 * array_step, run);
+            packed += 4 * packed_step;
+            array += 4 * array_step;
+        }
+    for (; i < n; i++) {
         if (run >= CACHE_LINE && early < n - i)
             expect(pack, packed + early * packed_step, array + (ptrdiff_t)early * array_step, run);
-        if (pack)
-            copy(packed, array, run);
-        else
-            copy(array, packed, run);
+        move_run(pack, packed, array, run);
         packed += packed_step;
         array += array_step;
     }
@@ -125,6 +213,10 @@ ALWAYS_INLINE void move_any(int pack, char *packed, char *array, size_t rows, si
     case bytes:                                                                               \
         move_rows(pack, packed, array, rows, cols, bytes, packed_row, array_row, array_col);  \
         break;
+    if (goes_past(pack, packed, array, rows, cols, run, packed_row, array_row, array_col)) {
+        move_past(pack, packed, array, rows, cols, run, packed_row, array_row, array_col);
+        return;
+    }
     switch (run) {
         RUN(1)
         RUN(2)

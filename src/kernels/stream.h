@@ -10,13 +10,13 @@
 #include <emmintrin.h>
 #endif
 
-/* Any reader who sees what this thread stores next sees the copy too. */
-static inline void cydist_stream(char *to, const char *from, size_t nbytes)
+/* Stores of other lines may overtake these, until cydist_stream_end. */
+static inline void cydist_stream_lines(char *to, const char *from, size_t nbytes)
 {
 #if defined(__SSE2__)
     const size_t head = -(uintptr_t)to & 63;
     if (nbytes >= head + 64) {
-        memcpy(to, from, head);
+        if (head != 0) memcpy(to, from, head);
         to += head;
         from += head;
         nbytes -= head;
@@ -30,10 +30,23 @@ static inline void cydist_stream(char *to, const char *from, size_t nbytes)
             _mm_stream_si128((__m128i *)to + 2, c);
             _mm_stream_si128((__m128i *)to + 3, d);
         }
-        _mm_sfence();
     }
 #endif
-    memcpy(to, from, nbytes);
+    if (nbytes != 0) memcpy(to, from, nbytes);
+}
+
+/* Any reader who sees what this thread stores next sees the lines too. */
+static inline void cydist_stream_end(void)
+{
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+static inline void cydist_stream(char *to, const char *from, size_t nbytes)
+{
+    cydist_stream_lines(to, from, nbytes);
+    cydist_stream_end();
 }
 
 #endif
