@@ -11,7 +11,7 @@ import importlib
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from cydist._native import Array
 
+_NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 NO_TIMING = 2  # cudaEventDisableTiming
 
@@ -97,15 +98,15 @@ def whose(array: Array) -> ArrayLibrary:
 
     Raises ValueError when there is none.
     """
+    global _last
+    owner = array.owner
+    if _last is not None and _last is _libraries.get(_last.name) and _last.owns(owner):
+        return _last
     for library in _loaded():
-        if library.owns(array.owner):
+        if library.owns(owner):
+            _last = library
             return library
     return _copier(array)
-
-
-def is_own(array: Array | None) -> bool:
-    """Is it of a library that orders its memory by the stream that is current here?"""
-    return array is not None and whose(array).owns(array.owner)
 
 
 def copier_of(array: Array) -> ArrayLibrary:
@@ -128,13 +129,20 @@ def _copier(array: Array) -> ArrayLibrary:
 
 def stream_of(array: Array) -> int:
     """The stream that whoever reads or writes a device array now must come after."""
+    return place_of(array)[0]
+
+
+def place_of(array: Array) -> tuple[int, bool]:
+    """The stream that whoever reads or writes a device array now must come after; and is the
+    array of a library that orders its memory by this stream?"""
     library = whose(array)
-    if not library.owns(array.owner):
+    own = library.owns(array.owner)
+    if not own:
         interface = getattr(array.owner, "__cuda_array_interface__", None) or {}
         stream: int | None = interface.get("stream")
         if stream is not None:
-            return stream
-    return library.current_stream(array.device_index)
+            return stream, False
+    return library.current_stream(array.device_index), own
 
 
 def current_streams(array: Array) -> list[int]:
@@ -216,7 +224,7 @@ class Cupy(ArrayLibrary):
     def _on(self, device: int) -> AbstractContextManager[object]:
         """Make the device current, which costs more than to ask whether it is."""
         if self._runtime.getDevice() == device:
-            return ExitStack()
+            return _NOTHING
         chosen: AbstractContextManager[object] = self._cupy.cuda.Device(device)
         return chosen
 
@@ -390,6 +398,7 @@ class Torch(ArrayLibrary):
 
 _KINDS: dict[str, type[ArrayLibrary]] = {"cupy": Cupy, "torch": Torch}
 _libraries: dict[str, ArrayLibrary | None] = {}
+_last: ArrayLibrary | None = None  # which owned the last array
 _others: set[str] = set()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from cydist.backends.nccl import plans
 from cydist.backends.nccl.failing import Failures
 from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
 from cydist.backends.nccl.options import high_priority
-from cydist.backends.nccl.reductions import Reduction, check_fp8, reduction
+from cydist.backends.nccl.reductions import SMALL_FLOATS, Reduction, check_fp8, reduction
 from cydist.backends.nccl.running import Item, Runner
 from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
 from cydist.backends.nccl.works import StreamWork
@@ -132,7 +132,6 @@ class NcclGroup(Failures, ProcessGroup):
         A blocking call returns when it is on the stream that was current, as everything else that
         the caller does on the GPU. Raises what can be known by then.
         """
-        self.check_usable(name)
         deadline = self.deadline(timeout)
         if array is not None:
             self._checked(name, [array])
@@ -140,14 +139,23 @@ class NcclGroup(Failures, ProcessGroup):
             self.check_usable(name)
             self.gpu.use()
             call = self._call = StreamCall(name, self.next_seq(), deadline)
-            work = self._enqueue(call, array, async_op or array is None, body, result)
+            if async_op or array is None or self._blocking_wait:
+                work = self._start_work(call, array, async_op or array is None, body, result)
+            else:
+                stream, own = devices.place_of(array)
+                flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
+                flight.reusable = not capturing
+                if own and not capturing:
+                    # What comes to this stream comes later, so the library may give the memory
+                    # out again.
+                    flight.keep = None
+                return None
         if async_op:
             return work
-        if array is None or self._blocking_wait:
-            work.wait()
+        work.wait()
         return None
 
-    def _enqueue(
+    def _start_work(
         self,
         call: StreamCall,
         array: Array | None,
@@ -155,16 +163,40 @@ class NcclGroup(Failures, ProcessGroup):
         body: Callable[[Call], None],
         result: object,
     ) -> StreamWork:
+        """Enqueue a call that somebody will wait for."""
         current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
+        stream = self._stream if on_own else current[0]
+        flight, capturing = self._enqueue(call, array, current, stream, body, result)
+        blocking = not capturing and (array is None or self._blocking_wait)
+        return StreamWork(self, flight, result, current, blocking)
+
+    def _enqueue(
+        self,
+        call: StreamCall,
+        array: Array | None,
+        current: list[int],
+        stream: int,
+        body: Callable[[Call], None],
+        result: object,
+    ) -> tuple[Flight, bool]:
+        """Enqueue a call; and is it captured?
+
+        current     the streams that it comes after
+        stream      the one that it is on: the group's, or the only one of those
+        """
         current, capturing = self._captured_of(current)
         self._capturing = capturing
-        stream = self._stream if on_own else current[0]
-        flight = self._begin(call, (body, array, result), capturing)
+        on_own = stream == self._stream
+        flight = Flight(call, (body, array, result))
+        if not capturing:
+            self._watch.begin(flight)
         self._stream_now, self._flight = stream, flight
         try:
             if on_own:
                 self._after(stream, current)
-            with self._current(array, stream) if on_own else nullcontext():
+                with self._current(array, stream):
+                    body(call)
+            else:
                 body(call)
         except UnsupportedError:
             self._watch.drop(flight)
@@ -176,13 +208,8 @@ class NcclGroup(Failures, ProcessGroup):
         finally:
             call.over = True
             self._flight = None
-        blocking = not capturing and (array is None or self._blocking_wait)
-        flight.reusable = not on_own and not blocking
         self._record(flight, stream, capturing)
-        if not (on_own or capturing) and devices.is_own(array):
-            # What comes to this stream comes later, so its library may give the memory out again.
-            flight.keep = None
-        return StreamWork(self, flight, result, current, blocking)
+        return flight, capturing
 
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
@@ -190,12 +217,6 @@ class NcclGroup(Failures, ProcessGroup):
         library = self.gpu.lib if array is None else devices.whose(array)
         with library.on_stream(self.gpu.index, stream):
             yield
-
-    def _begin(self, call: StreamCall, keep: object, capturing: bool) -> Flight:
-        flight = Flight(call, keep)
-        if not capturing:
-            self._watch.begin(flight)
-        return flight
 
     def _record(self, flight: Flight, stream: int, capturing: bool) -> None:
         library = self.gpu.lib
@@ -218,6 +239,8 @@ class NcclGroup(Failures, ProcessGroup):
     def _captured_of(self, streams: list[int]) -> tuple[list[int], bool]:
         """Those streams that are captured, if any is, and whether: a captured call has no
         business on others, and CUDA ends the capture if it is brought there."""
+        if len(streams) == 1:
+            return streams, self.gpu.is_captured(streams[0])
         captured = [stream for stream in streams if self.gpu.is_captured(stream)]
         return captured or streams, bool(captured)
 
@@ -347,7 +370,8 @@ class NcclGroup(Failures, ProcessGroup):
     def _how(self, call: Call, array: Array, op: Op) -> tuple[Reduction, complex | None]:
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name)
-        check_fp8(call.name, array.dtype_name, self.binding.version(), self.gpu.capability())
+        if array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to say what they are
+            check_fp8(call.name, array.dtype_name, self.binding.version(), self.gpu.capability())
         return how, factor
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:

@@ -68,6 +68,15 @@ class Plan(NamedTuple):
     phases: tuple[Phase, ...]
     scratch: tuple[int, ...] = ()
 
+    @property
+    def alone(self) -> Transfer | None:
+        """The one call that it is, if it is no more than that."""
+        if len(self.phases) == 1 and not self.scratch:
+            phase = self.phases[0]
+            if not isinstance(phase, Local) and len(phase) == 1:
+                return phase[0]
+        return None
+
 
 SIZES = {
     "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
