@@ -95,6 +95,32 @@ def test_the_work_of_a_call_that_cannot_be_raises(gpus: Any) -> None:
     assert run_threads(body, 2, "nccl") == [False, False]
 
 
+def test_an_error_inside_a_group_of_calls_closes_it(
+    gpus: Any, standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's group ends though a call in it raised, or the thread would stay in it for good."""
+
+    def body(rank: int) -> str:
+        group: Any = dist.new_group([0, 1])
+        refuse = OSError("no such peer")
+
+        def raising(*arguments: Any) -> None:
+            raise refuse
+
+        group.comm.recv = raising
+        arrays = [gpus.array(np.ones(2)) for _ in range(2)]
+        with pytest.raises((OSError, dist.DistError)):
+            dist.all_to_all(arrays, [gpus.array(np.ones(2)) for _ in range(2)], group=group)
+        x = gpus.array(np.ones(3))
+        dist.all_reduce(x)  # by another communicator, on the same thread
+        return x.get().tolist()
+
+    standin.log()
+    assert run_threads(body, 2, "nccl") == [[2.0] * 3] * 2
+    lines = [line.split()[1] for line in standin.log()]
+    assert lines.count("group_start") == lines.count("group_end") > 0
+
+
 def test_a_group_outlives_its_timeout(gpus: Any) -> None:
     """The deadline is of a call: a group that is used for longer than that stays well."""
 

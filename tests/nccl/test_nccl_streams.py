@@ -192,6 +192,7 @@ def test_a_receive_from_anyone_is_refused(job: Any, gpus: Any) -> None:
     [
         (lambda gpus, rank: dist.all_reduce(np.ones(3)), "takes arrays on GPUs.*cpu:tcp,cuda:nccl"),
         (lambda gpus, rank: dist.scan(gpus.array(np.ones(3))), "scan: backend 'nccl' has none"),
+        (lambda gpus, rank: dist.exscan(gpus.array(np.ones(3))), "exscan: backend 'nccl' has none"),
         (
             lambda gpus, rank: dist.all_reduce(
                 gpus.array(np.ones(3)), dist.ReduceOp.create(np.maximum)
@@ -199,7 +200,7 @@ def test_a_receive_from_anyone_is_refused(job: Any, gpus: Any) -> None:
             r"maximum.* in CPU memory.*'nccl' does not bring it there.*'tcp' or 'mpi'",
         ),
     ],
-    ids=["host array", "scan", "function"],
+    ids=["host array", "scan", "exscan", "function"],
 )
 def test_what_nccl_has_not_is_refused(job: Any, gpus: Any, call: Callable, message: str) -> None:
     """UnsupportedError that says what to use; the group stays usable."""
@@ -253,6 +254,7 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
         try:
             x = gpus.array(np.arange(5, dtype="i4"))
             dist.all_reduce(x, dist.ReduceOp.BOR)
+            assert not group._watch.comparison.busy  # nor is anything compared
             return group._watch.oldest, bool(group._captured)
         finally:
             dist.monitored_barrier()
