@@ -75,5 +75,6 @@ class RoutedGroup(ProcessGroup):
             group.abort()
 
     def close(self) -> None:
-        for group in self.by_device.values():
-            group.destroy()
+        with ExitStack() as leaving:
+            for group in self.by_device.values():
+                leaving.callback(group.destroy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -304,20 +305,25 @@ def is_initialized() -> bool:
 
 
 def destroy_process_group(group: AnyGroup = None) -> None:
-    """End a group; None ends all of them and leaves the job. Idempotent on a group."""
+    """End a group; None ends all of them and leaves the job. Idempotent on a group.
+
+    Raises MismatchError, having ended what it was to end, when ranks find only now that their last
+    call was another one, as on backend "mpi", where a call may be over before it is compared.
+    """
     check_group(group)
     if isinstance(group, NonMember):
         return
     world = current()
     if group is not None and group is not world.groups.get(DEFAULT_GROUP):
-        group.destroy()
         if world.groups.get(group.group_name) is group:  # it may be of a world before
             del world.groups[group.group_name]
+        group.destroy()
         return
-    for each in reversed(list(world.groups.values())):
-        each.destroy()
-    world.let_go()
-    _set(None, per_thread=getattr(_thread, "world", None) is world)
+    with ExitStack() as leaving:  # all of it, from the last on, also when one raises
+        leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
+        leaving.callback(world.let_go)
+        for each in world.groups.values():
+            leaving.callback(each.destroy)
 
 
 def member(group: AnyGroup) -> ProcessGroup | None:

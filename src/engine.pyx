@@ -172,6 +172,31 @@ cdef class Group:
         self.seq += 1
         return self.seq
 
+    def settle(self, int64_t deadline_ns) -> None:
+        """The group is about to be closed in order: compare its last call with others, where a
+        call returns before it has been compared. Waits for who is late until the deadline.
+
+        Raises Failure when it was another one, or when the group has failed elsewhere.
+        """
+        cdef Call call
+        cdef Notice notice
+        cdef int status
+        if not self.open or self.running or self.view.settle == NULL:
+            return
+        memset(&call, 0, sizeof(Call))
+        call.deadline_ns = deadline_ns
+        call.failed_peer = -1
+        self.running += 1
+        with nogil:
+            status = self.view.settle(&self.view, &call)
+            if status != OK:
+                notice = notice_of(&call, status, self.view.rank)
+                fail(&self.notices, &self.view, &notice)
+        self.running -= 1
+        self.leave_view()
+        if status != OK:
+            raise self.failed(&call, status)
+
     def abort(self) -> None:
         """End every wait of this group with the status "aborted", now and later."""
         if self.open:

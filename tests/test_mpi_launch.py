@@ -58,9 +58,12 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(mpi: Path, *way: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def start(
+    mpi: Path, *way: str, ranks: int = 2, transport: str = "auto"
+) -> subprocess.CompletedProcess[str]:
     """Ranks of the program that ends in some way."""
-    return run(mpi / "mpirun", "-n", ranks, mpi / "python", PROGRAM, *way)
+    python = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python")
+    return run(mpi / "mpirun", "-n", ranks, *python, PROGRAM, *way)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "tcp"])
@@ -130,6 +133,26 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
     assert "PeerFailedError" in done.stdout
     assert "rank 1 was lost" in done.stdout
     assert "it closed its connections and left" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["destroying", "ending"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_late_rank_outlives_those_who_are_done(mpi: Path, ranks: int, how: str) -> None:
+    """Its broadcast is right, though the rank that hears what it calls has left the job in order,
+    or ended, since it returned from that call."""
+    done = start(mpi, "late", how, ranks=ranks, transport="mpi")
+    assert done.returncode == 0, done.stdout
+    for rank in range(ranks):
+        assert f"rank {rank}: [7.0, 7.0, 7.0, 7.0, 7.0]" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("how", ["destroying", "ending"])
+def test_a_late_rank_hears_what_those_who_are_done_called(mpi: Path, how: str) -> None:
+    """It calls something else than the rank did that has left: MismatchError, there."""
+    done = start(mpi, "differing-late", how, transport="mpi")
+    assert re.search(r"rank 1: broadcast #\d on group '0': the ranks are in different", done.stdout)
+    assert "of 5 int64" in done.stdout
+    assert "of 5 float64" in done.stdout
 
 
 def test_exit_codes_are_kept(mpi: Path) -> None:

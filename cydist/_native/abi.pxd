@@ -221,6 +221,7 @@ ctypedef struct Transport:
     int (*collective)(Transport *t, Call *c) noexcept nogil
     size_t comm                 # the group in that library
     void *own                   # the link's, of this group
+    int (*settle)(Transport *t, Call *c) noexcept nogil     # compare its last call; or NULL
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports

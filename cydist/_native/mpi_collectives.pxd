@@ -12,7 +12,8 @@ ctypedef struct Checks:         # a view's own
     int turn
 
 
-# A view is about to close: take what neighbours have sent for its last calls, for a moment.
-cdef void await_checks(Transport *t) noexcept nogil
-# A view's function; its link is a Net, its comm a communicator of the members.
+# A view's functions; its link is a Net, its comm a communicator of the members.
 cdef int collective(Transport *t, Call *c) noexcept nogil
+# The group ends in order: compare its last call with others, until the deadline. OK, also where
+# they have not come; fills in the call's fingerprint.
+cdef int settle(Transport *t, Call *c) noexcept nogil

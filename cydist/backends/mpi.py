@@ -11,8 +11,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from cydist.backends.mpi_process import (
 )
 from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory
-from cydist.errors import DistTimeoutError, RendezvousError
+from cydist.errors import DistTimeoutError, MismatchError, RendezvousError
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, UserReduction, op_and_factor
 
@@ -43,7 +44,8 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
-NEWS_SECONDS = 1.0  # from a call of MPI that ended until a neighbour's word of a mismatch
+# From a call of MPI that ended until a neighbour's word of what it calls, or of a mismatch.
+NEWS_SECONDS = 1.0
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
 # lose NaN, its product of complex numbers differs in infinities, its logical operations
@@ -117,15 +119,26 @@ class MpiEndpoint(Endpoint):
         """The process ends: tell all members, and go when they do.
 
         MPI's own finalization would wait for them, deaf to what they ask; and without this
-        notice they would wait for us until their deadlines.
+        notice they would wait for us until their deadlines. Raises MismatchError as `settle`.
         """
-        self.link.close()
+        with ExitStack() as leaving:  # all of it, also when one raises
+            leaving.callback(self._wait_for_others)
+            leaving.callback(self.link.close)
+            for known in tuple(self.groups.values()):
+                if isinstance(group := known(), MpiGroup):
+                    leaving.callback(group.settle)
+
+    def _wait_for_others(self) -> None:
         wait_until(self.messages.advance)  # as MPI's finalization, without a deadline
         self.messages.end()
 
+    def over(self) -> bool:
+        """Is MPI itself?"""
+        return bool(self.MPI.Is_finalized())
+
     def end(self) -> None:
         """Everybody has left, and nothing is under way that may end."""
-        if self.messages.end() and not self.MPI.Is_finalized():
+        if self.messages.end() and not self.over():
             self.comm.Free()
 
 
@@ -146,7 +159,10 @@ def _end_all() -> None:
     for endpoint in tuple(_open):
         for known in tuple(endpoint.groups.values()):
             if (group := known()) is not None:
-                group.destroy()
+                try:
+                    group.destroy()
+                except MismatchError as error:  # MPI would not say what its callback raised
+                    print(f"cydist: {error}", file=sys.stderr, flush=True)
     _leave_all(os.getpid())
 
 
@@ -182,10 +198,28 @@ class MpiGroup(HostGroup):
             return DeviceGroup.of(self)
         return super().for_device(device)
 
+    def settle(self) -> None:
+        """Compare the group's last call, where MPI made it, with the rank before this one; not
+        for long. Raises MismatchError."""
+        if self._failed is None and self._comm is not None and not self._endpoint.over():
+            name, deadline = "destroy_process_group", self.deadline(NEWS_SECONDS)
+            try:
+                with self.failures(name, None, deadline):
+                    self._native.settle(int(deadline * 1e9))
+            except BaseException as error:
+                self.fail(error, name)
+                raise
+
     def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         comm, self._comm = self._comm, None
         # Both Open MPI and MPICH free a communicator without waiting for its other members.
-        if comm is not None and self._failed is None and not self._endpoint.MPI.Is_finalized():
+        if comm is not None and self._failed is None and not self._endpoint.over():
             comm.Free()
             self._endpoint.made -= 1
         super().close()

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport Transport
 from cydist._native.linux cimport getpid, pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_collectives cimport Checks, await_checks, collective
+from cydist._native.mpi_collectives cimport Checks, collective, settle
 from cydist._native.mpi_moves cimport (
     INLINE_BYTES, Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of,
     progress,
@@ -93,12 +93,10 @@ cdef class MpiLink(MessageLink):
         MessageLink.open_view(self, t)
         t.lingers = lingers
         t.collective = collective
+        t.settle = settle
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:
-        if self.net.pid == getpid():
-            with nogil:
-                await_checks(t)
         MessageLink.close_view(self, t)
         if self.net.pid == getpid():
             with nogil:

@@ -3,16 +3,17 @@
 MPI returns wrong numbers when ranks disagree on dtype, operation or count, or hangs. So every rank
 also sends its fingerprint to the next one and compares the one before it: where all neighbours
 agree, all do. A call whose numbers have come does not wait for that message, so that it makes no
-rank wait which MPI would not; the next call of the group does.
+rank wait which MPI would not; the next call of the group does, or its end, for a moment. A rank
+that leaves a call to which the one before it has not come tells that one which call it was.
 """
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE, JOINED,
-    MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, Request, TIMEOUT,
-    Transport, complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
+    Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
+    Request, TIMEOUT, Transport, complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
@@ -27,6 +28,8 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
+
+cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messages.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef Handle types[DTYPES]
@@ -258,12 +261,51 @@ cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcep
     return status
 
 
-cdef void await_checks(Transport *t) noexcept nogil:
+# Leaving
+
+cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
+    """A message that says which call a rank was in when it left."""
+    memset(r, 0, sizeof(Request))
+    r.peer = peer
+    r.tag = WORD_TAG
+    r.expected = call
+    r.attended = True
+
+
+cdef int left_after(Transport *t, Call *c) noexcept nogil:
+    """Has the next rank left when it had made this call, too? OK, MISMATCH, or PEER_LOST: it has
+    said nothing of this call."""
+    cdef Request word
+    address(&word, &c.fingerprint, (t.rank + 1) % t.size)
+    cdef int status = t.recv(t, &word)
+    if status == OK:
+        status = load_int(&word.status)
+        withdraw(t, &word, 1)
+    if status != MISMATCH or word.theirs.seq != c.fingerprint.seq:
+        return OK if status == OK else PEER_LOST
+    note(c, &word, MISMATCH)
+    return MISMATCH
+
+
+cdef int settle(Transport *t, Call *c) noexcept nogil:
     cdef Checks *checks = <Checks *>t.own
-    cdef int i
-    for i in range(2):
-        if load_int(&checks.of[i].request.status) == PENDING:
-            t.wait(t, &checks.of[i].request, now_ns() + SOON_NS)
+    cdef Check *last = &checks.of[(checks.turn + 1) & 1]
+    cdef Request word
+    cdef int status
+    if checks.turn == 0:
+        return OK
+    c.fingerprint = last.fingerprint
+    status = left_after(t, c)
+    if status != MISMATCH:
+        status = compared(t, c, &last.request)
+    if status == ABORTED:                       # withdrawn before: the group has failed
+        return OK
+    if status == TIMEOUT:
+        address(&word, &last.fingerprint, (t.rank + t.size - 1) % t.size)
+        if t.send(t, &word) == OK:
+            t.wait(t, &word, now_ns() + SOON_NS)
+            withdraw(t, &word, 1)
+    return OK if status == TIMEOUT or status == PEER_LOST else status
 
 
 cdef int collective(Transport *t, Call *c) noexcept nogil:
@@ -293,6 +335,8 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     post_send(t, c, &sent, NULL, 0, (t.rank + 1) % t.size, 0)
     if status == OK:
         status = complete(t, c, &sent, 1)
+        if status == PEER_LOST:
+            status = left_after(t, c)
         if status == OK:
             status = waited(t, c, &running, &check.request)
         if status != OK:

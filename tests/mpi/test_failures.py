@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -45,6 +46,44 @@ def test_a_different_call_is_a_mismatch_on_every_rank(group, rank, size, odd, te
     assert "of 4 float32, op SUM" in message
     assert text in message
     assert caught.value.ranks
+
+
+@pytest.mark.parametrize(("odd", "text"), ODD.values(), ids=ODD)
+def test_a_different_last_call_is_a_mismatch(rank, size, spare, odd, text):
+    """No call comes after it: the odd rank and the next one learn at the latest when they destroy
+    the group, the others if they are still at it."""
+    group = dist.new_group()
+    dist.barrier(group)
+
+    def calls():
+        (odd if rank == size - 1 else usual)(group)
+        dist.destroy_process_group(group)
+
+    if rank in (0, size - 1):
+        with pytest.raises(dist.MismatchError) as caught:
+            calls()
+        assert "of 4 float32, op SUM" in str(caught.value)
+        assert text in str(caught.value)
+    else:
+        with suppress(dist.MismatchError):
+            calls()
+    dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
+def test_a_group_ends_though_a_member_calls_nothing_more(rank, size, spare):
+    """Who destroys a group does not wait long for those who have not made its last call."""
+    group = dist.new_group()
+    dist.barrier(group)
+    x = np.full(3, float(rank == 0))
+    if rank < size - 1:
+        dist.broadcast(x, 0, group)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank == size - 1:
+        dist.broadcast(x, 0, group)
+        dist.destroy_process_group(group)
+    assert [1.0] * 3 == x.tolist()
 
 
 def test_another_root_is_a_mismatch(group, rank):

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -79,6 +80,46 @@ def leaving_early():
     total(1)
     if rank == 0:
         total(1)
+
+
+def see_leave(rank):
+    """Wait until this rank has left the job."""
+    link = dist.group.WORLD._endpoint.messages
+    deadline = time.monotonic() + 20
+    while not link.lost(rank):
+        link.advance()
+        assert time.monotonic() < deadline
+
+
+@way
+def late(how):
+    """The root of a broadcast has left when the last rank, which tells it what it calls, begins;
+    it is in MPI_Finalize then."""
+    rank, size = join()
+    total(1)
+    array = np.full(5, 7.0 if rank == 0 else 0.0)
+    if rank == size - 1:
+        see_leave(0)
+    dist.broadcast(array, 0)
+    print(f"rank {rank}: {array.tolist()}", flush=True)
+    if how == "destroying":
+        dist.destroy_process_group()
+
+
+@way
+def differing_late(how):
+    """As `late`, and the last rank's dtype is another one."""
+    rank, size = join()
+    total(1)
+    array = np.full(5, 7, "i8" if rank == size - 1 else "f8")
+    if rank == size - 1:
+        see_leave(0)
+    try:
+        dist.broadcast(array, 0)
+        if how == "destroying":
+            dist.destroy_process_group()
+    except dist.MismatchError as error:
+        print(f"rank {rank}: {error}", flush=True)
 
 
 @way
