@@ -130,10 +130,13 @@ def whole(group: ProcessGroup, array: Array, op: Op | None = None) -> Dense:
 
 
 def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Folding:
-    """What reduces an array that the user passed: the group, or a function of the user's.
+    """What reduces an array that the user passed: the group's backend for it, or a function of
+    the user's.
 
-    Raises UnsupportedError for a function that cannot reach the memory.
+    Raises UnsupportedError for a function that cannot reach the memory: before `run`, so that the
+    call does not count.
     """
+    group = group.for_device(array.device)
     if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
         return group
     if array.device != "cpu":

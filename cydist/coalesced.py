@@ -43,12 +43,13 @@ def all_reduce_coalesced(
     flats = _flats(chosen, arrays, name)
     check_op(name, op, arrays[0])
     sizes = hash_of_sizes(arrays)
+    reducer = reducing(chosen, op, arrays[0])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
         with backend.together():
             for flat in flats:
-                reducing(backend, op, arrays[0]).all_reduce(call, flat.array, op)
+                reducer.all_reduce(call, flat.array, op)
         for flat in flats:
             flat.unpack()
 
@@ -166,13 +167,14 @@ def reduce_scatter_tensor_coalesced(
     blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, blocks[0][0].array], name)
     sizes = hash_of_sizes(into)
+    reducer = reducing(chosen, op, into[0])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
         with backend.together():
             for i, flat in enumerate(own):
                 parts_of_all = [each[i].array for each in blocks]
-                reducing(backend, op, into[0]).reduce_scatter(call, flat.array, parts_of_all, op)
+                reducer.reduce_scatter(call, flat.array, parts_of_all, op)
         for flat in own:
             flat.unpack()
 

@@ -92,9 +92,10 @@ def all_reduce(
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     check_op("all_reduce", op, array)
     dense = whole(chosen, array, op)
+    reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        reducing(backend, op, array).all_reduce(call, dense.arrays[0], op)
+        reducer.all_reduce(call, dense.arrays[0], op)
         dense.unpack()
 
     return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
@@ -123,9 +124,10 @@ def reduce(
     array = take(tensor, "reduce", "tensor")
     check_op("reduce", op, array)
     dense = whole(chosen, array, op)
+    reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        reducing(backend, op, array).reduce(call, dense.arrays[0], root, op)
+        reducer.reduce(call, dense.arrays[0], root, op)
         if backend.rank() == root:
             dense.unpack()
 
@@ -349,9 +351,10 @@ def _reduce_scatter(
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     into = Dense([output], filled=False)
+    reducer = reducing(group, op, output)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        reducing(backend, op, output).reduce_scatter(call, into.arrays[0], blocks, op)
+        reducer.reduce_scatter(call, into.arrays[0], blocks, op)
         into.unpack()
 
     return run(group, name, output, body, result, async_op, timeout)

@@ -62,9 +62,10 @@ def _scan(
     array = arguments.output_array(tensor, name, "tensor")
     check_op(name, op, array)
     dense = whole(chosen, array, op)
+    reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        reducing(backend, op, array).scan(call, dense.arrays[0], op, inclusive)
+        reducer.scan(call, dense.arrays[0], op, inclusive)
         dense.unpack()
 
     return run(chosen, name, array, body, [tensor], async_op, timeout)

@@ -187,6 +187,24 @@ def test_a_receive_from_anyone_is_refused(job: Any, gpus: Any) -> None:
     assert job.run(body) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_a_refused_function_does_not_count(job: Any, gpus: Any, async_op: bool) -> None:
+    """The call itself raises, and the rank that tried is not ahead of the others."""
+
+    def body(rank: int) -> float:
+        x = gpus.array(np.ones(3))
+        if rank == 0:
+            op = dist.ReduceOp.create(np.maximum)
+            with pytest.raises(dist.UnsupportedError, match="in CPU memory"):
+                dist.all_reduce(x, op, async_op=async_op)
+            with pytest.raises(dist.UnsupportedError, match="in CPU memory"):
+                dist.all_reduce_coalesced([x], op, async_op=async_op)
+        dist.all_reduce(x)
+        return float(x.get()[0])
+
+    assert job.run(body) == [2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
