@@ -17,7 +17,7 @@ from cydist.errors import MismatchError
 from cydist.executor import THREADS, TaskWork
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
-from cydist.work import JointWork, Work
+from cydist.work import JointWork, Work, countdown
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -157,9 +157,10 @@ class EntriesWork(JointWork):
         self._arrays = arrays
 
     def _wait(self, timeout: float | None) -> None:
+        left = countdown(timeout)
         for work, array in zip(self._works, self._arrays, strict=True):
             with _on_current(array):
-                work.wait(timeout)
+                work.wait(left())
 
     def synchronize(self) -> None:
         for work, array in zip(self._works, self._arrays, strict=True):

@@ -37,6 +37,14 @@ def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:
     return min(float(limit), LONGEST_TIMEOUT)
 
 
+def countdown(timeout: float | None) -> Callable[[], float | None]:
+    """Says, whenever it is called, what is left of so many seconds from now; None: no limit."""
+    if timeout is None:
+        return lambda: None
+    end = time.monotonic() + timeout
+    return lambda: max(0.0, end - time.monotonic())
+
+
 class Work:
     """A call under way.
 
@@ -59,7 +67,7 @@ class Work:
         """The call may take so many seconds from now; None: any time. For whoever started it.
 
         A call that is not over by then ends with DistTimeoutError as soon as somebody waits for
-        it, or asks. The last word holds, also for who waits already.
+        it, or asks. The last word holds; but who waits already, and had longer, waits that long.
         """
         self._allowed = timeout
         self._due_at = math.inf if timeout is None else time.monotonic() + timeout
@@ -194,8 +202,9 @@ class JointWork(Work):
         self._works = works
 
     def _wait(self, timeout: float | None) -> None:
+        left = countdown(timeout)
         for work in self._works:
-            work.wait(timeout)
+            work.wait(left())
 
     def synchronize(self) -> None:
         for work in self._works:
