@@ -85,7 +85,7 @@ def this_host() -> str:
     boot = ""
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
-    return f"{socket.gethostname()!a}/{boot}"  # a line, whatever the name
+    return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # a line, whatever the name
 
 
 def boot_id() -> str:
