@@ -12,11 +12,15 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from cydist._native import Turn
+from cydist._native import Turn, run_in_background
 from cydist.errors import check_process
 from cydist.work import EventWork
 
 T = TypeVar("T")
+
+# Waits for an event on a thread that moves the calls in the background on meanwhile: (event,
+# seconds or None); is it set?
+Attend = Callable[[threading.Event, float | None], bool]
 
 IDLE_SECONDS = 1.0  # how long a thread with nothing to do is kept for the next borrower
 END_SECONDS = 1.0  # the longest that an interrupted caller waits for its call to end elsewhere
@@ -47,6 +51,7 @@ class Threads:
         threading.Thread(target=self._serve, args=(task,), name="cydist", daemon=True).start()
 
     def _serve(self, task: Callable[[], None]) -> None:
+        run_in_background()
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         while True:
             task()
@@ -68,10 +73,16 @@ THREADS = Threads()
 
 
 class TaskWork(EventWork):
-    """A call that runs on a borrowed thread."""
+    """A call that runs on a borrowed thread.
 
-    def __init__(self, name: str, body: Callable[[], None], result: object) -> None:
+    attend      how it is waited for, where it goes on only while somebody does; else None
+    """
+
+    def __init__(
+        self, name: str, body: Callable[[], None], result: object, attend: Attend | None = None
+    ) -> None:
         super().__init__(name, None, result)
+        self._attend = attend
         self._pid = os.getpid()
         self._body: Callable[[], None] | None = body
         self._followers: list[Callable[[], None]] = []
@@ -96,21 +107,25 @@ class TaskWork(EventWork):
 
     def _wait(self, timeout: float | None) -> None:
         self._poll()  # a forked child would wait for ever
+        if self._attend is not None:
+            self._attend(self._done, timeout)
+            timeout = 0.0
         super()._wait(timeout)
 
     def _poll(self) -> bool:
         if self._done.is_set():
             return True
         check_process(self._pid, self._what)
-        return False
+        return self._attend is not None and self._attend(self._done, 0.0)
 
     def done_by(self, deadline: float) -> bool:
         """Wait until time.monotonic() is `deadline`, at most: has it run?"""
-        return self._done.wait(max(0.0, deadline - time.monotonic()))
+        limit = max(0.0, deadline - time.monotonic())
+        return (self._attend or threading.Event.wait)(self._done, limit)
 
     def _on_thread(self, task: Callable[[], None]) -> None:
         with self._lock:
-            if not self._done.is_set():
+            if self._attend is None and not self._done.is_set():
                 self._followers.append(task)
                 return
         task()
@@ -124,9 +139,12 @@ class Serial:
 
     A signal handler may raise wherever Python calls something. What must stay together is
     therefore under a lock whose `with` comes first, with any call last.
+
+    attend      how calls in the background are waited for; None: they need nobody
     """
 
     def __init__(self) -> None:
+        self.attend: Attend | None = None
         self.turn = Turn()
         self._lock = threading.Lock()  # of the queue and the next
         self._served = False  # a thread is on its way to the queue, or at it
@@ -179,7 +197,7 @@ class Serial:
 
     def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
         """Queue `body` to run in its turn on a borrowed thread."""
-        work = TaskWork(name, body, result)
+        work = TaskWork(name, body, result, self.attend)
         try:
             with self._lock:
                 served, self._served = self._served, True

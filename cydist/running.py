@@ -28,17 +28,19 @@ class Call:
     name        "all_reduce"
     seq         its number among the collectives of the group; 0 for point to point
     deadline    on time.monotonic(), in seconds
+    began       on the same clock
     agreed      the ranks have compared it (derived collectives)
     sizes       hash of the sizes of arrays that go as one, on which all ranks must agree
     over        it has ended, well or badly
     """
 
-    __slots__ = ("agreed", "deadline", "name", "over", "seq", "sizes")
+    __slots__ = ("agreed", "began", "deadline", "name", "over", "seq", "sizes")
 
     def __init__(self, name: str, seq: int, deadline: float, over: bool = False) -> None:
         self.name = name
         self.seq = seq
         self.deadline = deadline
+        self.began = time.monotonic()
         self.agreed = False
         self.sizes = 0
         self.over = over

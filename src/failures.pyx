@@ -55,6 +55,9 @@ IN_CHUNKS = "in chunks, as arrays on a GPU go"
 cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
+    if f.flags & ASKING and f.root >= 0:
+        return (f"a collective #{f.seq}, the first for which MPI may serve the group: its ranks "
+                "ask each other before it")
     if f.collective == POINT_TO_POINT:
         words = f"a message of {f.count} {DTYPE_NAMES.get(f.dtype, 'other')}"
         return f"{words}, {IN_CHUNKS}" if f.flags & CHUNK else f"{words} ({nbytes} bytes)"

@@ -32,6 +32,7 @@ try:
     from cydist._native.memory import SharedMemory
     from cydist._native.messages import Message, irecv, isend
     from cydist._native.mpi import MpiLink
+    from cydist._native.mpi_callers import run_in_background, runs_in_background
     from cydist._native.mpi_collectives import use_in_place, use_reduction
     from cydist._native.neighbours import Neighbours
     from cydist._native.overlaps import overlapping
@@ -84,6 +85,8 @@ __all__ = [
     "pack_part",
     "prepare",
     "replace_in_child",
+    "run_in_background",
+    "runs_in_background",
     "short",
     "short_messages",
     "shortcut",

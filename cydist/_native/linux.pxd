@@ -36,6 +36,8 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
     int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
     int pthread_join(pthread_t, void **)
+    pthread_t pthread_self()
+    int pthread_equal(pthread_t, pthread_t)
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
 

@@ -3,7 +3,14 @@ from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Fingerprint, Request
 from cydist._native.libmpi cimport Handle
+from cydist._native.linux cimport pthread_t
 from cydist._native.stream cimport Far, Net
+
+cdef enum Later:                # what a thread that may not call MPI leaves to those that may
+    NOTHING = 0
+    TO_SEND = 1
+    TO_RECEIVE = 2
+
 
 cdef enum:
     INLINE_BYTES = 8192         # what travels with its header
@@ -37,6 +44,8 @@ ctypedef struct Move:           # what MPI is moving: a message, or a collective
     int count
     int done
     int error                   # MPI's code for one that ended badly
+    int later                   # Later: it has not begun; then `header` says what it is
+    Header header
     Handle handles[1]           # as many as `count`
 
 
@@ -58,14 +67,27 @@ ctypedef struct Mpi:
     int error                   # the last that MPI reported
     int *under                  # the tag of the last payload to each peer
     int largest_tag             # MPI_TAG_UB
+    int callers                 # Callers
+    pthread_t one               # that made the link
 
 
 cdef inline Mpi *mpi_of(const Net *net) noexcept nogil:
     return <Mpi *>net.far
 
 
+cdef inline size_t pieces(const Mpi *mpi, size_t nbytes) noexcept nogil:
+    return (nbytes + mpi.piece_bytes - 1) // mpi.piece_bytes
+
+
+cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
+    cdef size_t rest = nbytes - i * mpi.piece_bytes
+    return <int>(rest if rest < mpi.piece_bytes else mpi.piece_bytes)
+
+
 # Nothing is under way; the functions of its Far.
 cdef void init_mpi(Mpi *mpi) noexcept nogil
+# May this thread call MPI?
+cdef bint may_call(const Net *net) noexcept nogil
 # A move of `count` requests to come, in the ring; NULL: no memory.
 cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count) noexcept nogil
 # It could not begin, or is over.
@@ -78,7 +100,3 @@ cdef void bury(Mpi *mpi) noexcept nogil
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil
 # A group is gone: end what it has under way.
 cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil
-# Everybody has said goodbye, so nothing comes any more.
-cdef void end_slots(Mpi *mpi) noexcept nogil
-# Is there nothing under way but what nobody waits for?
-cdef bint all_linger(const Mpi *mpi) noexcept nogil

@@ -159,6 +159,8 @@ ctypedef struct Net
 ctypedef struct Far:            # a library that carries messages; its requests have it as `place`
     bint needed                 # some rank is reached by it: it must be asked to move things
     bint (*progress)(Net *net) noexcept nogil           # was there anything to do?
+    # May this thread ask it to? One that may not sleeps until another has.
+    bint (*allowed)(const Net *net) noexcept nogil
     int (*send)(Net *net, const Transport *t, Request *r) noexcept nogil    # as post_send
     # Give a message, out of its queue, to a receive that it fits, or not.
     void (*take)(Net *net, Item *item, Request *r, int fit) noexcept nogil

@@ -1,7 +1,6 @@
 """CPU memory between processes or threads: the backends "tcp" (alias "gloo") and "inproc".
 
-The engine and its algorithms do the work; this module gives them a link, picks the
-algorithm, and turns what fails into exceptions.
+The engine does the work; this module gives it a link, and turns what fails into exceptions.
 """
 
 from __future__ import annotations
@@ -348,8 +347,7 @@ class HostGroup(ProcessGroup):
             count=sum(block.size for block in outputs), even=same_sizes(outputs),
         )  # fmt: skip
 
-    # The size of a list that only the root, or only a pair, knows takes no part in the
-    # choice of an algorithm: all ranks must choose the same.
+    # A size that only the root, or only a pair, knows has no part in the choice of an algorithm.
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         self._run(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
@@ -400,7 +398,7 @@ class HostGroup(ProcessGroup):
             known = even or collective in tuning.UNSIZED  # else sizes differ, or ranks know few
             if known and self.calls_short and nbytes <= WHOLE_BYTES:
                 self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
-        with self.failures(call.name, call.seq, call.deadline):
+        with self.failures(call.name, call.seq, call.deadline, call.began):
             self._native.run(
                 collective, inputs, outputs,
                 algorithm=algorithm.encode(),
@@ -425,9 +423,11 @@ class HostGroup(ProcessGroup):
             raise
 
     @contextmanager
-    def failures(self, name: str, seq: int | None, deadline: float) -> Iterator[None]:
-        """Turn what the engine reports into exceptions."""
-        started = time.monotonic()
+    def failures(
+        self, name: str, seq: int | None, deadline: float, began: float = 0.0
+    ) -> Iterator[None]:
+        """Turn what the engine reports into exceptions; the call began then, or (0) now."""
+        started = began or time.monotonic()
         try:
             yield
         except _native.Failure as failure:

@@ -104,7 +104,7 @@ class MessageWork(Work):
             self._source = self._group.ranks[source]
 
     def _on_thread(self, task: Callable[[], None]) -> None:
-        if self._poll():
+        if self._poll() or self._group._serial.attend is not None:
             task()
         else:
             THREADS.run(task)

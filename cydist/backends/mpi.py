@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -102,6 +105,18 @@ class MpiEndpoint(Endpoint):
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
+    def attend(self, event: threading.Event, timeout: float | None) -> bool:
+        """Wait for what a call in the background sets; the thread there may not call MPI."""
+        messages = self.messages
+        if not messages.needed() or not messages.allows():
+            return event.wait(timeout)
+
+        def done() -> bool:
+            messages.move()
+            return event.is_set()
+
+        return wait_until(done, math.inf if timeout is None else time.monotonic() + timeout)
+
     def _trouble(self, peer: int) -> str:
         code = self.messages.error
         return f"MPI: {self.MPI.Get_error_string(code)}" if code else ""
@@ -179,13 +194,11 @@ class MpiGroup(HostGroup):
 
     _endpoint: MpiEndpoint
 
-    @property
-    def concurrent(self) -> bool:  # type: ignore[override]
-        return self._endpoint.threads.concurrent
-
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.sends_short = not self._endpoint.threads.main_only
+        if not self._endpoint.threads.concurrent:
+            self._serial.attend = self._endpoint.attend
         self._comm: Any = None
         self._met = self._size == 1
         self._met_for_devices = False
@@ -231,7 +244,7 @@ class MpiGroup(HostGroup):
 
     def takes_gaps(self, array: Array, peer: int | None) -> bool:
         messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
-        makes = self._endpoint.threads.makes
+        makes = self._endpoint.threads.concurrent
         return makes and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
 
     def layout_of(self, array: Array) -> int:
@@ -264,10 +277,10 @@ class MpiGroup(HostGroup):
 
         It is the group's alone: MPI matches collectives in the order in which a communicator's
         members call them, and groups of the same members do not wait for each other. Nor may the
-        making of one wait for that of another: where threads take turns in MPI there is none, and
-        the group's calls go over messages.
+        making of one wait for that of another: where not every thread may be in MPI there is none,
+        and the group's calls go over messages.
         """
-        if not self._native.windows and self._endpoint.threads.makes:
+        if not self._native.windows and self._endpoint.threads.concurrent:
             self._agree_and_make(call)
         self._met = True
 
@@ -282,7 +295,7 @@ class MpiGroup(HostGroup):
             _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))
             if factor is not None or code not in operations:
                 return False
-        if self._size == 1 or not self._endpoint.threads.makes:
+        if self._size == 1 or not self._endpoint.threads.concurrent:
             return False
         if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False
@@ -298,7 +311,7 @@ class MpiGroup(HostGroup):
         return self._comm is not None
 
     def _agree_and_make(self, call: Call) -> None:
-        if everywhere(self, call, self._endpoint.made < COMMUNICATORS):
+        if everywhere(self, call, self._endpoint.made < COMMUNICATORS, about_gaps=False):
             self._make()
 
     def _make(self) -> None:
@@ -342,6 +355,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI.ANY_SOURCE,
         launchers.place().local_size or 1,
         comm.Get_attr(MPI.TAG_UB),
+        Threads(MPI).callers,
     )
     link = share_memory(options.store, messages, "mpi")
     return MpiGroup(

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from cydist import config, launchers
+from cydist._native import runs_in_background
 from cydist.errors import DistBackendError, UnsupportedError
 
 # How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
@@ -140,22 +141,24 @@ def check_cuda_aware() -> None:
 class Threads:
     """Which threads of this process may call MPI.
 
-    concurrent      any number at a time: collectives may run in the background
+    concurrent      any number at a time
     main_only       that which started MPI
-    makes           MPI may be asked for what is not moved by src/transports/mpi.pyx, under its
-                    lock: layouts and communicators. Another thread may be in MPI then.
+    callers         as MpiLink takes it
+
+    Below `concurrent` the calls of our threads go on while another waits, and MPI is asked for
+    nothing that src/transports/mpi.pyx does not ask under its lock: no layouts, no communicators.
     """
 
     def __init__(self, MPI: Any) -> None:
         level = MPI.Query_thread()
         self.concurrent: bool = level == MPI.THREAD_MULTIPLE
         self.main_only: bool = level < MPI.THREAD_SERIALIZED
-        self.makes = self.concurrent or self.main_only
+        self.callers = 0 if self.concurrent else 2 if self.main_only else 1
         self._is_main: Callable[[], bool] = MPI.Is_thread_main
 
     def check(self, name: str) -> None:
         """Raise if MPI must not be called on this thread."""
-        if self.main_only and not self._is_main():
+        if self.main_only and not (self._is_main() or runs_in_background()):
             raise UnsupportedError(
                 f"{name}: MPI was initialised without support for threads, so only the thread "
                 f"that did it may communicate, not {threading.current_thread().name!r}: let "

@@ -58,13 +58,16 @@ def pieces(
             _native.unpack_part(array, piece, start)
 
 
-def everywhere(group: HostGroup, call: Call, here: bool, count: int = 1) -> bool:
+def everywhere(
+    group: HostGroup, call: Call, here: bool, count: int = 1, about_gaps: bool = True
+) -> bool:
     """Is something so on all ranks? A collective, before the call's own.
 
     count   that ranks must agree on, too
+    about_gaps  or about how MPI serves the group, for errors
     """
     bits = _native.asarray(arrays.array("B", [here]))
-    with group.failures(call.name, call.seq, call.deadline):
+    with group.failures(call.name, call.seq, call.deadline, call.began):
         group._native.run(
             "all_reduce", [bits], [bits],
             algorithm=b"flat" if group.windows else b"doubling",
@@ -72,6 +75,7 @@ def everywhere(group: HostGroup, call: Call, here: bool, count: int = 1) -> bool
             seq=call.seq,
             op=int(RedOpType.BAND),
             count=count,
+            root=-1 if about_gaps else 0,
             flags=EVEN | ASKING,
             segment_bytes=tuning.segment_bytes(),
         )  # fmt: skip

@@ -7,21 +7,25 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Transport
-from cydist._native.linux cimport getpid, pthread_mutex_lock, pthread_mutex_unlock
+from cydist._native.abi cimport Transport, now_ns
+from cydist._native.libmpi cimport SUCCESS, is_done, lib
+from cydist._native.linux cimport (
+    getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
+)
 from cydist._native.mpi_collectives cimport Checks, collective, settle
 from cydist._native.mpi_moves cimport (
-    INLINE_BYTES, Mpi, SLOTS, Slot, all_linger, drop_moves, end_slots, init_mpi, listen, mpi_of,
-    progress,
+    INLINE_BYTES, Move, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of, progress,
 )
 from cydist._native.neighbours cimport Neighbours
 from cydist._native.outgoing cimport is_near
+from cydist._native.progress cimport progress as move_all
 from cydist._native.stream cimport DIED, Net
 from cydist._native.tcp cimport MessageLink
-from cydist._native.waiting cimport SPINS, cores
+from cydist._native.waiting cimport SPINS, cores, sched_yield
 
 cdef enum:
     PIECE_BYTES = 1073741824    # counts are 32-bit integers
+    CANCEL_NS = 1000000000      # how long the receives of headers may take to end
 
 
 cdef bint lingers(Transport *t) noexcept nogil:
@@ -35,6 +39,28 @@ cdef bint lingers(Transport *t) noexcept nogil:
     return found
 
 
+cdef void end_slots(Mpi *mpi) noexcept nogil:
+    """Everybody has said goodbye, so nothing comes any more."""
+    cdef int64_t until = now_ns() + CANCEL_NS
+    cdef int i, error = SUCCESS
+    for i in range(SLOTS):
+        if mpi.slots[i].request == 0:
+            continue
+        lib.cancel(&mpi.slots[i].request)
+        while not is_done(&mpi.slots[i].request, &error) and now_ns() < until:
+            sched_yield()
+        mpi.slots[i].request = 0
+
+
+cdef bint all_linger(const Mpi *mpi) noexcept nogil:
+    cdef const Move *move = mpi.moves.next
+    while move != &mpi.moves:
+        if not move.lingers:
+            return False
+        move = move.next
+    return True
+
+
 # As MessageLink.
 @cython.no_gc_clear
 cdef class MpiLink(MessageLink):
@@ -45,13 +71,15 @@ cdef class MpiLink(MessageLink):
     any_source      MPI's constant
     here            ranks on this host: they share its cores
     largest_tag     what MPI's attribute TAG_UB says of the communicator
+    callers         which threads may call MPI: 0 any, 1 all but those that run_in_background, 2 the
+                    one that makes this. The others' messages go on while one of them is in a call.
     """
 
     cdef Mpi *mpi
     cdef bint ended             # MPI uses none of it any more
 
     def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source, int here,
-                  int largest_tag):
+                  int largest_tag, int callers=0):
         cdef int i
         self.mpi = <Mpi *>calloc(1, sizeof(Mpi))
         if self.mpi == NULL:
@@ -62,6 +90,8 @@ cdef class MpiLink(MessageLink):
         self.mpi.byte = byte
         self.mpi.any_source = any_source
         self.mpi.largest_tag = largest_tag
+        self.mpi.callers = callers
+        self.mpi.one = pthread_self()
         self.mpi.piece_bytes = PIECE_BYTES
         self.mpi.far.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
@@ -116,6 +146,21 @@ cdef class MpiLink(MessageLink):
         it travels behind its header, through memory that both share, or in pieces."""
         return (0 <= peer < self.size and INLINE_BYTES < nbytes <= self.mpi.piece_bytes
                 and (self.net.nearby == NULL or self.net.nearby.place[peer] < 0))
+
+    def allows(self) -> bool:
+        """May this thread call MPI?"""
+        return may_call(self.net)
+
+    def needed(self) -> bool:
+        """Has MPI anything to carry? Not where all ranks share memory."""
+        return self.mpi.far.needed
+
+    def move(self) -> None:
+        """Move on what has begun, if this thread may."""
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            move_all(self.net)
+            pthread_mutex_unlock(&self.net.lock)
 
     def advance(self) -> bool:
         """After `close`: move on what has begun. Has every other rank left, and is nothing under

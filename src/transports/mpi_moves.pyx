@@ -17,10 +17,10 @@ from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usle
 from cydist._native.matching cimport (
     Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, remove,
 )
+from cydist._native.mpi_callers cimport is_among
 from cydist._native.outgoing cimport begin, complete, forget, is_near
 from cydist._native.peers cimport lose
 from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
-from cydist._native.waiting cimport sched_yield
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
@@ -35,12 +35,47 @@ cdef enum:
 cdef void init_mpi(Mpi *mpi) noexcept nogil:
     mpi.moves.next = mpi.moves.prev = &mpi.moves
     mpi.far.progress = progress
+    mpi.far.allowed = may_call
     mpi.far.send = begin_send
     mpi.far.take = take
     mpi.far.refuse = refuse_item
     mpi.far.withdraw = withdraw
     mpi.far.give_up = give_up
     mpi.far.leave = leave
+
+
+# What a thread begins that may not call MPI is begun by the next one that asks MPI to move things.
+
+cdef bint may_call(const Net *net) noexcept nogil:
+    return is_among(mpi_of(net).callers, mpi_of(net).one)
+
+
+cdef int postpone(Mpi *mpi, Request *r, int peer, int later, const Header *header) noexcept nogil:
+    cdef Move *move = new_move(mpi, r, header.context, peer, 0)
+    if move == NULL:
+        return NO_MEMORY
+    move.later = later
+    move.header = header[0]
+    return OK
+
+
+cdef void begin_postponed(Mpi *mpi, Move *move) noexcept nogil:
+    cdef Request *r = move.request
+    cdef int later = move.later, peer = move.peer, status
+    cdef Header header = move.header
+    move.request = NULL
+    end_move(mpi, move, OK)
+    if later == TO_RECEIVE:
+        status = pull(mpi, r, header.context, peer, header.under, r.ptr if r != NULL else NULL,
+                      header.nbytes)
+        if status != OK and r != NULL:
+            complete(mpi.net, r, status)
+    elif r != NULL:
+        forget(mpi.net, r)
+        status = send(mpi, r, peer, &header)
+        if status != PENDING:
+            begin(mpi.net, r)
+            complete(mpi.net, r, status)
 
 
 # What MPI moves
@@ -89,21 +124,18 @@ cdef void detach(Mpi *mpi, Move *move) noexcept nogil:
         mpi.lingering += 1
 
 
-cdef inline size_t pieces(const Mpi *mpi, size_t nbytes) noexcept nogil:
-    return (nbytes + mpi.piece_bytes - 1) // mpi.piece_bytes
-
-
-cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
-    cdef size_t rest = nbytes - i * mpi.piece_bytes
-    return <int>(rest if rest < mpi.piece_bytes else mpi.piece_bytes)
-
-
 cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char *ptr,
               size_t nbytes) noexcept nogil:
     """Begin to receive what a header announced; without a request: into nothing."""
     cdef size_t i, count = pieces(mpi, nbytes)
     cdef int code = SUCCESS
-    cdef Move *move = new_move(mpi, r, context, peer, <int>count)
+    cdef Header header
+    cdef Move *move
+    if not may_call(mpi.net):
+        memset(&header, 0, sizeof(Header))
+        header.context, header.under, header.nbytes = context, under, nbytes
+        return postpone(mpi, r, peer, TO_RECEIVE, &header)
+    move = new_move(mpi, r, context, peer, <int>count)
     if move == NULL:
         return NO_MEMORY
     move.borrows = r != NULL
@@ -141,6 +173,8 @@ cdef bint end_some(Mpi *mpi) noexcept nogil:
             move.done += 1
         if move.done < move.count:
             asked += 1
+        elif move.later != NOTHING:
+            begin_postponed(mpi, move)
         else:
             if move.error != SUCCESS:
                 mpi.error = move.error
@@ -159,6 +193,8 @@ cdef bint progress(Net *net) noexcept nogil:
     cdef Slot *slot
     cdef Handle awaited
     cdef int error = SUCCESS
+    if not may_call(net):
+        return False
     cdef bint moved = end_some(mpi)     # before a goodbye is heard, what came before it
     mpi.turn += 1
     if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
@@ -214,6 +250,7 @@ cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
 cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
     cdef Header header
+    cdef int status
     memset(&header, 0, sizeof(Header))
     header.context = t.context
     header.tag = r.tag
@@ -221,10 +258,23 @@ cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
     header.peer = net.rank
     if r.expected != NULL:
         header.fingerprint = r.expected[0]
+    if not may_call(net):
+        status = postpone(mpi, r, t.peers[r.peer], TO_SEND, &header)
+        if status == OK:
+            begin(net, r)
+        return status
+    status = send(mpi, r, t.peers[r.peer], &header)
+    if status == OK:
+        r.status = OK
+    return OK if status == PENDING else status
+
+
+cdef int send(Mpi *mpi, Request *r, int peer, Header *header) noexcept nogil:
+    """OK: it is over; PENDING: its request will tell."""
     if r.nbytes <= INLINE_BYTES:
-        return send_whole(mpi, r, t.peers[r.peer], &header)
-    header.under = tag_of_next(mpi, t.peers[r.peer])
-    return send_apart(mpi, r, t.peers[r.peer], &header)
+        return send_whole(mpi, r, peer, header)
+    header.under = tag_of_next(mpi, peer)
+    return send_apart(mpi, r, peer, header)
 
 
 cdef int tag_of_next(Mpi *mpi, int peer) noexcept nogil:
@@ -252,20 +302,17 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     code = lib.isend(mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
         mpi.error = error if code == SUCCESS else code
-        if code != SUCCESS or error != SUCCESS:
-            return PEER_LOST
-        if r != NULL:
-            r.status = OK
-        return OK
+        return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
     move = new_move(mpi, NULL, header.context, peer, 1)
     if move == NULL:
         mpi.outbox = NULL       # MPI has it
         return NO_MEMORY
     move.handles[0] = sending
     move.data, mpi.outbox = mpi.outbox, NULL
-    if r != NULL:
-        attach(mpi, move, r)
-    return OK
+    if r == NULL:
+        return OK
+    attach(mpi, move, r)
+    return PENDING
 
 
 cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
@@ -295,7 +342,7 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
         detach(mpi, move)
         return PEER_LOST
     attach(mpi, move, r)
-    return OK
+    return PENDING
 
 
 cdef void attach(Mpi *mpi, Move *move, Request *r) noexcept nogil:
@@ -395,7 +442,8 @@ cdef void withdraw(Net *net, Request *r) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
     cdef Move *move
     cdef int64_t until = now_ns() + PATIENCE_NS
-    while r.status == PENDING and r.link != NULL and now_ns() < until:
+    while (r.status == PENDING and r.link != NULL and (<Move *>r.link).later == NOTHING
+           and now_ns() < until):
         progress(net)
         pthread_mutex_unlock(&net.lock)
         usleep(PAUSE_US)
@@ -450,25 +498,3 @@ cdef void leave(Net *net) noexcept nogil:
         if peer != net.rank:
             send_whole(mpi, NULL, peer, &header)
     progress(net)
-
-
-cdef void end_slots(Mpi *mpi) noexcept nogil:
-    """Everybody has said goodbye, so nothing comes any more."""
-    cdef int64_t until = now_ns() + GRACE_NS
-    cdef int i, error = SUCCESS
-    for i in range(SLOTS):
-        if mpi.slots[i].request == 0:
-            continue
-        lib.cancel(&mpi.slots[i].request)
-        while not is_done(&mpi.slots[i].request, &error) and now_ns() < until:
-            sched_yield()
-        mpi.slots[i].request = 0
-
-
-cdef bint all_linger(const Mpi *mpi) noexcept nogil:
-    cdef const Move *move = mpi.moves.next
-    while move != &mpi.moves:
-        if not move.lingers:
-            return False
-        move = move.next
-    return True

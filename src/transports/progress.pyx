@@ -195,20 +195,26 @@ cdef void watch_peers(Net *net, const Transport *t, Request *r) noexcept nogil:
         watch(net, t.peers[i], r.tag)
 
 
+cdef inline bint leaves_it(const Net *net) noexcept nogil:
+    """Must this thread wait until others have moved things?"""
+    return net.far != NULL and net.far.needed and not net.far.allowed(net)
+
+
 cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef int status = load_int(&r.status)
     if status != PENDING:
         return status
     pthread_mutex_lock(&net.lock)
-    net.waiters += 1
-    if net.background_polls:
+    cdef bint moves = not leaves_it(net)
+    net.waiters += moves
+    if net.background_polls and moves:
         eventfd_write(net.wake, 1)
     status = wait_locked(net, t, r, deadline_ns)
     # What a signal handler raised is held for whoever hears of it: complete or not.
     if r.status != PENDING and status != INTERRUPTED:
         status = r.status
-    net.waiters -= 1
+    net.waiters -= moves
     if net.sleepers != 0:
         pthread_cond_broadcast(&net.changed)    # one of them polls from now on
     pthread_mutex_unlock(&net.lock)
@@ -278,7 +284,7 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
     cdef int64_t until = slice_until(now, deadline_ns)
     while r.status == PENDING and status == OK:
         # A second waiter must not be kept from the lock.
-        if moved and net.waiters == 1:
+        if moved and net.waiters == 1 and not leaves_it(net):
             moved = False
             spin(net, r, until)
             if net.nearby != NULL or net.far != NULL:
@@ -295,7 +301,7 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
             if r.status == PENDING:
                 watch_peers(net, t, r)
             until = slice_until(now_ns(), deadline_ns)
-        elif net.polling:
+        elif net.polling or leaves_it(net):
             net.sleepers += 1
             sleep_until(&net.changed, &net.lock, until)
             net.sleepers -= 1

@@ -86,6 +86,28 @@ def test_a_group_ends_though_a_member_calls_nothing_more(rank, size, spare):
     assert [1.0] * 3 == x.tolist()
 
 
+def test_a_first_call_that_others_do_not_make(group, rank):
+    """The error names no call that nobody made, though ranks may ask each other before it."""
+
+    def calls():
+        (dist.monitored_barrier if rank == 0 else usual)(group)
+        dist.barrier(group)
+
+    with pytest.raises(dist.MismatchError) as caught:
+        calls()
+    assert "monitored_barrier #1" in str(caught.value)
+    assert "uint8" not in str(caught.value)
+    assert "gaps" not in str(caught.value)
+
+
+def test_a_late_first_call_says_how_long_it_had(group, rank, spare):
+    """Not what was left when its ranks had asked each other."""
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError, match=r"timeout after 0\.5 s"):
+            dist.broadcast(np.ones(4), 1, group, timeout=0.5)
+    dist.barrier(spare)
+
+
 def test_another_root_is_a_mismatch(group, rank):
     """Two ranks want to be the source of a broadcast."""
 
