@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -179,3 +182,32 @@ def test_sizes_of_a_list_that_differ_are_found(transport: str, count: int) -> No
         assert rank or isinstance(caught.value, dist.MismatchError)
 
     on_ranks(body, transport)
+
+
+def test_a_list_that_changes_meanwhile(transport: str) -> None:
+    """The arrays of a gather live until it is over, though its user has emptied the list."""
+    roots: list[tuple[Any, list[Any], list[Any]]] = []
+
+    def body(rank: int, group: Any) -> None:
+        if rank == 0:
+            many = [np.zeros(3) for _ in range(RANKS)]
+            roots.append((group, many, [weakref.ref(each) for each in many]))
+            dist.gather(np.ones(3), many, group=group)
+            return
+        if rank == 1:
+            deadline = time.monotonic() + 20
+            while not (roots and is_inside(roots[0][0], "gather")):
+                assert time.monotonic() < deadline
+            _, many, alive = roots[0]
+            many.clear()
+            gc.collect()
+            assert all(each() is not None for each in alive)
+        dist.gather(np.ones(3), group=group)
+
+    on_ranks(body, transport)
+
+
+def is_inside(group: Any, name: str) -> bool:
+    """Is this rank in such a call, by the short way?"""
+    native = group._native
+    return native.short_name == name and not native.short_over

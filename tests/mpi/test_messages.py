@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist._native import asarray
 
 # With the header, behind it in one piece, and far above any MPI's eager limit.
 COUNTS = {"nothing": 0, "inline": 10, "following": 2000, "large": 700_000}
@@ -330,3 +331,14 @@ def test_the_users_own_traffic_is_not_disturbed(group, rank, size):
     request.Wait()
     assert list(range(size)) == gathered
     assert [(rank - 1) % size] * 3 == into.tolist()
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_layouts_only_where_no_other_thread_is_in_mpi(group, monkeypatch, makes):
+    """Where another thread may wait in MPI it is asked for no layout: arrays are packed."""
+    monkeypatch.setattr(group._endpoint.threads, "makes", makes)
+    array = asarray(np.ones((200, 2048))[:, :1024])
+    dist.barrier(group)
+    peer = 1 - min(group.rank(), 1)
+    carried = group._endpoint.messages.describes(peer, array.nbytes)
+    assert group.takes_gaps(array, peer) == (makes and carried)
