@@ -51,6 +51,7 @@ class Rule(NamedTuple):
 
     most_bytes      a power of two; what is counted is the whole array that a call reduces or
                     broadcasts, or all blocks together
+    above_bytes     so is this; the call has more
     least_ranks, most_ranks, power_of_two   of the group
     constant        why `python -m cydist.bench --tune` does not measure it; "": it does
     """
@@ -58,6 +59,7 @@ class Rule(NamedTuple):
     collective: str
     name: str
     most_bytes: int | None = None
+    above_bytes: int = 0
     least_ranks: int = 1
     most_ranks: int | None = None
     power_of_two: bool = False
@@ -66,7 +68,8 @@ class Rule(NamedTuple):
     def fits(self, size_class: int, ranks: int) -> bool:
         """Is a call of at most 2**size_class bytes within the limits?"""
         return (
-            (self.most_bytes is None or 1 << size_class <= self.most_bytes)
+            1 << size_class > self.above_bytes
+            and (self.most_bytes is None or 1 << size_class <= self.most_bytes)
             and self.least_ranks <= ranks
             and (self.most_ranks is None or ranks <= self.most_ranks)
             and (not self.power_of_two or ranks & (ranks - 1) == 0)
@@ -82,6 +85,15 @@ IN_LIBRARIES = (
 # and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to 1.3 times. With four ranks
 # on two cores Open MPI took 1.2 to 2 times as long for both.
 MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB, "reduce": 8 * KiB, "all_reduce": 512 * KiB}
+# Two ranks need one message each way of ours, which carries its fingerprint; a call of the library
+# takes another for it. Up to so many bytes ours took 0.4 to 0.9 of such a call's time with Open MPI
+# 5.0 and MPICH 5.0, a barrier and a reduce_scatter always: 0.6 and 0.3 to 0.75. A broadcast's root,
+# and who sends to the root of a reduce, would hear nobody, and miss a mismatch: the library's.
+MOST_OF_OURS_FOR_TWO = {
+    "all_reduce": 4 * KiB, "all_gather": 8 * KiB, "all_to_all": 4 * KiB,
+    "broadcast": 0, "reduce": 0,
+}  # fmt: skip
+THE_LIBRARYS = "the library chooses among its own"
 
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
 IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
@@ -111,13 +123,12 @@ TABLE = (
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
     Rule("barrier", "flat"),
     *(
-        Rule(
-            collective,
-            "native",
-            MOST_OF_LIBRARIES.get(collective),
-            constant="the library chooses among its own",
-        )
-        for collective in IN_LIBRARIES
+        Rule(each, "native", MOST_OF_LIBRARIES.get(each), least_ranks=3, constant=THE_LIBRARYS)
+        for each in IN_LIBRARIES
+    ),
+    *(
+        Rule(each, "native", MOST_OF_LIBRARIES.get(each), above_bytes=ours, constant=THE_LIBRARYS)
+        for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
@@ -192,6 +203,15 @@ def usual(collective: str, nbytes: int, ranks: int, windows: bool, native: bool 
         collective, nbytes if known else 0, ranks, windows,
         even=known, commutative=True, native=native,
     )  # fmt: skip
+
+
+def leaves_to_library(collective: str, ranks: int) -> bool:
+    """May a library below serve such a call, whatever its size and speed? Not if the settings
+    demand an algorithm of ours."""
+    able = candidates(collective, ranks, False, native=True)
+    wanted = forced().get(collective)
+    in_order = config.DETERMINISTIC.on() and collective in REDUCING
+    return "native" in able and not in_order and (wanted == "native" or wanted not in able)
 
 
 @lru_cache(maxsize=1)

@@ -33,8 +33,10 @@ def environment(monkeypatch):
     tuning.reload()
 
 
-def chosen(collective, nbytes, ranks, *, windows=False, even=True, commutative=True):
-    return tuning.choose(collective, nbytes, ranks, windows, even=even, commutative=commutative)
+def chosen(collective, nbytes, ranks, *, windows=False, even=True, commutative=True, native=False):
+    return tuning.choose(
+        collective, nbytes, ranks, windows, even=even, commutative=commutative, native=native
+    )
 
 
 @pytest.mark.parametrize("deterministic", ["0", "1"], ids=["free", "deterministic"])
@@ -68,7 +70,8 @@ def test_every_row_names_an_algorithm_that_exists():
 
 def test_limits_are_powers_of_two():
     """Calls are cached by size class, so a limit between two powers of two would lie."""
-    limits = {rule.most_bytes for rule in tuning.TABLE if rule.most_bytes}
+    limits = {limit for rule in tuning.TABLE for limit in (rule.most_bytes, rule.above_bytes)}
+    limits -= {None, 0}
     assert {limit for limit in limits if limit & (limit - 1)} == set()
 
 
@@ -85,6 +88,35 @@ def test_limits_are_powers_of_two():
 def test_size_decides_on_messages(environment, nbytes, ranks, expected):
     """Short arrays take few steps, long ones move few bytes."""
     assert chosen("all_reduce", nbytes, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("collective", "nbytes", "ranks", "expected"),
+    [
+        ("all_reduce", 4096, 2, "doubling"),
+        ("all_reduce", 4097, 2, "native"),
+        ("all_reduce", 8, 3, "native"),
+        ("broadcast", 8, 2, "native"),
+        ("barrier", 0, 2, "dissemination"),
+        ("barrier", 0, 3, "native"),
+        ("reduce", 8192, 2, "native"),
+        ("reduce", 8193, 2, "tree"),
+    ],
+)
+def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, ranks, expected):
+    """Two ranks exchange one message for a short call, and a library's call takes another."""
+    assert chosen(collective, nbytes, ranks, native=True) == expected
+
+
+def test_a_library_may_serve_unless_a_setting_demands_ours(environment):
+    """Whatever the size: for arrays that only the library reaches."""
+    assert all(tuning.leaves_to_library(each, 2) for each in tuning.IN_LIBRARIES)
+    assert not tuning.leaves_to_library("scan", 2)
+    environment(CYDIST_ALGORITHM="broadcast:tree,barrier:native,all_gather:flat")
+    asked = ("broadcast", "barrier", "all_gather", "all_reduce")
+    assert [tuning.leaves_to_library(each, 2) for each in asked] == [False, True, True, True]
+    environment(CYDIST_ALGORITHM="", CYDIST_DETERMINISTIC="1")
+    assert [tuning.leaves_to_library(each, 2) for each in asked] == [True, True, True, False]
 
 
 def test_the_setting_wins(environment):

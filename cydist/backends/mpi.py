@@ -299,9 +299,8 @@ class MpiGroup(HostGroup):
             return False
         if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False
-        # Whatever the size: the crossings are with algorithms that cannot reach a device.
-        chosen = tuning.choose(name, 0, self._size, False, even=True, commutative=True, native=True)
-        if chosen != "native":  # as the settings demand
+        # The table's limits are for algorithms that cannot reach a device.
+        if not tuning.leaves_to_library(name, self._size):
             return False
         if not self._met:
             self._meet(call)
