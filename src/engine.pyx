@@ -326,6 +326,8 @@ cdef class Group:
         cdef int status = load_int(&self.aborted)
         if status == OK:
             status = enter(&self.notices, &self.view, c)
+        if status == OK and self.view.compare != NULL:
+            status = self.view.compare(&self.view, c)
         if status == OK:
             reach(ENTER)
             status = entry.run(&self.view, c)

@@ -221,7 +221,11 @@ ctypedef struct Transport:
     int (*collective)(Transport *t, Call *c) noexcept nogil
     size_t comm                 # the group in that library
     void *own                   # the link's, of this group
-    int (*settle)(Transport *t, Call *c) noexcept nogil     # compare its last call; or NULL
+    # Compare the last call of that library with others, where it returned before it had been
+    # compared. Before each call of the group; and at the end, where it waits for nobody who is
+    # gone. NULL: every call is compared as it runs.
+    int (*compare)(Transport *t, Call *c) noexcept nogil
+    int (*settle)(Transport *t, Call *c) noexcept nogil
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports

@@ -14,6 +14,7 @@ ctypedef struct Checks:         # a view's own
 
 # A view's functions; its link is a Net, its comm a communicator of the members.
 cdef int collective(Transport *t, Call *c) noexcept nogil
+cdef int compare(Transport *t, Call *c) noexcept nogil
 # The group ends in order: compare its last call with others, until the deadline. OK, also where
 # they have not come; fills in the call's fingerprint.
 cdef int settle(Transport *t, Call *c) noexcept nogil

@@ -12,7 +12,7 @@ from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
-from cydist._native.mpi_collectives cimport Checks, collective, settle
+from cydist._native.mpi_collectives cimport Checks, collective, compare, settle
 from cydist._native.mpi_moves cimport (
     INLINE_BYTES, Move, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of, progress,
 )
@@ -123,6 +123,7 @@ cdef class MpiLink(MessageLink):
         MessageLink.open_view(self, t)
         t.lingers = lingers
         t.collective = collective
+        t.compare = compare
         t.settle = settle
         return 0
 

@@ -245,6 +245,12 @@ cdef int compared(Transport *t, Call *c, Request *check) noexcept nogil:
     return status
 
 
+cdef int compare(Transport *t, Call *c) noexcept nogil:
+    """Before a call, whoever runs it: what runs by our algorithms comes after MPI's own, too."""
+    cdef Checks *checks = <Checks *>t.own
+    return compared(t, c, &checks.of[(checks.turn + 1) & 1].request)
+
+
 cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcept nogil:
     cdef int64_t soon = now_ns() + SOON_NS
     cdef int status = t.wait(t, running, soon if soon < c.deadline_ns else c.deadline_ns)
@@ -314,9 +320,7 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     cdef Request sent
     cdef Request running
     cdef Buffers b
-    cdef int status = compared(t, c, &checks.of[(checks.turn + 1) & 1].request)
-    if status != OK:
-        return status
+    cdef int status
     if not is_mpis(t, c):
         return ELSEWHERE
     status = prepare(t, c, &b)
