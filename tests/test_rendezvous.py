@@ -1,68 +1,32 @@
-"""Meeting by every URL, by a store, and through what launchers leave in the environment."""
+"""Meeting by every URL and by a store."""
 
 from __future__ import annotations
 
-import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
+from meetings import HOST, WAIT, Outcome, check_met, meet, stand_alone, together
 
-from cydist import auth, launchers, multicast, rendezvous
+from cydist import auth, multicast, rendezvous
 from cydist.errors import (
     AuthenticationError,
     RendezvousError,
 )
-from cydist.stores import HashStore, Store, TCPStore
+from cydist.stores import HashStore, TCPStore
 from cydist.stores.members import release
 from transports import free_port
-
-HOST = "127.0.0.1"
-WAIT = 30
-Outcome = tuple[Store, int, int] | Exception
-
-VARIABLES = {name for each in launchers.LAUNCHERS for name in each.rank + each.size + each.job}
-VARIABLES |= {name for each in launchers.LAUNCHERS for name in each.local_rank + each.local_size}
-VARIABLES |= {
-    "MASTER_ADDR", "MASTER_PORT", "CYDIST_MASTER_ADDR", "CYDIST_MASTER_PORT", "CYDIST_RUN_ID",
-    "CYDIST_STORE_FD", "TORCHELASTIC_USE_AGENT_STORE", "PMIX_RANK", "HYDI_CONTROL_FD",
-    "CYDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No launcher, a secret, announcements that stay on this host."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(multicast, "HOPS", 0)
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Run the calls at once, each on a thread; results or exceptions, in order."""
-    results: list[Any] = [None] * len(calls)
-
-    def run(i: int) -> None:
-        try:
-            results[i] = calls[i]()
-        except Exception as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * WAIT)
-    return results
+    stand_alone(monkeypatch, tmp_path)
 
 
 def test_an_error_that_is_kept_does_not_hold_the_port() -> None:
@@ -73,42 +37,6 @@ def test_an_error_that_is_kept_does_not_hold_the_port() -> None:
             rendezvous.rendezvous(url, rank=0, world_size=2, timeout=0.05)
         caught.append(error)
     assert len(caught) == 3
-
-
-def meet(
-    method: str | None, ranks: list[int], size: int | None = None, **more: Any
-) -> list[Outcome]:
-    """All ranks call rendezvous with these arguments; -1 asks for any rank."""
-    timeout = more.pop("timeout", WAIT)
-    world_size = len(ranks) if size is None else size
-
-    def one(rank: int) -> Callable[[], Outcome]:
-        return lambda: rendezvous.rendezvous(
-            method, rank=rank, world_size=world_size, timeout=timeout, **more
-        )
-
-    return together(*(one(rank) for rank in ranks))
-
-
-def check_met(outcomes: list[Outcome], ranks: list[int] | None = None) -> None:
-    """Everybody met: different ranks (those asked for), one size, one meeting, one store."""
-    size = len(outcomes)
-    met = []
-    for outcome in outcomes:
-        assert isinstance(outcome, tuple), outcome
-        met.append(outcome)
-    assert {their_size for _, _, their_size in met} == {size}
-    assert sorted(rank for _, rank, _ in met) == list(range(size))
-    if ranks is not None:
-        asked = [(want, rank) for want, (_, rank, _) in zip(ranks, met, strict=True) if want >= 0]
-        assert all(want == rank for want, rank in asked)
-    assert len({store.get("job") for store, _, _ in met}) == 1
-    for store, rank, _ in met:
-        store.set(f"from/{rank}", str(rank))
-    for store, _, _ in met:
-        assert store.multi_get([f"from/{r}" for r in range(size)]) == [
-            str(r).encode() for r in range(size)
-        ]
 
 
 def refusals(outcomes: list[Outcome]) -> list[RendezvousError]:
@@ -342,198 +270,3 @@ def test_other_secret_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="CYDIST_SECRET_FILE"):
         rendezvous.rendezvous(f"tcp://{HOST}:{port}", rank=1, world_size=2, timeout=WAIT)
     with_secret.close()
-
-
-# The environment
-
-
-def test_query_gives_rank_and_size() -> None:
-    """The URL may carry what the call does not say."""
-    url = f"tcp://{HOST}:{free_port()}"
-    check_met(
-        together(
-            lambda: rendezvous.rendezvous(f"{url}?rank=1&world_size=2", timeout=WAIT),
-            lambda: rendezvous.rendezvous(f"{url}?world_size=2", rank=0, timeout=WAIT),
-        )
-    )
-
-
-def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough."""
-    port = free_port()
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    store, rank, size = rendezvous.rendezvous(timeout=timedelta(seconds=WAIT))
-    assert (rank, size) == (0, 1)
-    assert TCPStore(HOST, port, timeout=WAIT).check(["cydist//1/job"])
-    assert store.check(["job"])
-
-
-def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rank and world_size of the call count, address and port come from the variables."""
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("WORLD_SIZE", "9")
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    check_met(meet("env://", [0, 1]))
-
-
-def test_our_twins_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CYDIST_MASTER_PORT is used where MASTER_PORT belongs to another library."""
-    with socket.create_server((HOST, 0)) as other:
-        monkeypatch.setenv("MASTER_ADDR", HOST)
-        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
-        monkeypatch.setenv("CYDIST_MASTER_PORT", str(free_port()))
-        check_met(meet("env://", [0, 1]))
-
-
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({"MASTER_ADDR": HOST}, "MASTER_PORT"),
-        ({"MASTER_PORT": "29500"}, "MASTER_ADDR"),
-        ({"MASTER_ADDR": HOST, "MASTER_PORT": "http"}, "MASTER_PORT must be"),
-        ({}, "MASTER_ADDR and MASTER_PORT"),
-    ],
-    ids=["no port", "no address", "no number", "nothing"],
-)
-def test_missing_variables_are_named(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
-) -> None:
-    """env:// says which variable it lacks."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=says):
-        rendezvous.rendezvous(rank=1, world_size=2, timeout=0)
-
-
-def test_launchers_socket_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 serves on the socket that the launcher bound, and the variable is used up."""
-    listener = socket.socket()
-    listener.bind((HOST, 0))
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
-    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
-    outcomes = meet("env://", [0, 1])
-    assert "CYDIST_STORE_FD" not in os.environ
-    check_met(outcomes)
-
-
-def test_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL may name another port: rank 0 serves there, and the socket stays for env://."""
-    listener = socket.socket()
-    listener.bind((HOST, 0))
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
-    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
-    check_met(meet(f"tcp://{HOST}:{free_port()}", [0, 1]))
-    check_met(meet("env://", [0, 1]))
-    assert "CYDIST_STORE_FD" not in os.environ
-
-
-def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MASTER_PORT is held by torch's own store: rank 0's address is published there, and no
-    secret; a second meeting works too."""
-    torch_dist = pytest.importorskip("torch.distributed")
-    agent = torch_dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(agent.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    for _ in range(2):
-        check_met(meet("env://", [0, 1, 2]))
-    held = b" ".join(agent.get(key) for key in agent.list_keys() if "cydist" in key)
-    assert auth.secret() not in held
-    assert auth.secret().hex().encode() not in held
-
-
-def test_one_host_meets_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Under an MPI launcher on one host the ranks meet in the user's directory, twice, and leave
-    nothing there."""
-    monkeypatch.setenv("PMIX_NAMESPACE", "job-1")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
-    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
-    for _ in range(2):
-        check_met(meet("env://", [0, 1, 2]))
-    (directory,) = tmp_path.iterdir()
-    assert directory.stat().st_mode & 0o777 == 0o700
-    assert list(directory.iterdir()) == []
-
-
-def test_several_hosts_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks on several hosts without mpi4py: the error names MASTER_ADDR."""
-    monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
-    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
-    with pytest.raises(ValueError, match=r"MASTER_ADDR.*hydra"):
-        rendezvous.rendezvous(timeout=0)
-
-
-class FakeMPI:
-    """MPI's messages among threads: what the meeting needs of mpi4py. Rank 0 sends."""
-
-    BYTE = ANY_SOURCE = object()
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.sent: queue.Queue[bytes] = queue.Queue()
-        self.COMM_WORLD = self
-
-    def Get_size(self) -> int:
-        return self.size
-
-    def Get_rank(self) -> int:
-        return 0
-
-    def Issend(self, content: list[Any], to: int, tag: int) -> FakeRequest:
-        self.sent.put(bytes(content[0]))
-        return FakeRequest(self.sent.empty)
-
-    def Irecv(self, into: list[Any], source: object, tag: int) -> FakeRequest:
-        def arrived() -> bool:
-            try:
-                into[0][:] = self.sent.get_nowait()
-            except queue.Empty:
-                return False
-            return True
-
-        return FakeRequest(arrived)
-
-
-class FakeRequest:
-    def __init__(self, test: Callable[[], bool]) -> None:
-        self.Test = test
-
-    def Cancel(self) -> None:
-        pass
-
-
-def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With MPI rank 0's address comes by its messages, and no file of the user is made."""
-    auth.forget_secret()
-    fake = FakeMPI(3)
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "3")
-    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
-    monkeypatch.setattr(launchers, "import_mpi", lambda: fake)
-    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
-    check_met(meet("env://", [0, 1, 2]))
-
-
-@pytest.mark.parametrize(("rank", "late"), [(0, (1, 2)), (1, (0,))], ids=["rank 0", "rank 1"])
-def test_ranks_missing_from_mpi_are_named(
-    monkeypatch: pytest.MonkeyPatch, rank: int, late: tuple[int, ...]
-) -> None:
-    """Over MPI, too, nobody waits longer than the timeout, and the error says for whom."""
-    monkeypatch.setenv("PMI_RANK", str(rank))
-    monkeypatch.setenv("PMI_SIZE", "3")
-    monkeypatch.setattr(launchers, "import_mpi", lambda: FakeMPI(3))
-    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
-    with pytest.raises(RendezvousError, match="timeout") as caught:
-        rendezvous.rendezvous(timeout=0.05)
-    assert caught.value.ranks == late

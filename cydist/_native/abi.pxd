@@ -186,19 +186,17 @@ ctypedef struct Transport:
     volatile int *aborted       # 0, or the Status that ends every wait of this group
     Board *board                # what other ranks tell this group; NULL: nothing
 
-    # Post. The request and its memory stay in place until it is complete or
-    # cancelled. Returns OK, or an error (then the request is not posted).
+    # Post. The request and its memory stay in place until it is complete or cancelled.
+    # Returns OK, or an error (then the request is not posted).
     int (*send)(Transport *t, Request *r) noexcept nogil
     int (*recv)(Transport *t, Request *r) noexcept nogil
-    # Try to complete a request to or from a rank that is named, looking for about a microsecond
-    # at the most. OK; or else it is posted if r.link is not NULL, or nothing has happened. NULL:
-    # the link cannot.
+    # Try to complete a request to or from a named rank, looking for about a microsecond at most.
+    # OK; else it is posted if r.link is not NULL, or nothing has happened. NULL: the link cannot.
     int (*at_once)(Transport *t, Request *r, bint sending) noexcept nogil
     # Move things on without blocking; returns r.status.
     int (*test)(Transport *t, Request *r) noexcept nogil
-    # Block until the request is complete or the deadline has passed. Returns
-    # r.status if complete, else why the wait ended; then the request is still
-    # posted, and the caller waits again or cancels.
+    # Block until the request is complete or the deadline has passed. Returns r.status if complete,
+    # else why the wait ended; it is still posted then, and the caller waits again or cancels.
     int (*wait)(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
     # Withdraw: on return the transport does not touch the request again, nor its memory.
     void (*cancel)(Transport *t, Request *r) noexcept nogil
@@ -221,9 +219,7 @@ ctypedef struct Transport:
     int (*collective)(Transport *t, Call *c) noexcept nogil
     size_t comm                 # the group in that library
     void *own                   # the link's, of this group
-    # Compare the last call of that library with others, where it returned before it had been
-    # compared. Before each call of the group; and at the end, where it waits for nobody who is
-    # gone. NULL: every call is compared as it runs.
+    # Compare that library's last call, which may have returned first: before each call, at the end.
     int (*compare)(Transport *t, Call *c) noexcept nogil
     int (*settle)(Transport *t, Call *c) noexcept nogil
 
