@@ -55,23 +55,30 @@ class Torch:
     """Tensors of torch on the GPU that is current for cupy."""
 
     name = "torch"
+    device = "cuda"
 
     def __init__(self) -> None:
         torch = self.torch = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise ImportError("this torch has no GPU to work on")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
     def array(self, values: Any) -> Any:
         torch, given = self.torch, np.ascontiguousarray(values)
-        raw = torch.from_numpy(np.frombuffer(given.tobytes(), "u1").copy()).cuda()
-        return raw.view(getattr(torch, given.dtype.name)).reshape(np.shape(values))
+        dtype = getattr(torch, given.dtype.name)
+        if not given.size:  # torch gives no other dtype to a tensor of no bytes
+            return torch.empty(np.shape(values), dtype=dtype, device=self.device)
+        raw = torch.from_numpy(np.frombuffer(given.tobytes(), "u1").copy()).to(self.device)
+        return raw.view(dtype).reshape(np.shape(values))
 
     def get(self, array: Any) -> np.ndarray:
         import ml_dtypes
 
         name = str(array.dtype).removeprefix("torch.")
         kind = np.dtype(getattr(ml_dtypes, name, None) or name)
-        flat = array.contiguous().reshape(-1)
-        raw = flat.view(self.torch.uint8) if flat.numel() else flat
+        if not array.numel():
+            return np.empty(tuple(array.shape), kind)
+        raw = array.contiguous().reshape(-1).view(self.torch.uint8)
         return np.frombuffer(raw.cpu().numpy().tobytes(), kind).reshape(tuple(array.shape))
 
     def reduces(self, dtype: np.dtype) -> bool:
@@ -123,6 +130,6 @@ def all_kinds(standin: str | None) -> list[Any]:
     kinds: list[Any] = [Cupy()]
     try:
         kinds.append(Torch())
-    except (ImportError, RuntimeError, AssertionError):  # no torch, or one without CUDA
+    except ImportError:  # no torch, or one without a GPU
         pass
     return kinds

@@ -61,6 +61,8 @@ class Torch:
         import torch
 
         self.torch = torch
+        if not torch.cuda.is_available():
+            raise ImportError("this torch has no GPU to work on")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
     def array(self, values: np.ndarray) -> Any:
@@ -191,7 +193,7 @@ def main() -> None:
         try:
             library = kind()
         except ImportError:
-            said[name] = "not installed"
+            said[name] = "not installed, or not for GPUs"
             continue
         said[name] = {"calls": check(library), "seconds": figures(library)}
         if kind is Cupy:
