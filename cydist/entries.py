@@ -50,7 +50,8 @@ class Entries:
         made = _made.setdefault(group, {})
         where = repr(told)
         if where not in made:
-            made[where] = self._groups(group, len(made))
+            _tries[group] = number = _tries.get(group, 0) + 1
+            made[where] = self._groups(group, number)
             group.with_it.append(partial(_end, made[where]))
         self._each = made[where]
 
@@ -72,7 +73,8 @@ class Entries:
             options = BackendOptions(store, rank, len(ranks), group.timeout, title, list(ranks))
             return registry.create(backend, options, None)
 
-        return self._together(make)
+        with store.told_on_error(world.current().rank):
+            return self._together(make)
 
     def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:
         """Call `body(group, i)` for each entry, all at once, where its stream is current."""
@@ -106,6 +108,8 @@ class Entries:
 
 # The groups of entries that a group has, by where the entries of all ranks lie.
 _made: WeakKeyDictionary[ProcessGroup, dict[str, list[ProcessGroup]]] = WeakKeyDictionary()
+# How often such groups were to be made, in a part of the store of their own each time.
+_tries: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
 
 def _end(groups: Sequence[ProcessGroup]) -> None:

@@ -361,3 +361,24 @@ def test_watching_ends_a_wait(master: TCPStore) -> None:
     assert len(outcome) == 1
     watched.set("never", "v")
     assert watched.get("never") == b"v"
+
+
+def test_news_of_a_lost_rank_stays_news(master: TCPStore) -> None:
+    """Each wait for a rank that is lost says so, the second on one object too."""
+    watched = MembersStore("p", master, range(3))
+    watched.leave(1, "reason")
+    for _ in range(2):
+        with pytest.raises(PeerFailedError, match=r"rank 1 .*reason"):
+            watched.wait(["never"], DEADLINE)
+    watched.renumber([0, 2])
+    with pytest.raises(StoreTimeoutError):
+        watched.wait(["never"], 0.05)
+
+
+def test_an_error_that_is_no_text_is_told(master: TCPStore) -> None:
+    """The user's own error is raised though its text is no UTF-8, and the others have it."""
+    watched = MembersStore("p", master, range(2))
+    with pytest.raises(OSError, match="no file"), watched.told_on_error(1):
+        raise OSError("no file '/tmp/\udcff'")
+    with pytest.raises(PeerFailedError, match=r"rank 1 .*OSError: no file '/tmp/\\udcff'"):
+        watched.wait(["never"], DEADLINE)

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cydist as dist
+from cydist import deprecated, registry
 from cydist.stores import TCPStore
 from cydist.testing import run_threads
 
@@ -67,3 +69,28 @@ def test_a_group_that_failed_spoils_no_later_one(
         assert dist.new_group(backend=backend, timeout=LONG).size() == 2
 
     run(body, 2, "tcp")
+
+
+def test_entries_that_one_rank_cannot_group(
+    run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are told why, and may try again."""
+    create = registry.create
+
+    def failing(name: str, options: Any, pg_options: object) -> Any:
+        if "2 arrays a rank" in options.group_id and options.group_rank >= 2:
+            raise ValueError("reason")
+        return create(name, options, pg_options)
+
+    def body(rank: int) -> None:
+        xs = [np.ones(1), np.ones(1)]
+        monkeypatch.setattr(registry, "create", failing)
+        with pytest.raises(dist.PeerFailedError if rank == 0 else ValueError, match="reason"):
+            deprecated.all_reduce_multigpu(xs)
+        dist.barrier()
+        monkeypatch.setattr(registry, "create", create)
+        dist.barrier()
+        deprecated.all_reduce_multigpu(xs)
+        assert [x.item() for x in xs] == [4, 4]
+
+    run(body, 2, "tcp", LONG)

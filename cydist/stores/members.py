@@ -110,7 +110,7 @@ class MembersStore(PrefixStore):
         """Tell whoever waits here for `rank` that it will not come; best effort."""
         if self._root is not None:
             with (
-                contextlib.suppress(DistStoreError),
+                contextlib.suppress(Exception),
                 contextlib.closing(self._root.clone()) as twin,
             ):
                 twin.set_timeout(_TELLING_SECONDS)
@@ -129,8 +129,9 @@ class MembersStore(PrefixStore):
                 self.leave(rank, f"{type(error).__name__}: {error}")
             raise
 
-    def _line(self, joined: int, how: str) -> str:
-        return "\t".join([str(joined), self._what_for, *how.split()]) + "\n"
+    def _line(self, joined: int, how: str) -> bytes:
+        line = "\t".join([str(joined), self._what_for, *how.split()]) + "\n"
+        return line.encode(errors="backslashreplace")  # names of files may hold surrogates
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
@@ -153,8 +154,8 @@ class MembersStore(PrefixStore):
                 found = root.watch(self._lost, self._known, named, left)
             if isinstance(found, list):
                 return found
+            self._check(found)  # whoever waits again for a rank that is lost hears of it again
             self._known = found
-            self._check(found)
 
     def get(self, key: str) -> bytes:
         """The value of `key`, waiting until it has one as `wait` does."""
