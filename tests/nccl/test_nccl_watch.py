@@ -157,6 +157,22 @@ def test_a_sticky_error_of_the_device_fails(scene: Scene) -> None:
     assert scene.group.failed == [("broken", 1, scene.group.raises)]
 
 
+def test_a_device_that_cannot_be_used_is_looked_at(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group fails at its deadline, as ever."""
+
+    def unusable() -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(scene.group, "attend", unusable)
+    scene.call(1)
+    scene.now = 10.5
+    scene.watch.attend()
+    scene.watch.tick()
+    assert scene.group.failed == [("late", 1)]
+
+
 def test_an_error_of_nccl_fails(scene: Scene) -> None:
     """While a call is under way; not when nothing is."""
     scene.group.error = "remote process exited"

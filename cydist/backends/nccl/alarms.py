@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class Alarm:
 
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
+        self._lock = threading.Lock()  # the watchdog asks, and who makes a call
         self._heard = _native.empty(ALARM_BYTES)
         self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
         self.lost: BaseException | None = None  # why nobody can tell anything any more
@@ -47,10 +49,13 @@ class Alarm:
                     work.wait(max(0.0, end - time.monotonic()))
 
     def heard(self) -> errors.DistError | None:
-        """The error that another rank told of, as one of this rank's; None while all is quiet."""
-        if self._coming is None or not self._coming.is_completed():
-            return None
-        coming, self._coming = self._coming, None
+        """The error that another rank told of, as one of this rank's, once; None while all is
+        quiet."""
+        with self._lock:
+            coming = self._coming
+            if coming is None or not coming.is_completed():
+                return None
+            self._coming = None
         self.lost = coming.exception()
         if self.lost is not None:
             return None
@@ -61,5 +66,5 @@ class Alarm:
         return kind(
             f"rank {coming.source_rank()} says: {said['text']}",
             op=said["op"], seq=said["seq"], group=self._host.group_name,
-            ranks=tuple(said["ranks"]) or (coming.source_rank(),),
+            ranks=tuple(said["ranks"]),  # never the teller, which lives
         )  # fmt: skip

@@ -19,6 +19,7 @@ from cydist.backends.nccl.supplement import Supplement
 from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
+REMOTE = 6  # the result of a call when another rank is gone
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
 EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
 CUPY_MAJOR = 14  # the first whose unique ids are bytes

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import config
+from cydist.backends.nccl.binding import REMOTE
 from cydist.backends.nccl.fingerprints import Differ
 from cydist.errors import (
     DistBackendError,
@@ -77,29 +78,42 @@ class Failures(ProcessGroup):
 
     def broken(self, call: StreamCall, why: BaseException | str) -> None:
         """NCCL or the device says that something went wrong."""
-        kind: type[DistError] = DistBackendError
-        ranks: tuple[int, ...] = ()
         if isinstance(why, str) and "remote" in why:
-            kind, ranks = PeerFailedError, self._who_is_lost()
-        error = kind(
+            self._bereft(call, f"NCCL says: {why}")
+            return
+        error = DistBackendError(
             f"{self.where(call)}: {'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
-            op=call.name, seq=call.seq, group=self.group_name, ranks=ranks,
+            op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
         if isinstance(why, BaseException):
             error.__cause__ = why
         self.fail(error, self.named(call))
 
-    def _who_is_lost(self) -> tuple[int, ...]:
-        """NCCL does not say which rank is gone; the host group's connections will, or another
-        rank, in a moment. () when nobody does."""
+    def _bereft(self, call: StreamCall, text: str) -> None:
+        """NCCL has lost a rank, and does not say which: fail on what another rank tells, or on the
+        rank that the host group has lost. The watchdog does not look meanwhile."""
+        found = self._who_is_lost()
+        if isinstance(found, DistError):
+            self.heard(found)
+            return
+        error = PeerFailedError(
+            f"{self.where(call)}: {text}",
+            op=call.name, seq=call.seq, group=self.group_name, ranks=found,
+        )  # fmt: skip
+        self.fail(error, self.named(call))
+
+    def _who_is_lost(self) -> tuple[int, ...] | DistError:
+        """The host group's connections will know it in a moment, or another rank tells what it has
+        met. () when nobody does."""
         end = time.monotonic() + LOST_SECONDS
         comparison = self._watch.comparison
         while time.monotonic() < end and comparison is not None:
-            told = self.alarm()
+            if (told := self.alarm()) is not None:
+                return told
             lost = None if self._alarm is None else self._alarm.lost
-            for error in (told, lost, comparison.lost, self.host.failure):
-                if ranks := tuple(getattr(error, "ranks", ())):
-                    return ranks
+            for error in (lost, comparison.lost, self.host.failure):
+                if isinstance(error, PeerFailedError) and error.ranks:  # others name living ones
+                    return tuple(error.ranks)
             with contextlib.suppress(Differ):
                 comparison.step()
             time.sleep(0.01)
@@ -138,12 +152,24 @@ class Failures(ProcessGroup):
         if meaning is None:
             self.fail(error, self.named(call))
             return
+        if meaning.status == REMOTE:  # as `broken`, which a call right behind another comes before
+            self._refused_by_remote(call, f"NCCL refuses it: {meaning}")
+            raise self.failure_of(call) from error
         failed = DistBackendError(
             f"{self.where(call)}: NCCL refuses it: {meaning}",
             op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
         self.fail(failed, self.named(call))
         raise failed from error
+
+    def _refused_by_remote(self, call: StreamCall, text: str) -> None:
+        """The group has failed then, by this thread or by the watchdog, which may be at it."""
+        if not self._watch.take_over():
+            end = time.monotonic() + 2 * LOST_SECONDS
+            while self._failed is None and time.monotonic() < end:
+                time.sleep(0.01)
+        if self._failed is None:
+            self._bereft(call, text)
 
     # Failing.
 

@@ -131,9 +131,10 @@ class Watch:
         )
 
     def attend(self) -> None:
-        """The watchdog's thread is about to look."""
+        """The watchdog's thread is about to look: also where the device cannot be used."""
         if not self.ended:
-            self._group.attend()
+            with contextlib.suppress(Exception):
+                self._group.attend()
 
     def tick(self) -> None:
         """Look once."""
@@ -191,10 +192,15 @@ class Watch:
         """The group has failed."""
         self.ended = True
 
+    def take_over(self) -> bool:
+        """From now on this thread looks, and the watchdog does not; False: somebody else did."""
+        with self._lock:
+            first, self.ended = not self.ended, True
+        return first
+
     def leave(self, seconds: float) -> None:
         """The group ends, and the next rank is told: by this thread alone."""
-        with self._lock:
-            self.ended = True
+        self.take_over()
         if self.comparison is not None:
             self.comparison.leave(seconds)
 
