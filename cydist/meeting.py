@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from cydist._native import failpoint
-from cydist.errors import DistStoreError, PeerFailedError, RendezvousError
+from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembersStore, PrefixStore
 from cydist.stores.members import served_by
 
@@ -27,7 +27,7 @@ LATECOMERS_SECONDS = 0.5
 
 
 class EarlierMeeting(Exception):
-    """The store is still that of a meeting which this rank has been in already."""
+    """The store is still that of another meeting, which rank 0 has not left."""
 
 
 def meet(
@@ -46,10 +46,12 @@ def meet(
 
     holder   the rank that serves the store, for one meeting; None: somebody else does
 
-    Raises EarlierMeeting where that is not this rank's first one in the store; on every rank
-    RendezvousError that lists the missing ranks after the deadline, and PeerFailedError at once
-    when one that was here is lost (MembersStore).
+    Raises EarlierMeeting where that one meeting is another one, or this rank has been in it; on
+    every rank RendezvousError that lists the missing ranks after the first rank's deadline, and
+    PeerFailedError at once when one that was here is lost (MembersStore).
     """
+    if holder is not None:
+        _find_the_same(store, rank, holder, f"{world_size} {group_name}", deadline)
     hall = PrefixStore(f"cydist/{group_name}", store)
     with served_by(holder, "rendezvous"):
         number = hall.add(f"arrivals/{rank}", 1)
@@ -57,13 +59,29 @@ def meet(
         raise EarlierMeeting
     meeting = MembersStore(f"{number}", hall, range(world_size), holder=holder)
     meeting.join(rank)
-    failpoint("rendezvous")
-    meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
-    if rank == 0:
-        _gather(meeting, world_size, deadline, number)
-    else:
-        _attend(meeting, rank, world_size, deadline, number)
+    with meeting.told_on_error(rank, late=True):
+        failpoint("rendezvous")
+        meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
+        if rank == 0:
+            _gather(meeting, world_size, deadline, number)
+        else:
+            _attend(meeting, world_size, deadline, number)
     return meeting, rank, world_size
+
+
+def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: float) -> None:
+    """The store serves the meeting that `holder` opened it for, and no other."""
+    hall = PrefixStore("cydist", store)
+    with served_by(holder, "rendezvous"):
+        if rank == holder:
+            hall.set("serves", what)
+            return
+        try:
+            hall.wait(["serves"], max(0.0, deadline - time.monotonic()))
+        except StoreTimeoutError as error:
+            raise _silent(error, holder) from error
+        if hall.get("serves") != what.encode():
+            raise EarlierMeeting
 
 
 def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
@@ -72,6 +90,7 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
     try:
         meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
     except PeerFailedError as error:
+        _heed(meeting, world_size, number)  # one whose time was up has gone
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # whoever else is lost
@@ -80,15 +99,12 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
         missing = _missing(meeting, world_size)
         if not missing:
             raise
-        text = ",".join(map(str, missing))
-        meeting.set("job", _FAILED + text.encode())
-        raise _absent(meeting, missing, world_size, number) from error
+        raise _failed(meeting, missing, world_size, number) from error
+    _heed(meeting, world_size, number)
     meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
-def _attend(
-    meeting: MembersStore, rank: int, world_size: int, deadline: float, number: int
-) -> None:
+def _attend(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
     """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
@@ -98,12 +114,24 @@ def _attend(
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
             raise _silent(error, meeting.holder) from error
-        missing = _missing(meeting, world_size)
-        raise _absent(meeting, missing, world_size, number) from error
-    word = meeting.get("job")
+        raise _failed(meeting, _missing(meeting, world_size), world_size, number) from error
+    _heed(meeting, world_size, number)
+
+
+def _failed(
+    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
+) -> RendezvousError:
+    """This rank's time is up: all others give up, too."""
+    meeting.set("job", _FAILED + ",".join(map(str, missing)).encode())
+    return _absent(missing, world_size, number)
+
+
+def _heed(meeting: PrefixStore, world_size: int, number: int) -> None:
+    """Raise RendezvousError if the meeting has failed."""
+    word = meeting.get("job") if meeting.check(["job"]) else b""
     if word[:1] == _FAILED:
-        missing = tuple(int(each) for each in word[1:].split(b","))
-        raise _absent(meeting, missing, world_size, number)
+        missing = tuple(int(each) for each in word[1:].split(b",") if each)
+        raise _absent(missing, world_size, number)
 
 
 def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
@@ -117,9 +145,7 @@ def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(world_size) if not meeting.check([f"here/{rank}"]))
 
 
-def _absent(
-    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
-) -> RendezvousError:
+def _absent(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:
     shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
     doubt = (
         f". This is meeting number {number} in this store: if it is the first of this job, two "

@@ -124,11 +124,12 @@ def rendezvous(
 
 
 def _come_again(call: _Call, rank: int, pause: float) -> None:
-    """Rank 0 still serves the meeting that this rank has left: give it time to leave, too."""
+    """Rank 0 still serves another meeting: give it time to leave."""
     if not call.remaining:
         raise RendezvousError(
-            f"rendezvous: timeout: rank 0 still serves the store of a meeting that rank {rank} has "
-            "been in: rank 0 has not left the job, or two processes have the same rank",
+            f"rendezvous: timeout: rank 0 still serves a meeting that rank {rank} has been in, or "
+            "one of another world_size or group_name: rank 0 has not left that job, the ranks "
+            "were told differently, or two processes have the same rank",
             ranks=(0,),
         )
     time.sleep(min(pause, call.remaining))

@@ -6,9 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meetings import HOST, WAIT, Outcome, check_met, meet, stand_alone, together
@@ -16,6 +19,7 @@ from meetings import HOST, WAIT, Outcome, check_met, meet, stand_alone, together
 from cydist import auth, multicast, rendezvous
 from cydist.errors import (
     AuthenticationError,
+    PeerFailedError,
     RendezvousError,
 )
 from cydist.stores import HashStore, TCPStore
@@ -249,6 +253,69 @@ def test_a_rank_may_be_ahead_of_rank_zero(monkeypatch: pytest.MonkeyPatch, schem
         return rendezvous.rendezvous(url, rank=1, world_size=2, timeout=WAIT)
 
     check_met(together(follow, lead), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("ahead", "size", "name"),
+    [pytest.param(1, 2, "next", id="another name"), pytest.param(2, 3, "", id="more ranks")],
+)
+def test_a_rank_of_the_next_job_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, size: int, name: str
+) -> None:
+    """A rank that comes while rank 0 still serves another meeting does not join that one."""
+    url = f"tcp://{HOST}:{free_port()}"
+    first = meet(url, [0, 1])
+    check_met(first)
+    (served, _, _), (joined, _, _) = first  # type: ignore[misc]
+    release(joined)
+    came = threading.Event()
+    come_again = rendezvous._come_again
+
+    def notice(*given: Any) -> None:
+        came.set()
+        come_again(*given)
+
+    monkeypatch.setattr(rendezvous, "_come_again", notice)
+
+    def join(rank: int) -> Outcome:
+        if rank != ahead:
+            assert came.wait(WAIT)
+        if rank == 0:
+            release(served)
+        return rendezvous.rendezvous(url, rank=rank, world_size=size, timeout=WAIT, group_name=name)
+
+    check_met(together(*(partial(join, rank) for rank in range(size))), list(range(size)))
+
+
+def test_a_rank_whose_time_is_up_ends_the_meeting(master: TCPStore) -> None:
+    """Ranks that have more time do not wait for it, nor meet without it."""
+    longest: dict[int, Any] = {}
+    thread = threading.Thread(
+        target=lambda: longest.update(enumerate(meet(None, [0], 3, store=master.clone())))
+    )
+    thread.start()
+    master.wait(["cydist//1/here/0"])
+    late = meet(None, [1], 3, store=master, timeout=0.1) + meet(None, [2], 3, store=master)
+    thread.join(2 * WAIT)
+    for error in (*late, longest[0]):
+        assert isinstance(error, RendezvousError), error
+        assert error.ranks == (2,)
+
+
+def test_a_rank_that_is_interrupted_in_the_meeting_is_missed(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had checked in, and does not come: the others are told."""
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cydist.meeting._attend", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rendezvous.rendezvous(rank=1, world_size=3, store=master)
+    (error,) = meet(None, [0], 3, store=master)
+    assert isinstance(error, PeerFailedError)
+    assert error.ranks == (1,)
 
 
 def test_a_rank_that_rank_zero_does_not_follow_says_so() -> None:

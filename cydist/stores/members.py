@@ -119,13 +119,16 @@ class MembersStore(PrefixStore):
                 twin.append(self._lost, self._line(joined, how))
 
     @contextlib.contextmanager
-    def told_on_error(self, rank: int) -> Iterator[None]:
-        """`leave` when the block, in which this rank meets the others here, raises."""
+    def told_on_error(self, rank: int, *, late: bool = False) -> Iterator[None]:
+        """`leave` when the block, in which this rank meets the others here, raises.
+
+        late    also when it was late: others may have more time, and wait for it
+        """
         try:
             yield
         except BaseException as error:
-            # Whoever is late, or failed because of another, has nothing to tell.
-            if not isinstance(error, TimeoutError | PeerFailedError):
+            # Who failed because of another has nothing to tell, nor who was as late as the others.
+            if not isinstance(error, PeerFailedError if late else TimeoutError | PeerFailedError):
                 self.leave(rank, f"{type(error).__name__}: {error}")
             raise
 
