@@ -49,6 +49,7 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 COMMUNICATORS = 1000
 # From a call of MPI that ended until a neighbour's word of what it calls, or of a mismatch.
 NEWS_SECONDS = 1.0
+LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
 # lose NaN, its product of complex numbers differs in infinities, its logical operations
@@ -108,14 +109,17 @@ class MpiEndpoint(Endpoint):
     def attend(self, event: threading.Event, timeout: float | None) -> bool:
         """Wait for what a call in the background sets; the thread there may not call MPI."""
         messages = self.messages
-        if not messages.needed() or not messages.allows():
+        if not messages.allows():
             return event.wait(timeout)
 
         def done() -> bool:
-            messages.move()
-            return event.is_set()
+            if messages.needed():  # which may begin at any time
+                messages.move()
+                return event.is_set()
+            return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
 
-        return wait_until(done, math.inf if timeout is None else time.monotonic() + timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        return wait_until(done, deadline)
 
     def _trouble(self, peer: int) -> str:
         code = self.messages.error

@@ -19,7 +19,7 @@ from cydist import _native, devices
 from cydist.backends.conveyor import Chunk, Conveyor, Turn
 from cydist.backends.messages import PIECE_TAG
 from cydist.errors import DistTimeoutError, UnsupportedError
-from cydist.executor import THREADS, TaskWork
+from cydist.executor import THREADS, Attend, TaskWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -104,7 +104,7 @@ class StagedMessages:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        work = StagedMessage(turn, body)
+        work = StagedMessage(turn, body, self._host._serial.attend)
         THREADS.run(work.run)
         return work
 
@@ -150,7 +150,7 @@ class StagedMessages:
                     conveyor.run(self._received(array, first.source_rank(), header, turn), turn)
                 conveyor.finish(turn)
 
-        work = StagedMessage(turn, body)
+        work = StagedMessage(turn, body, self._host._serial.attend)
         THREADS.run(work.run)
         return work
 
@@ -169,12 +169,6 @@ class StagedMessages:
     # Conveyors.
 
     def _begin(self, name: str, array: Array) -> tuple[Conveyor, list[Any], Turn]:
-        if not self._host.concurrent:
-            raise UnsupportedError(
-                f"{name} on group {self._host.group_name!r}: messages of device arrays need an "
-                "MPI that was started with MPI_THREAD_MULTIPLE: copy the array to the CPU first",
-                op=name, group=self._host.group_name,
-            )  # fmt: skip
         streams = current_streams(array, name, self._host.group_name)
         index = array.device_index
         with self._lock:
@@ -207,8 +201,8 @@ class StagedMessage(TaskWork):
     """A message, as its caller holds it. Its own messages have the group's deadline, unless `due`
     says another."""
 
-    def __init__(self, turn: Turn, body: Callable[[], None]) -> None:
-        super().__init__(turn.name, body, None)
+    def __init__(self, turn: Turn, body: Callable[[], None], attend: Attend | None) -> None:
+        super().__init__(turn.name, body, None, attend)
         self._turn = turn
 
     def due(self, timeout: float | None) -> None:

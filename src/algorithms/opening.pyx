@@ -72,7 +72,7 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
     t.windows.step += 1 + (a.scratch if usable else 0)
     if not usable:
         status = without(t, c)
-    if trial != NULL:
+    if trial != NULL and status == OK:
         learn(&trial.direct_ns if usable else &trial.windows_ns, began)
     return status
 
@@ -217,7 +217,8 @@ cdef enum:
     GROUPS = 16                 # those whose contexts agree in four bits learn together
     LENGTHS = 8                 # of calls that are told apart: up to 32 KiB, 64 KiB and so on
     SHORTEST_BYTES = 32768
-    PATIENCE = 32               # the slower way is tried again after so many times its time
+    PATIENCE = 32               # the slower way is tried again after so many times its time,
+    LONGEST_NS = 1000000000     # or so long: that time may have been a stopped rank's
 
 
 ctypedef struct Trial:          # of calls of one collective and length
@@ -253,7 +254,7 @@ cdef bint direct_is_due(Trial *trial, int64_t now) noexcept nogil:
         return trial.direct_ns == 0
     if now < trial.again_ns:
         return not slower
-    trial.again_ns = now + PATIENCE * max(trial.direct_ns, trial.windows_ns)
+    trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.windows_ns), LONGEST_NS)
     return slower
 
 

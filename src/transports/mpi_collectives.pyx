@@ -13,7 +13,8 @@ from libc.string cimport memset
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
     Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
-    Request, TIMEOUT, Transport, complete, copy, now_ns, post_recv, post_send, slice_end, withdraw,
+    Request, TIMEOUT, Transport, complete, copy, now_ns, patiently, post_recv, post_send,
+    slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
@@ -248,7 +249,10 @@ cdef int compared(Transport *t, Call *c, Request *check) noexcept nogil:
 cdef int compare(Transport *t, Call *c) noexcept nogil:
     """Before a call, whoever runs it: what runs by our algorithms comes after MPI's own, too."""
     cdef Checks *checks = <Checks *>t.own
-    return compared(t, c, &checks.of[(checks.turn + 1) & 1].request)
+    cdef Request *check = &checks.of[(checks.turn + 1) & 1].request
+    if load_int(&check.status) == PENDING:
+        patiently(c)
+    return compared(t, c, check)
 
 
 cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcept nogil:

@@ -333,12 +333,12 @@ def test_the_users_own_traffic_is_not_disturbed(group, rank, size):
     assert [(rank - 1) % size] * 3 == into.tolist()
 
 
-@pytest.mark.parametrize("makes", [True, False])
-def test_layouts_only_where_no_other_thread_is_in_mpi(group, monkeypatch, makes):
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_layouts_only_where_no_other_thread_is_in_mpi(group, monkeypatch, concurrent):
     """Where another thread may wait in MPI it is asked for no layout: arrays are packed."""
-    monkeypatch.setattr(group._endpoint.threads, "makes", makes)
+    monkeypatch.setattr(group._endpoint.threads, "concurrent", concurrent)
     array = asarray(np.ones((200, 2048))[:, :1024])
     dist.barrier(group)
     peer = 1 - min(group.rank(), 1)
     carried = group._endpoint.messages.describes(peer, array.nbytes)
-    assert group.takes_gaps(array, peer) == (makes and carried)
+    assert group.takes_gaps(array, peer) == (concurrent and carried)
