@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 NO_TIMING = 2  # cudaEventDisableTiming
+CUPY_MAJOR = 14  # the first whose NCCL has unique ids that are bytes
+NCCL_MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 
 
 class ArrayLibrary(ABC):
@@ -415,7 +417,7 @@ def loaded_torch() -> ArrayLibrary | None:
 
 
 def has_nccl() -> bool:
-    """Does this process work on GPUs, with cupy and NCCL at hand?
+    """Does this process work on GPUs, with cupy and NCCL at hand that backend "nccl" takes?
 
     It does if it has imported cupy, or has made torch work on a GPU; else nothing is imported.
     """
@@ -428,7 +430,19 @@ def has_nccl() -> bool:
             nccl: Any = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
         return False
-    return bool(nccl.available and sys.modules["cupy"].cuda.is_available())
+    cupy: Any = sys.modules["cupy"]
+    return bool(
+        nccl.available
+        and cupy_major() >= CUPY_MAJOR
+        and nccl.get_version() >= NCCL_MINIMUM
+        and cupy.cuda.is_available()
+    )
+
+
+def cupy_major() -> int:
+    """The first number of the version of cupy, which is imported."""
+    version = str(getattr(sys.modules.get("cupy"), "__version__", CUPY_MAJOR))
+    return int(version.partition(".")[0])
 
 
 def _loaded() -> list[ArrayLibrary]:

@@ -155,29 +155,42 @@ def test_default_backend_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cupy", "torch_works", "available", "gpu", "expected"),
+    ("cupy", "torch_works", "available", "versions", "gpu", "expected"),
     [
-        (True, False, True, True, True),
-        (False, True, True, True, True),
-        (False, False, True, True, False),
-        (True, False, False, True, False),
-        (True, False, True, False, False),
+        (True, False, True, ("14.0.1", 22809), True, True),
+        (False, True, True, ("14.0.1", 21100), True, True),
+        (False, False, True, ("14.0.1", 22809), True, False),
+        (True, False, False, ("14.0.1", 22809), True, False),
+        (True, False, True, ("13.6.0", 22809), True, False),
+        (True, False, True, ("14.0.1", 21003), True, False),
+        (True, False, True, ("14.0.1", 22809), False, False),
     ],
-    ids=["cupy", "torch on a GPU", "torch on the CPU", "no NCCL", "no GPU"],
+    ids=[
+        "cupy",
+        "torch on a GPU",
+        "torch on the CPU",
+        "no NCCL",
+        "old cupy",
+        "old NCCL",
+        "no GPU",
+    ],
 )
 def test_who_works_on_gpus(
     monkeypatch: pytest.MonkeyPatch,
-    cupy: bool, torch_works: bool, available: bool, gpu: bool, expected: bool,
+    cupy: bool, torch_works: bool, available: bool, versions: tuple[str, int], gpu: bool,
+    expected: bool,
 ) -> None:  # fmt: skip
-    """Who has imported cupy, or made torch work on a GPU, where cupy has NCCL and a GPU."""
+    """Who has imported cupy, or made torch work on a GPU, where cupy has NCCL and a GPU, and
+    backend "nccl" takes both."""
     imported: list[str] = []
-    made = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: gpu))
+    of_cupy, of_nccl = versions
+    made = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: gpu), __version__=of_cupy)
     torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: torch_works))
 
     def found(name: str) -> object:
         imported.append(name)
         monkeypatch.setitem(sys.modules, "cupy", made)
-        return SimpleNamespace(available=available)
+        return SimpleNamespace(available=available, get_version=lambda: of_nccl)
 
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     if cupy:

@@ -16,14 +16,13 @@ from typing import Any, Protocol
 
 from cydist import config
 from cydist.backends.nccl.supplement import Supplement
+from cydist.devices import CUPY_MAJOR, NCCL_MINIMUM, cupy_major
 from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
 REMOTE = 6  # the result of a call when another rank is gone
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
 EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
-CUPY_MAJOR = 14  # the first whose unique ids are bytes
-MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
     "the driver has it)"
@@ -216,11 +215,10 @@ def load_cupy() -> Any:
             f"backend 'nccl' needs cupy, which is not installed ({error}): {INSTALL}; or use "
             "backend 'tcp' or 'mpi', which take GPU arrays too"
         ) from None
-    version = str(getattr(sys.modules.get("cupy"), "__version__", CUPY_MAJOR))
-    if int(version.partition(".")[0]) < CUPY_MAJOR:
+    if cupy_major() < CUPY_MAJOR:
         raise UnsupportedError(
-            f"backend 'nccl' needs cupy {CUPY_MAJOR} or later, and {version} is installed: "
-            f"{INSTALL}"
+            f"backend 'nccl' needs cupy {CUPY_MAJOR} or later, and "
+            f"{sys.modules['cupy'].__version__} is installed: {INSTALL}"
         )
     if not nccl.available:
         raise UnsupportedError(
@@ -245,7 +243,7 @@ def load() -> Binding:
         binding = CupyNccl()
     else:
         raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
-    if binding.version() < MINIMUM:
+    if binding.version() < NCCL_MINIMUM:
         raise UnsupportedError(
             f"backend 'nccl' needs NCCL 2.11 or later, and {spelled(binding.version())} is loaded: "
             f"{INSTALL}"
