@@ -4,11 +4,17 @@ Decoding a tagged message can make nothing but plain values, whoever sent it. Pi
 code: `decode` refuses it unless it is told that the sender is trusted. This is the one place
 that unpickles.
 
-What occurs twice in an object is sent once: containers, arrays and bytearrays are numbered as
-they end, and when one comes again its number is sent. So it stays one, and no message is longer
-than the object. What is in itself has no number yet, and is refused as too deep. In items of
-sets and in keys nothing is numbered: a copy is as good there, and hashing what a few bytes
-describe takes no longer than reading them.
+What occurs twice in an object is sent once: containers, arrays, bytearrays and scalars of more
+than SHORT bytes are numbered as they end, and when one comes again its number is sent. So it
+stays one. What is in itself has no number yet, and goes by pickle.
+
+In items of sets and in keys nothing is numbered: a copy is as good there, and hashing what a few
+bytes describe takes no longer than reading them. Copies of more than SHORT bytes are counted:
+where they would make the message more than 1 + COPIES times as long as numbers in their place,
+the object goes by pickle.
+
+So a message is never longer than that multiple of the object, in which each part counts once,
+arrays and views of them with all their elements, and each place where one comes again SHORT bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +30,9 @@ import numpy as np
 
 TAGGED, PICKLED = b"\x00", b"\x01"
 DEPTH_LIMIT = 64  # of nested containers; deeper ones are pickled
+SHORT = 64  # bytes that a scalar, or a part of a set or key, may take each time it occurs
+COPIES = 16  # bytes at most of copies in sets and keys for each byte of the rest
+_REFERENCE = 9  # bytes of a number that refers to a part
 # What numpy's dtype.str looks like; numpy itself reads much more than it writes.
 _DTYPE = re.compile(rb"[<>|][biufcSUmM][0-9]+(\[[0-9]*[A-Za-z]+\])?")
 
@@ -42,9 +51,9 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
     Raises TypeError for what only pickle can say when that is not allowed, and whatever
     pickle raises for what it cannot say either.
     """
-    parts: list[bytes] = [TAGGED]
+    writer = _Writer()
     try:
-        _encode(value, parts, 0, {})
+        writer.value(value, 0)
     except NotPlain as error:
         if not allow_pickle:
             raise TypeError(
@@ -52,7 +61,7 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
                 "connections that are not authenticated); send plain values and arrays"
             ) from None
         return PICKLED + pickle.dumps(value, protocol=5)
-    return b"".join(parts)
+    return b"".join(writer.parts)
 
 
 def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
@@ -86,47 +95,6 @@ def _sized(tag: bytes, body: bytes) -> bytes:
     return tag + struct.pack("<Q", len(body)) + body
 
 
-def _encode(value: Any, parts: list[bytes], depth: int, met: dict[int, int] | None) -> None:
-    """Append `value` to `parts`.
-
-    met     the number of what can be referred to, by its id; None: `value` is to be hashed
-    """
-    kind = type(value)  # exactly: a subclass would come back as its base
-    if kind in _SCALARS:
-        parts.append(_SCALARS[kind](value))
-        return
-    if met is not None and id(value) in met:
-        parts.append(b"r" + struct.pack("<Q", met[id(value)]))
-        return
-    if kind in _CONTAINERS:
-        if depth == DEPTH_LIMIT:
-            raise NotPlain(f"a container nested {DEPTH_LIMIT} deep, or in itself,")
-        parts.append(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
-        if kind is dict:
-            for key, item in value.items():
-                _encode(key, parts, depth + 1, None)
-                _encode(item, parts, depth + 1, met)
-        else:
-            for item in value:
-                _encode(item, parts, depth + 1, None if kind in _SETS else met)
-    elif kind is bytearray:
-        parts.append(_sized(b"B", bytes(value)))
-    elif kind is np.ndarray and _plain(value.dtype) and value.itemsize > 0:
-        name = value.dtype.str.encode()
-        shape = struct.pack(f"<{value.ndim}Q", *value.shape)
-        parts.append(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
-        parts.append(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.generic) and kind is value.dtype.type and _plain(value.dtype):
-        name = value.dtype.str.encode()
-        data = value.tobytes()[: value.itemsize]  # numpy gives an empty str_ four bytes
-        parts.append(b"G" + struct.pack("<B", len(name)) + name + data)
-        return
-    else:
-        raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
-    if met is not None:
-        met[id(value)] = len(met)
-
-
 def _int(value: int) -> bytes:
     return _sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
@@ -148,6 +116,83 @@ _CONTAINERS: dict[type, bytes] = {
     list: b"l", tuple: b"t", set: b"S", frozenset: b"Z", dict: b"d",
 }  # fmt: skip
 _SETS = (set, frozenset)
+_NUMBERED_KINDS = {*_CONTAINERS, bytearray, np.ndarray}  # and scalars of more than SHORT bytes
+
+
+class _Writer:
+    """Writes values to the parts of a message; raises NotPlain for what it cannot say."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = [TAGGED]
+        self._nbytes = len(TAGGED)  # of all parts
+        self._open: set[int] = set()  # ids of the containers that have begun and not ended
+        self._met: dict[int, int] = {}  # the number of what can be referred to, by its id
+        self._hashed: dict[int, int] = {}  # bytes of what is longer than SHORT, by its id
+        self._copied = 0  # bytes of copies of those, beyond those of references
+
+    def put(self, part: bytes) -> None:
+        self.parts.append(part)
+        self._nbytes += len(part)
+
+    def value(self, value: Any, depth: int, *, hashed: bool = False) -> None:
+        if not hashed and id(value) in self._met:
+            self.put(b"r" + struct.pack("<Q", self._met[id(value)]))
+            return
+        copied = self._count(value) if hashed and id(value) in self._hashed else None
+        start = self._nbytes
+        kind = type(value)  # exactly: a subclass would come back as its base
+        if kind in _SCALARS:
+            self.put(_SCALARS[kind](value))
+        elif kind in _CONTAINERS:
+            self._container(value, depth, hashed)
+        elif kind is bytearray:
+            self.put(_sized(b"B", bytes(value)))
+        elif kind is np.ndarray and _plain(value.dtype) and value.itemsize > 0:
+            self._array(value)
+        elif isinstance(value, np.generic) and kind is value.dtype.type and _plain(value.dtype):
+            name = value.dtype.str.encode()
+            data = value.tobytes()[: value.itemsize]  # numpy gives an empty str_ four bytes
+            self.put(b"G" + struct.pack("<B", len(name)) + name + data)
+        else:
+            raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
+        nbytes = self._nbytes - start
+        if copied is not None:
+            self._copied = copied  # what it is made of was counted with it
+        elif hashed and nbytes > SHORT:
+            self._hashed[id(value)] = nbytes
+        elif not hashed and (nbytes > SHORT or kind in _NUMBERED_KINDS):
+            self._met[id(value)] = len(self._met)
+
+    def _count(self, value: Any) -> int:
+        """Bytes of copies with one more of `value`; NotPlain where they are too many."""
+        nbytes = self._hashed[id(value)]
+        copied = self._copied + nbytes - _REFERENCE
+        if copied > COPIES * (self._nbytes + nbytes - copied):
+            raise NotPlain(f"a {type(value).__name__} that occurs too often in sets or keys")
+        return copied
+
+    def _container(self, value: Any, depth: int, hashed: bool) -> None:
+        kind = type(value)
+        if id(value) in self._open:
+            raise NotPlain(f"a {kind.__name__} in itself")
+        if depth == DEPTH_LIMIT:
+            raise NotPlain(f"a container nested {DEPTH_LIMIT} deep")
+        self._open.add(id(value))
+        self.put(_CONTAINERS[kind] + struct.pack("<Q", len(value)))
+        if kind is dict:
+            for key, item in value.items():
+                self.value(key, depth + 1, hashed=True)
+                self.value(item, depth + 1, hashed=hashed)
+        else:
+            for item in value:
+                self.value(item, depth + 1, hashed=hashed or kind in _SETS)
+        self._open.remove(id(value))
+
+    def _array(self, value: np.ndarray[Any, Any]) -> None:
+        name = value.dtype.str.encode()
+        shape = struct.pack(f"<{value.ndim}Q", *value.shape)
+        self.put(b"A" + struct.pack("<BB", len(name), value.ndim) + name + shape)
+        self.put(np.ascontiguousarray(value).tobytes())
 
 
 class _Reader:
@@ -175,6 +220,7 @@ class _Reader:
         return self.take(self.unpack("<Q")[0])
 
     def value(self, depth: int, *, hashed: bool = False) -> Any:
+        start = self._at
         tag = bytes(self.take(1))
         if tag == b"r" and not hashed:
             return self._again()
@@ -187,7 +233,7 @@ class _Reader:
                 raise CodecError(f"a broken value in an object message: {error}") from None
         else:
             raise CodecError(f"unknown tag {tag!r} in an object message")
-        if tag in _NUMBERED and not hashed:
+        if not hashed and (self._at - start > SHORT or tag in _NUMBERED):
             self._met.append(value)
         return value
 

@@ -1,5 +1,7 @@
 """Objects as bytes: what goes in comes out, and nothing else can be made of bytes."""
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -96,14 +98,99 @@ def test_what_is_shared_is_sent_once(pair):
     assert pair(0) == back
 
 
+@pytest.mark.parametrize(
+    "shared",
+    ["a" * 100, b"a" * 100, 1 << 800, np.str_("a" * 100), np.bytes_(b"a" * 100)],
+    ids=["str", "bytes", "int", "numpy.str_", "numpy.bytes_"],
+)
+def test_long_scalars_are_sent_once(shared):
+    """A message with 1000 of one text is no 1000 texts long; what comes back is one, too."""
+    message = codec.encode([[shared, i] for i in range(1000)], allow_pickle=False)
+    rest = codec.encode([[b"", i] for i in range(1000)], allow_pickle=False)
+    assert len(message) < len(rest) + 500
+    back = codec.decode(message, allow_pickle=False)
+    assert [[shared, i] for i in range(1000)] == back
+    assert type(back[0][0]) is type(shared)
+    assert all(pair[0] is back[0][0] for pair in back)
+
+
+HASHED = {
+    "set": lambda value: {value},
+    "frozenset": lambda value: frozenset([value]),
+    "key": lambda value: {value: None},
+}
+
+
+@pytest.mark.parametrize("hashed", HASHED.values(), ids=HASHED)
+@pytest.mark.parametrize(
+    "twice",
+    [lambda x: (x, x), lambda x: frozenset([x, (x,)]), lambda x: frozenset([(x, 1), (x, 2)])],
+    ids=["tuples", "frozensets", "frozensets of tuples"],
+)
+def test_what_is_hashed_does_not_explode(hashed, twice):
+    """2**18 ways to one value in a set or a key are no 2**18 copies of it: pickle says it."""
+    value = frozenset()
+    for _ in range(18):
+        value = twice(value)
+    message = codec.encode(hashed(value), allow_pickle=True)
+    assert len(message) < 2000
+    assert type(codec.decode(message, allow_pickle=True)) is type(hashed(value))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TypeError, match="occurs too often in sets or keys"):
+            codec.encode(hashed(value), allow_pickle=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize("hashed", HASHED.values(), ids=HASHED)
+@pytest.mark.parametrize(
+    "shared", ["a" * 10_000, (b"a" * 10_000, 1)], ids=["text", "tuple with bytes"]
+)
+def test_long_keys_are_not_copied_for_ever(hashed, shared):
+    """Few copies of what is long need no pickle; 1000 are no part of any message."""
+    few = [hashed(shared) for _ in range(10)]
+    assert few == codec.decode(codec.encode(few, allow_pickle=False), allow_pickle=False)
+    many = [hashed(shared) for _ in range(1000)]
+    message = codec.encode(many, allow_pickle=True)
+    assert len(message) < 100_000
+    assert many == codec.decode(message, allow_pickle=True)
+
+
+@pytest.mark.parametrize("hashed", HASHED.values(), ids=HASHED)
+@pytest.mark.parametrize(
+    "shared", ["learning rate", "a" * 200, (1, 2), ((1, "a"), ("b", 2), ("c", (3.5, 4)))], ids=repr
+)
+def test_keys_of_usual_length_need_no_pickle(hashed, shared):
+    """However many dicts have the same keys, and sets the same items."""
+    value = [hashed(shared) for _ in range(10_000)]
+    assert value == codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+
+
 def test_what_is_in_itself_needs_pickle():
     """It has no end that could be referred to."""
     circle = [1]
     circle.append({"circle": circle})
     back = codec.decode(codec.encode(circle, allow_pickle=True), allow_pickle=True)
     assert back is back[1]["circle"]
-    with pytest.raises(TypeError, match="in itself"):
+    with pytest.raises(TypeError, match="list in itself"):
         codec.encode(circle, allow_pickle=False)
+
+
+def test_what_is_in_itself_is_found_at_once():
+    """Before anything beside it is said a second time."""
+    circle = [1.5] * 100_000
+    circle.append(circle)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TypeError, match="in itself"):
+            codec.encode(circle, allow_pickle=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 @pytest.mark.parametrize(
@@ -112,8 +199,9 @@ def test_what_is_in_itself_needs_pickle():
         b"r" + bytes(8),
         b"l" + (1).to_bytes(8, "little") + b"r" + bytes(8),
         b"l" + (2).to_bytes(8, "little") + b"B" + bytes(8) + b"r" + (1).to_bytes(8, "little"),
+        b"l" + (2).to_bytes(8, "little") + b"b" + bytes(8) + b"r" + bytes(8),
     ],
-    ids=["nothing yet", "itself", "itself, later"],
+    ids=["nothing yet", "itself", "itself, later", "a short scalar"],
 )
 def test_only_what_has_ended_is_referred_to(body):
     """A message cannot make what is in itself, nor refer to what is not there."""

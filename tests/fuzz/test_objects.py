@@ -40,7 +40,12 @@ plain = st.recursive(
 )
 # Parts that occur twice, too, before and after others.
 tied = st.tuples(plain, plain).map(lambda two: [two, {"a": two[0], "b": [two[0], two]}, two[1]])
-messages = (plain | tied).map(lambda value: codec.encode(value, allow_pickle=False))
+long = st.binary(min_size=codec.SHORT, max_size=2 * codec.SHORT)
+long |= long.map(bytes.hex) | long.map(lambda data: int.from_bytes(data, "little"))
+hashed = (long | st.tuples(long | keys, keys)).map(
+    lambda key: [key, {key: 1}, {(key, (key,)), frozenset([key])}, {(key,): key}, key]
+)
+messages = (plain | tied | hashed).map(lambda value: codec.encode(value, allow_pickle=False))
 
 
 @given(messages)
@@ -48,6 +53,22 @@ def test_whole(message: bytes) -> None:
     """What was encoded decodes to what encodes to the same bytes."""
     value = codec.decode(message, allow_pickle=False)
     assert len(codec.encode(value, allow_pickle=False)) == len(message)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0), max_size=3)), max_size=10))
+@example([(False, [-1] * 3)] * 10)
+@example([(True, [-1]), (False, [-1, -1, -2])] * 5)
+def test_shared(picked: list[tuple[bool, list[int]]]) -> None:
+    """However often parts occur in others, in sets and in keys, each makes a message longer by
+    what it has itself."""
+    parts: list = [1, "a" * 100]
+    for is_set, which in picked:
+        chosen = [parts[number % len(parts)] for number in which]
+        parts.append(frozenset(chosen) if is_set else tuple(chosen))
+    message = codec.encode([{parts[-1]}, parts, {parts[-1]: 1}], allow_pickle=True)
+    places = 10 + len(parts) + sum(len(which) for _, which in picked)
+    assert len(message) < (1 + codec.COPIES) * (codec.SHORT * places + 100)
+    assert codec.decode(message, allow_pickle=True)[1] == parts
 
 
 def sized(tag: bytes, *sizes: int) -> bytes:
