@@ -22,7 +22,7 @@ from cydist._native import short, shortcut, use_operation
 from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
-from cydist.work import JointWork
+from cydist.work import JointWork, countdown, seconds
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
@@ -461,7 +461,8 @@ def barrier(
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.barrier(call)
 
-    works = [run(part, "barrier", None, body, None, async_op, timeout) for part in chosen.parts()]
+    left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
+    works = [run(part, "barrier", None, body, None, async_op, left()) for part in chosen.parts()]
     begun = [work for work in works if work is not None]
     return JointWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

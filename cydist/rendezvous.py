@@ -445,11 +445,12 @@ def _tcp(call: _Call, host: str, port: int) -> TCPStore:
 
 def _launchers_socket(port: int) -> int | None:
     """The socket that the launcher bound, taken if it is bound to `port`: it is for MASTER_PORT,
-    and a URL may ask for another one."""
-    if not config.STORE_FD.get():
+    and a URL may ask for another one. A process that rank 0 started has the variable alone."""
+    try:
+        bound = socket.socket(fileno=int(config.STORE_FD.get()))
+    except (ValueError, OverflowError, OSError):
         return None
-    bound = socket.socket(fileno=int(config.STORE_FD.get()))
-    fits = bound.getsockname()[1] == port
+    fits = bound.family in (socket.AF_INET, socket.AF_INET6) and bound.getsockname()[1] == port
     bound.detach()
     return int(config.STORE_FD.take()) if fits else None
 

@@ -59,9 +59,31 @@ def test_a_barrier_is_of_every_backend(both, monkeypatch, async_op):
         if work is not None:
             work.wait(30)
             assert work.is_success()
-        return calls
+        return sorted(calls)  # asynchronous ones run at once
 
     assert [["cpu", "cuda"]] * 2 == run_threads(body, 2, "cpu:inproc,cuda:both")
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "the group's"])
+def test_a_barrier_of_several_backends_has_one_timeout(both, monkeypatch, given):
+    """What the first one takes, the second one has no more."""
+
+    def body(rank):
+        group = dist.new_group([0], timeout=0.1)
+        first, second = group.by_device.values()
+        begun, left = [], []
+
+        def take_all(call):
+            begun.append(call)
+            while call.remaining():
+                pass
+
+        monkeypatch.setattr(first, "barrier", take_all)
+        monkeypatch.setattr(second, "barrier", lambda call: left.append(call.remaining()))
+        dist.barrier(group, timeout=0.1 if given else None)
+        return len(begun), left
+
+    assert [(1, [0])] == run_threads(body, 1, "cpu:inproc,cuda:both")
 
 
 def _noted(calls, device, barrier):

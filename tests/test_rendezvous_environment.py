@@ -113,6 +113,22 @@ def test_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> No
     assert "CYDIST_STORE_FD" not in os.environ
 
 
+@pytest.mark.parametrize("stale", ["closed", "file", "unix", "no number"])
+def test_a_stale_descriptor_is_passed_over(monkeypatch: pytest.MonkeyPatch, stale: str) -> None:
+    """Rank 0 opens a socket of its own where the variable names none, or one of another kind."""
+    one, other = socket.socketpair()
+    with one, other, open(os.devnull) as file:
+        closed = os.dup(0)
+        os.close(closed)
+        said = {"closed": closed, "file": file.fileno(), "unix": one.fileno(), "no number": "x"}
+        monkeypatch.setenv("MASTER_ADDR", HOST)
+        monkeypatch.setenv("MASTER_PORT", str(free_port()))
+        monkeypatch.setenv("CYDIST_STORE_FD", str(said[stale]))
+        check_met(meet("env://", [0, 1], timeout=10))
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+
+
 def test_under_torchrun_the_agents_store_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """MASTER_PORT is held by torch's own store: rank 0's address is published there, and no
     secret; a second meeting works too."""
