@@ -57,7 +57,7 @@ cpdef Array asarray(object obj):
     """
     if isinstance(obj, Array):
         return <Array>obj
-    if PyObject_CheckBuffer(obj) and not shows_cuda(type(obj)):
+    if PyObject_CheckBuffer(obj) and not shows_cuda(obj):
         return from_buffer(obj)
     if is_torch(obj):
         return from_torch(obj)
@@ -87,10 +87,26 @@ cpdef Array asarray(object obj):
 cdef type plain_type = None
 
 
-cdef bint shows_cuda(type kind):
-    """Are these arrays on a GPU? cupy's have a buffer as well, which raises, or gives managed
-    memory as if it were the CPU's."""
-    return kind is not plain_type and hasattr(kind, "__cuda_array_interface__")
+cdef bint shows_cuda(object obj):
+    """Is this array, which has a buffer, on a GPU?
+
+    cupy's have one that raises, or gives managed memory as if it were the CPU's. One that only
+    its class says it of is not, such as jax's on the CPU, whose property raises; nor are numpy's
+    subclasses, such as numba's arrays of memory that both sides reach: the CPU reads them.
+    """
+    if type(obj) is plain_type or not hasattr(type(obj), "__cuda_array_interface__"):
+        return False
+    if is_cupy(obj):    # for which it asks CUDA
+        return True
+    try:
+        return obj.__cuda_array_interface__ is not None and not is_numpy(obj)
+    except Exception:
+        return False
+
+
+cdef bint is_numpy(object obj):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
 cdef Array from_buffer(object obj):
@@ -100,7 +116,8 @@ cdef Array from_buffer(object obj):
     if type(obj) is not plain_type:
         if hasattr(obj, "mask") and hasattr(obj, "filled"):
             raise TypeError(MASKED)
-        plain_type = type(obj)
+        if not hasattr(type(obj), "__cuda_array_interface__"):  # one may be on a GPU
+            plain_type = type(obj)
     try:
         PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
     except (ValueError, BufferError):

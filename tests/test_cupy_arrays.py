@@ -68,6 +68,42 @@ def test_what_shows_cuda_memory_is_no_buffer() -> None:
     assert (found.device, found.address, found.dtype_name) == ("cuda", 4096, "float32")
 
 
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, None])
+def test_an_array_of_the_cpu_may_be_of_such_a_class(error: type[Exception] | None) -> None:
+    """jax's property raises for what is on the CPU: its buffer is taken then, time and again."""
+
+    class Either(bytearray):
+        on_gpu = False
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            if self.on_gpu:
+                return {"version": 3, "shape": (2,), "typestr": "<f4", "data": (4096, False)}
+            if error is not None:
+                raise error("it is on the CPU")
+            return None
+
+    for _ in range(2):
+        found = asarray(Either(8))
+        assert (found.device, found.shape) == ("cpu", (8,))
+    other = Either(8)
+    other.on_gpu = True
+    assert asarray(other).device == "cuda"
+
+
+def test_numpys_arrays_of_memory_that_both_sides_reach_are_the_cpus() -> None:
+    """numba's mapped and managed arrays are numpy's, and show CUDA's interface."""
+
+    class Mapped(np.ndarray):
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"version": 3, "shape": self.shape, "typestr": "<f8", "data": (4096, False)}
+
+    memory = np.zeros(3)
+    found = asarray(memory.view(Mapped))
+    assert (found.device, found.address) == ("cpu", memory.ctypes.data)
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("dtype", ["u1", "f2", "c16"])
 def test_views_for_copies(view: Callable[[Any], Any], dtype: str) -> None:
