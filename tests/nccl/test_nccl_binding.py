@@ -125,6 +125,35 @@ def test_an_end_comes_once(alone: Any, standin: Any) -> None:
     assert alone.async_error() == ""
 
 
+def test_an_end_under_way_is_waited_for(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who ends it as well, and by the end of the process, for which it is alive until then."""
+    begun, gate = threading.Event(), threading.Event()
+
+    class Slow:
+        def abort(self) -> None:
+            begun.set()
+            gate.wait(20)
+            real.abort()
+
+    real, alone._comm = alone._comm, Slow()
+    monkeypatch.setattr(binding, "EXIT_SECONDS", 0.05)
+    first, second = (threading.Thread(target=alone.abort, daemon=True) for _ in range(2))
+    first.start()
+    assert begun.wait(20)
+    second.start()
+    try:
+        binding.abort_all()
+        assert alone in binding.alive
+        second.join(0.05)
+        assert second.is_alive()
+    finally:
+        gate.set()
+        for thread in (first, second):
+            thread.join(20)
+    assert alone not in binding.alive
+    assert not second.is_alive()
+
+
 def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:
     """The supplement asks the library itself; without it cupy's check does."""
     assert alone.async_error() == ""

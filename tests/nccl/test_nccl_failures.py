@@ -221,6 +221,24 @@ def test_the_others_are_told_before_an_abort_that_hangs(
         stuck.set()
 
 
+def test_a_communicator_ends_where_its_gpu_cannot_be_used(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs there would hang for good otherwise."""
+
+    def body(rank: int) -> bool:
+        group: Any = dist.new_group([0, 1])
+
+        def unusable() -> None:
+            raise OSError("no such device")
+
+        monkeypatch.setattr(group.gpu, "use", unusable)
+        group.end_comm(abort=True)
+        return group.comm in binding.alive
+
+    assert run_threads(body, 2, "nccl") == [False, False]
+
+
 def test_an_error_of_the_device_fails_the_group(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sticky error of CUDA is no "not ready": DistBackendError with its words."""
 
