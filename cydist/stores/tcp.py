@@ -54,8 +54,6 @@ _LINGER = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _IDLE_CONNECTIONS = 8
 
-_Will = tuple[str, Value]
-
 _WORKERS = INTERNAL + b"workers"
 _WORKER = INTERNAL + b"worker/%d"
 
@@ -147,7 +145,7 @@ class TCPStore(Store):
                 f"{int(count)}/{world_size} workers joined"
             ) from None
 
-    def _request(self, request: Request, *, bond: _Will | None = None) -> Sequence[bytes]:
+    def _request(self, request: Request, *, bond: bool = False) -> Sequence[bytes]:
         request.check_sizes()
         deadline = time.monotonic() + request.timeout
         connection = self._pool.take(deadline, bond=bond)
@@ -214,11 +212,7 @@ class TCPStore(Store):
         takes one more connection.
         """
         request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
-        self._request(request, bond=(key, value))
-
-    def take_back(self, key: str, value: Value) -> None:
-        """Undo `will`. Others that were made over this object stay."""
-        self._pool.part((key, value))
+        self._request(request, bond=True)
 
     def num_keys(self) -> int:
         """The number of keys: one more than the user's, for the count of workers."""
@@ -323,7 +317,7 @@ class _Pool:
         self._job = job
         self._idle: list[socket.socket] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
-        self._bonds: list[tuple[_Will, socket.socket]] = []
+        self._bonds: list[socket.socket] = []
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -337,32 +331,22 @@ class _Pool:
     def twin(self) -> _Pool:
         return _Pool(self.host, self.port, self._secret, self._job)
 
-    def take(self, deadline: float, *, bond: _Will | None = None) -> socket.socket:
+    def take(self, deadline: float, *, bond: bool = False) -> socket.socket:
+        kept = self._bonds if bond else self._idle
         with self._lock:
             if self._closed:
                 raise DistStoreError(f"this TCPStore on {self.name} is closed")
-            if self._idle and bond is None:
-                return self._idle.pop()
+            if kept:
+                return kept.pop()
         # The server has been there before: if it is gone now, it stays gone.
         return self.connect(deadline, patient=False)
 
-    def give(self, connection: socket.socket, *, bond: _Will | None = None) -> None:
+    def give(self, connection: socket.socket, *, bond: bool = False) -> None:
         with self._lock:
-            if not self._closed and bond is not None:
-                self._bonds.append((bond, connection))
+            if not self._closed and (bond or len(self._idle) < _IDLE_CONNECTIONS):
+                (self._bonds if bond else self._idle).append(connection)
                 return
-            if not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
-                self._idle.append(connection)
-                return
-        connection.close() if bond is None else _part(connection)
-
-    def part(self, bond: _Will) -> None:
-        """Take this will back."""
-        with self._lock:
-            ended = [connection for will, connection in self._bonds if will == bond]
-            self._bonds = [each for each in self._bonds if each[0] != bond]
-        for connection in ended:
-            _part(connection)
+        _part(connection) if bond else connection.close()
 
     def close(self, *, ended: bool = False) -> None:
         """Close all connections; if the process has ended, the server is not told that this is
@@ -372,14 +356,14 @@ class _Pool:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
-            for _, connection in self._bonds:
+            for connection in self._bonds:
                 connection.close() if ended else _part(connection)
             self._bonds.clear()
 
     def abandon(self) -> None:
         """In a forked child: the parent goes on using these connections; make new ones."""
         self._lock = threading.Lock()
-        for connection in self._idle + [connection for _, connection in self._bonds]:
+        for connection in self._idle + self._bonds:
             connection.close()
         self._idle, self._bonds = [], []
 

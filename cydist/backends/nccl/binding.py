@@ -22,6 +22,7 @@ from cydist.errors import UnsupportedError
 UNIQUE_ID_BYTES = 128
 REMOTE = 6  # the result of a call when another rank is gone
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
+END_SECONDS = 10.0  # the longest that one thread waits for another to end a communicator
 EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
@@ -132,7 +133,34 @@ class CupyNccl:
         return None
 
 
-class CupyCommunicator:
+alive: set[Any] = set()  # communicators, until they are ended
+
+
+class Ending:
+    """How a communicator ends: by the first thread that asks, for whom the others wait; two would
+    free it twice. It is `alive` until that is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+        self._gone = threading.Event()
+        alive.add(self)
+
+    def _end(self, *steps: Callable[[], object]) -> None:
+        with self._lock:
+            first, self._ended = not self._ended, True
+        if not first:
+            self._gone.wait(END_SECONDS)
+            return
+        try:
+            for step in steps:
+                step()
+        finally:
+            alive.discard(self)
+            self._gone.set()
+
+
+class CupyCommunicator(Ending):
     """One of cupy's communicators. It is ended here, never by the garbage collector: that could
     block wherever Python happens to be."""
 
@@ -153,9 +181,7 @@ class CupyCommunicator:
         self._pointer = int(comm.comm)
         self._supplement = supplement
         self._meaning = meaning
-        self._lock = threading.Lock()
-        self._ended = False
-        alive.add(self)
+        super().__init__()
 
     def async_error(self) -> str:
         if self._ended:
@@ -176,23 +202,10 @@ class CupyCommunicator:
         return self._supplement.premul(self._pointer, type_code, scalar)
 
     def abort(self) -> None:
-        if self._take():
-            self._comm.abort()
+        self._end(self._comm.abort)
 
     def destroy(self) -> None:
-        if self._take():
-            self._supplement.finalize(self._pointer)
-            self._comm.destroy()
-
-    def _take(self) -> bool:
-        """Is it this thread that ends it? Two would free it twice."""
-        with self._lock:
-            first, self._ended = not self._ended, True
-        alive.discard(self)
-        return first
-
-
-alive: set[Communicator] = set()  # until they are ended
+        self._end(lambda: self._supplement.finalize(self._pointer), self._comm.destroy)
 
 
 def abort_all() -> None:

@@ -229,7 +229,9 @@ class Failures(ProcessGroup):
         comm, gpu = self.comm, self.gpu
 
         def run() -> None:
-            gpu.use()  # a thread of its own is on GPU 0 at first, and would leave a context there
+            # A thread of its own is on GPU 0 at first, and would leave a context there.
+            with contextlib.suppress(Exception):  # it ends where that fails, too
+                gpu.use()
             if abort:
                 comm.abort()
             else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ from cydist.backends.nccl.binding import (
     IN_PROGRESS,
     INSTALL,
     UNIQUE_ID_BYTES,
+    Ending,
     NcclError,
-    alive,
 )
 from cydist.backends.nccl.supplement import ON_HOST
 from cydist.errors import UnsupportedError
@@ -60,15 +59,13 @@ class Nccl4py:
         return None
 
 
-class Nccl4pyCommunicator:
+class Nccl4pyCommunicator(Ending):
     """One of nccl4py's communicators."""
 
     def __init__(self, nccl: Any, comm: Any) -> None:
         self._nccl = nccl
         self._comm = comm
-        self._lock = threading.Lock()
-        self._ended = False
-        alive.add(self)
+        super().__init__()
 
         def bound(function: Any) -> Any:
             """NCCL's call, whose last argument but one is the communicator."""
@@ -94,17 +91,10 @@ class Nccl4pyCommunicator:
         return int(self._nccl.red_op_create_pre_mul_sum(address, type_code, ON_HOST, self._comm))
 
     def abort(self) -> None:
-        if self._take():
-            self._nccl.comm_abort(self._comm)
+        self._end(lambda: self._nccl.comm_abort(self._comm))
 
     def destroy(self) -> None:
-        if self._take():
-            self._nccl.comm_finalize(self._comm)
-            self._nccl.comm_destroy(self._comm)
-
-    def _take(self) -> bool:
-        """Is it this thread that ends it? Two would free it twice."""
-        with self._lock:
-            first, self._ended = not self._ended, True
-        alive.discard(self)
-        return first
+        self._end(
+            lambda: self._nccl.comm_finalize(self._comm),
+            lambda: self._nccl.comm_destroy(self._comm),
+        )
