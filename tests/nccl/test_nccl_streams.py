@@ -174,6 +174,32 @@ def test_send_and_recv(job: Any, gpus: Any) -> None:
     assert job.run(body) == [None, (0, [7] * 4)]
 
 
+@pytest.mark.parametrize("how", ["wait", "synchronize", "future"])
+def test_a_strided_message_is_unpacked_behind_the_receive(job: Any, gpus: Any, how: str) -> None:
+    """On the group's stream: who waits for the GPU finds it, though the current stream is held."""
+
+    def body(rank: int) -> Any:
+        x = gpus.array(np.arange(6.0).reshape(2, 3) * (1 - rank))
+        part = x.view(x.memory.T)
+        if rank == 0:
+            dist.isend(part, 1).synchronize()
+            return None
+        work = dist.irecv(part, 0)
+        if how == "wait":
+            work.wait()
+            return x.get()
+        gate = gpus.hold()
+        if how == "synchronize":
+            work.synchronize()
+        else:
+            work.get_future().result(thread_gpu.DEADLINE)
+        found = x.memory.copy()
+        gate.set()
+        return found
+
+    np.testing.assert_array_equal(job.run(body)[1], np.arange(6.0).reshape(2, 3))
+
+
 def test_a_receive_from_anyone_is_refused(job: Any, gpus: Any) -> None:
     """UnsupportedError that names backends which can; the group stays usable."""
 
@@ -266,7 +292,7 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> tuple[Any, bool]:
         group = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
+        thread_gpu.until(lambda: not group._watch.busy)
         dist.monitored_barrier()
         gpus.capturing = True
         try:

@@ -304,7 +304,10 @@ class NcclGroup(Failures, ProcessGroup):
                 self._note(self._call, " and ".join(texts))
                 self._start(items)
 
-    # Messages.
+    # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
+
+    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+        return True
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
         return self._message("isend", "send", array, peer)
@@ -324,14 +327,17 @@ class NcclGroup(Failures, ProcessGroup):
         """One message, on the group's stream; inside `together` it begins with the others."""
         self._checked(name, [array])
         here = plans.Span(0)
+        if kind == "send":
+            array = array.dense()
+        packed = array if array.contiguous else array.empty_like()
         transfer = plans.Transfer(
             kind, here if kind == "send" else None, here if kind == "recv" else None, array.nbytes,
             peer=peer,
         )  # fmt: skip
-        item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [array], None)
+        item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
         with self._lock:
             self.check_usable(name)
-            flight = Flight(StreamCall(name, 0, self.deadline(None)), array)
+            flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed))
             streams = [devices.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
             work = StreamWork(self, flight, [array.owner], streams, blocking)
@@ -353,6 +359,11 @@ class NcclGroup(Failures, ProcessGroup):
             self._after(self._stream, streams)
             self._stream_now = self._stream
             self._start([item for item, _ in messages])
+            kept: list[Any] = [flight.keep for flight in flights]
+            for into, packed in kept:
+                if packed is not into:  # on the group's stream, behind the receive
+                    with self._current(into, self._stream):
+                        into.take(packed)
         except BaseException as error:
             for flight in flights:
                 self._watch.drop(flight)
@@ -387,14 +398,14 @@ class NcclGroup(Failures, ProcessGroup):
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         how, factor = self._how(call, output, op)
         counts = tuple(each.size for each in inputs)
-        self._note(call, f"of {shown(counts)} {output.dtype_name}, op {how.name}")
-        plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
+        self._note(call, f"of {plans.shown(counts)} {output.dtype_name}, op {how.name}")
+        plan = plans.reduce_scatter(self._rank, counts, how, plans.adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        self._note(call, f"of {shown([each.size for each in outputs])} {array.dtype_name}")
+        self._note(call, f"of {plans.shown([each.size for each in outputs])} {array.dtype_name}")
         sizes = tuple(each.nbytes for each in outputs)
-        self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
+        self._run(plans.all_gather(self._rank, sizes, plans.adjacent(outputs)), [array, *outputs])
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         self._note(call, f"root {root}")
@@ -479,20 +490,3 @@ class NcclGroup(Failures, ProcessGroup):
         self.end_comm(abort=self._failed is not None)
         with self._telling:  # by the thread that found the failure
             self.host.destroy()
-
-
-def adjacent(arrays: Sequence[Array]) -> bool:
-    """Do arrays lie one behind the other, in their order?"""
-    end = arrays[0].address
-    for each in arrays:
-        if each.address != end and each.nbytes:
-            return False
-        end += each.nbytes
-    return True
-
-
-def shown(counts: Sequence[int]) -> str:
-    """Counts of blocks for a note: "3 * 4", or all of them."""
-    if len(set(counts)) == 1:
-        return f"{len(counts)} * {counts[0]}"
-    return "+".join(map(str, counts))

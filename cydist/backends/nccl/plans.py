@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cydist.backends.nccl.reductions import UINT8, Reduction
+
+if TYPE_CHECKING:
+    from cydist._native import Array
 
 
 class Span(NamedTuple):
@@ -351,3 +354,20 @@ def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction)
     inputs = [Span(1 + r) for r in range(len(counts))]
     phases, scratch = _exchanged(rank, inputs, counts, how, Span(0))
     return Plan(phases, (scratch,))
+
+
+def adjacent(arrays: Sequence[Array]) -> bool:
+    """Do arrays lie one behind the other, in their order?"""
+    end = arrays[0].address
+    for each in arrays:
+        if each.address != end and each.nbytes:
+            return False
+        end += each.nbytes
+    return True
+
+
+def shown(counts: Sequence[int]) -> str:
+    """Counts of blocks for a note: "3 * 4", or all of them."""
+    if len(set(counts)) == 1:
+        return f"{len(counts)} * {counts[0]}"
+    return "+".join(map(str, counts))
