@@ -55,11 +55,13 @@ class World:
         self.allow_pickle = True
 
     def let_go(self) -> None:
-        """The job is over, for this rank: leave its store, unless that is the user's."""
+        """The job is over, for this rank: leave its store; if that is the user's, the meeting."""
         from cydist.stores.members import release  # imported with the store
 
         if self.owns_store:
             release(self.store)
+        else:
+            self.store.take_back()
 
     def make(
         self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object

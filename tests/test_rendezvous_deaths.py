@@ -382,3 +382,21 @@ def test_an_error_that_is_no_text_is_told(master: TCPStore) -> None:
         raise OSError("no file '/tmp/\udcff'")
     with pytest.raises(PeerFailedError, match=r"rank 1 .*OSError: no file '/tmp/\\udcff'"):
         watched.wait(["never"], DEADLINE)
+
+
+def test_an_end_after_the_job_is_no_death(master: TCPStore) -> None:
+    """A process that has destroyed its job in a store of its own is not missed there when it ends;
+    it is in what else it joined over that store."""
+    script = (
+        "import cydist as dist\n"
+        "from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.stores import MembersStore\n"
+        f"store = dist.TCPStore('{HOST}', {master.port})\n"
+        "MembersStore('p', store, [0, 1]).join(1)\n"
+        "dist.init_process_group('tcp', store=store, rank=0, world_size=1)\n"
+        "dist.destroy_process_group()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=DEADLINE, check=True)
+    with pytest.raises(PeerFailedError, match="rank 1"):
+        MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
+    assert not master.check(["cydist//1/lost"])

@@ -59,6 +59,7 @@ class MembersStore(PrefixStore):
         self._what_for = ""  # the path from there to here
         self._known = b""
         self._patience: float | None = None
+        self._will = b""
 
     def part(
         self, prefix: str, members: Collection[int], what: str, patience: float | None = None
@@ -104,7 +105,13 @@ class MembersStore(PrefixStore):
         if self._root is not None:
             where = f"on {socket.gethostname()} (process {os.getpid()})"
             with served_by(self.holder, self._what):
-                self._root.will(self._lost, self._line(rank, f"{where} died, ended or was cut off"))
+                self._will = self._line(rank, f"{where} died, ended or was cut off")
+                self._root.will(self._lost, self._will)
+
+    def take_back(self) -> None:
+        """From now on the end of this process is no news here."""
+        if self._root is not None:
+            self._root.take_back(self._lost, self._will)
 
     def leave(self, rank: int, why: str) -> None:
         """Tell whoever waits here for `rank` that it will not come; best effort."""

@@ -213,6 +213,19 @@ class TCPStore(Store):
         """
         request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
         self._request(request, bond=True)
+        self._pool.wills.append((key, value))
+
+    def take_back(self, key: str, value: Value) -> None:
+        """Undo `will`; others that were made over this object stay. Best effort."""
+        ended = self._pool.disown(key, value)
+        try:
+            rest, self._pool.wills = (self._pool.wills, []) if ended else ([], self._pool.wills)
+            with contextlib.suppress(DistStoreError):
+                for each in rest:
+                    self.will(*each)
+        finally:
+            for connection in ended:
+                _part(connection)
 
     def num_keys(self) -> int:
         """The number of keys: one more than the user's, for the count of workers."""
@@ -318,6 +331,7 @@ class _Pool:
         self._idle: list[socket.socket] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
         self._bonds: list[socket.socket] = []
+        self.wills: list[tuple[str, Value]] = []  # that they carry
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -348,6 +362,15 @@ class _Pool:
                 return
         _part(connection) if bond else connection.close()
 
+    def disown(self, key: str, value: Value) -> list[socket.socket]:
+        """Take out the connections that carry this will, and maybe others."""
+        with self._lock:
+            if (key, value) not in self.wills:
+                return []
+            self.wills.remove((key, value))
+            ended, self._bonds = self._bonds, []
+            return ended
+
     def close(self, *, ended: bool = False) -> None:
         """Close all connections; if the process has ended, the server is not told that this is
         on purpose."""
@@ -365,7 +388,7 @@ class _Pool:
         self._lock = threading.Lock()
         for connection in self._idle + self._bonds:
             connection.close()
-        self._idle, self._bonds = [], []
+        self._idle, self._bonds, self.wills = [], [], []
 
     def connect(self, deadline: float, *, patient: bool) -> socket.socket:
         """A new connection, authenticated.
