@@ -40,6 +40,7 @@ cdef str OBJECTS = (
     "all_gather_object, send_object_list or another of the object calls"
 )
 
+cdef str CUDA = "__cuda_array_interface__"
 cdef str MASKED = "a masked array is more than its memory: send its data and its mask apart"
 
 
@@ -63,50 +64,36 @@ cpdef Array asarray(object obj):
         return from_torch(obj)
     if is_cupy(obj):
         return from_cupy(obj)
-    interface = getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None:
+    if (interface := getattr(obj, CUDA, None)) is not None:
         return from_interface(obj, interface, "cuda", cuda_index(obj))
-    interface = getattr(obj, "__array_interface__", None)
-    if interface is not None:
+    if (interface := getattr(obj, "__array_interface__", None)) is not None:
         return from_interface(obj, interface, "cpu", 0)
     if hasattr(obj, "__dlpack__"):
         return from_dlpack(obj)
-    hint = "; put the values into an array first" if isinstance(
-        obj, (list, tuple, int, float, complex)
-    ) else ""
+    values = isinstance(obj, (list, tuple, int, float, complex))
     raise TypeError(
         "expected an array (numpy, torch, cupy, or anything with the buffer protocol or DLPack), "
-        f"not {type(obj).__qualname__}{hint}"
+        f"not {type(obj).__qualname__}{'; put the values into an array first' if values else ''}"
     )
 
 
 # The buffer protocol.
 
-# The type that was last found to show no CUDA memory, and to be no masked array, which would show
-# its data unmasked.
+# The type last found to show no CUDA memory, and to be no masked array: a buffer has no mask.
 cdef type plain_type = None
 
 
 cdef bint shows_cuda(object obj):
-    """Is this array, which has a buffer, on a GPU?
-
-    cupy's have one that raises, or gives managed memory as if it were the CPU's. One that only
-    its class says it of is not, such as jax's on the CPU, whose property raises; nor are numpy's
-    subclasses, such as numba's arrays of memory that both sides reach: the CPU reads them.
-    """
-    if type(obj) is plain_type or not hasattr(type(obj), "__cuda_array_interface__"):
+    """Is this array, which has a buffer, on a GPU? cupy's raises, or gives managed memory as if it
+    were the CPU's. What the CPU sees as well (numba's mapped arrays, numpy's class) is not; nor
+    is what only its class says it of (jax's on the CPU, whose property raises)."""
+    if type(obj) is plain_type or not hasattr(type(obj), CUDA) \
+            or hasattr(type(obj), "__array_interface__"):
         return False
-    if is_cupy(obj):    # for which it asks CUDA
-        return True
     try:
-        return obj.__cuda_array_interface__ is not None and not is_numpy(obj)
+        return is_cupy(obj) or getattr(obj, CUDA) is not None
     except Exception:
         return False
-
-
-cdef bint is_numpy(object obj):
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
 cdef Array from_buffer(object obj):
@@ -116,14 +103,13 @@ cdef Array from_buffer(object obj):
     if type(obj) is not plain_type:
         if hasattr(obj, "mask") and hasattr(obj, "filled"):
             raise TypeError(MASKED)
-        if not hasattr(type(obj), "__cuda_array_interface__"):  # one may be on a GPU
+        if not hasattr(type(obj), CUDA):    # the next may be on a GPU
             plain_type = type(obj)
     try:
         PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
     except (ValueError, BufferError):
         # numpy has no buffer format for ml_dtypes' dtypes, nor for datetime64.
-        interface = getattr(obj, "__array_interface__", None)
-        if interface is None:
+        if (interface := getattr(obj, "__array_interface__", None)) is None:
             raise
         return from_interface(obj, interface, "cpu", 0)
     if self.buffer.suboffsets != NULL:
@@ -282,10 +268,7 @@ cdef int set_numpy(Array self, object dtype, size_t itemsize) except -1:
 
 cdef int cuda_index(object obj) except -1:
     """The number of the device that holds a CUDA array; the interface does not tell."""
-    if hasattr(obj, "__dlpack_device__"):
-        _, index = obj.__dlpack_device__()
-        return index
-    return 0
+    return obj.__dlpack_device__()[1] if hasattr(obj, "__dlpack_device__") else 0
 
 
 # cupy, from attributes: its interfaces ask CUDA, and take several times as long.
