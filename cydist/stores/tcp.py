@@ -217,9 +217,8 @@ class TCPStore(Store):
 
     def take_back(self, key: str, value: Value) -> None:
         """Undo `will`; others that were made over this object stay. Best effort."""
-        ended = self._pool.disown(key, value)
+        ended, rest = self._pool.disown(key, value)
         try:
-            rest, self._pool.wills = (self._pool.wills, []) if ended else ([], self._pool.wills)
             with contextlib.suppress(DistStoreError):
                 for each in rest:
                     self.will(*each)
@@ -362,18 +361,17 @@ class _Pool:
                 return
         _part(connection) if bond else connection.close()
 
-    def disown(self, key: str, value: Value) -> list[socket.socket]:
-        """Take out the connections that carry this will, and maybe others."""
+    def disown(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
+        """Take out the connections that carry this will, and what else they carry."""
+        ended, rest = [], []
         with self._lock:
-            if (key, value) not in self.wills:
-                return []
-            self.wills.remove((key, value))
-            ended, self._bonds = self._bonds, []
-            return ended
+            if (key, value) in self.wills:
+                self.wills.remove((key, value))
+                (ended, self._bonds), (rest, self.wills) = (self._bonds, []), (self.wills, [])
+        return ended, rest
 
     def close(self, *, ended: bool = False) -> None:
-        """Close all connections; if the process has ended, the server is not told that this is
-        on purpose."""
+        """Close all connections; without a goodbye if the process has ended."""
         with self._lock:
             self._closed = True
             for connection in self._idle:
