@@ -250,6 +250,8 @@ cdef int compare(Transport *t, Call *c) noexcept nogil:
     """Before a call, whoever runs it: what runs by our algorithms comes after MPI's own, too."""
     cdef Checks *checks = <Checks *>t.own
     cdef Request *check = &checks.of[(checks.turn + 1) & 1].request
+    if checks.turn == 0:        # MPI has made none: so it is where there are windows
+        return OK
     if load_int(&check.status) == PENDING:
         patiently(c)
     return compared(t, c, check)
