@@ -209,7 +209,7 @@ def test_threads_that_take_turns_in_mpi(mpi: Path) -> None:
         mpi / "python", PROGRAM, "threads-in-turn", 100,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    said = sorted(re.findall(r"rank \d: \[.*\]", done.stdout))
+    said = sorted(re.findall(r"rank \d: \[[^]]*\]", done.stdout))
     assert ["rank 0: [100, 100]", "rank 1: [100, 100]"] == said
 
 
