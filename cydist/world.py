@@ -110,7 +110,14 @@ class World:
             name,
             list(ranks),
         )
-        return registry.create(backend, options, pg_options)
+        made = registry.create(backend, options, pg_options)
+        try:  # an error on one rank, after it has met the others, is still news for all
+            meeting.set(f"made/{backend}/{options.group_rank}", b"")
+            meeting.wait([f"made/{backend}/{rank}" for rank in range(len(ranks))])
+        except BaseException:
+            made.destroy()
+            raise
+        return made
 
     def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
         """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""

@@ -135,6 +135,33 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
     assert "it closed its connections and left" in done.stdout
 
 
+def test_a_rank_that_cannot_join_says_why_to_all(mpi: Path) -> None:
+    """Also when MPI runs already: nobody waits in its first call for one that is not there."""
+    ranks: list[object] = []
+    for transport in ("mpi", "shm", "mpi"):
+        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", PROGRAM, "unfit")
+        ranks += [":"] * bool(ranks) + ["-n", 1, *rank]
+    done = run(mpi / "mpirun", *ranks)
+    assert done.returncode == 0, done.stdout
+    assert "rank 1: RendezvousError: CYDIST_TRANSPORT=shm, but rank 1 cannot share" in done.stdout
+    for rank in (0, 2):
+        told = rf"rank {rank}: PeerFailedError: .*rank 1 on .* gave up: .*rank 1 cannot share"
+        assert re.search(told, done.stdout), done.stdout
+
+
+def test_another_backends_transport_is_refused_before_mpi_starts(mpi: Path) -> None:
+    """CYDIST_TRANSPORT=tcp on one rank: the others hear of it, and no MPI waits for anybody."""
+    ranks: list[object] = []
+    for transport in ("mpi", "tcp"):
+        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", PROGRAM, "unfit")
+        ranks += [":"] * bool(ranks) + ["-n", 1, *rank]
+    done = run(mpi / "mpirun", *ranks)
+    assert done.returncode == 0, done.stdout
+    assert "rank 1: ValueError: CYDIST_TRANSPORT=tcp is for backend 'tcp'" in done.stdout
+    assert "rank 1: MPI False" in done.stdout
+    assert "rank 0: PeerFailedError: " in done.stdout
+
+
 @pytest.mark.parametrize("how", ["destroying", "ending"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_late_rank_outlives_those_who_are_done(mpi: Path, ranks: int, how: str) -> None:

@@ -291,6 +291,18 @@ def test_trouble_before_the_first_group_is_told_at_once(ranks: Ranks) -> None:
         assert "trouble" in text
 
 
+def test_trouble_after_ranks_have_met_is_told_at_once(ranks: Ranks) -> None:
+    """A rank that fails when it has nothing more to ask the others says so to all."""
+    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
+    wrong = "from cydist.backends import host; host.of_link = lambda *given: int('trouble')"
+    others = [ranks.start(how.format(rank=rank)) for rank in range(2)]
+    ranks.start(how.format(rank=2), wrong)
+    for process in others:
+        name, about, text = ranks.said(process)
+        assert (name, about) == ("PeerFailedError", [2])
+        assert "trouble" in text
+
+
 def test_ranks_that_are_numbered_anew_are_not_taken_for_the_dead(master: TCPStore) -> None:
     """Of ranks 0, 1, 2, 3 the second has died, so 2 and 3 are 1 and 2 now; then the last gives up,
     and is called by its new number."""

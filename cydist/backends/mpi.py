@@ -31,10 +31,11 @@ from cydist.backends.mpi_process import (
     call_before_the_end,
     check_cuda_aware,
     load,
+    start,
     wait_until,
 )
 from cydist.backends.pieces import everywhere
-from cydist.backends.sharing import share_memory
+from cydist.backends.sharing import share_memory, transport_of
 from cydist.errors import DistTimeoutError, MismatchError, RendezvousError
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, UserReduction, op_and_factor
@@ -340,7 +341,10 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     Raises UnsupportedError without mpi4py or MPI, RendezvousError when MPI's ranks are not
     the job's.
     """
+    transport_of("mpi")
     MPI = load()
+    _meet_before_mpi(options)
+    start(MPI)
     _prepare(MPI)
     _sweep()
     places = _places(MPI, options)
@@ -360,7 +364,11 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         comm.Get_attr(MPI.TAG_UB),
         Threads(MPI).callers,
     )
-    link = share_memory(options.store, messages, "mpi")
+    try:
+        link = share_memory(options.store, messages, "mpi")
+    except BaseException:
+        MpiEndpoint(MPI, comm, messages, messages).share().release()  # the others wait for its end
+        raise
     return MpiGroup(
         MpiEndpoint(MPI, comm, link, messages),
         options.group_rank,
@@ -386,6 +394,13 @@ def _prepare(MPI: Any) -> None:
             )
     atexit.register(_leave_all, os.getpid())
     call_before_the_end(MPI, _end_all)
+
+
+def _meet_before_mpi(options: BackendOptions) -> None:
+    """Who cannot join tells the others here: MPI's start waits for all its ranks, and for ever."""
+    store = options.store
+    store.set(f"joins/{options.group_rank}", b"")
+    store.wait([f"joins/{peer}" for peer in range(options.group_size)], options.timeout)
 
 
 def _places(MPI: Any, options: BackendOptions) -> list[int]:

@@ -36,7 +36,7 @@ FORWARDING_SECONDS = 0.2  # an mpirun that is told to abort drops what it has no
 
 
 def load() -> Any:
-    """The module mpi4py.MPI, initialised; by us if nobody did it before.
+    """The module mpi4py.MPI, which may not be initialised.
 
     Raises UnsupportedError when mpi4py or the library behind it is not there.
     """
@@ -50,10 +50,14 @@ def load() -> Any:
         ) from error
     if MPI.Is_finalized():
         raise DistBackendError("MPI was finalized in this process; it cannot be started again")
+    return MPI
+
+
+def start(MPI: Any) -> None:
+    """Initialise MPI, if nobody did it before."""
     if not MPI.Is_initialized():
         _start(MPI)
         atexit.register(_finalize, MPI, os.getpid())
-    return MPI
 
 
 def _import() -> Any:

@@ -31,15 +31,10 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
 
     messages    what the link is made of: "tcp" or "mpi"
 
-    Raises ValueError for a CYDIST_TRANSPORT that does not exist, or belongs to another backend;
-    RendezvousError when it says "shm" and some rank cannot share.
+    Raises ValueError as `transport_of`, RendezvousError when CYDIST_TRANSPORT says "shm" and some
+    rank cannot share.
     """
-    wanted = transport()
-    if wanted in ("tcp", "mpi") and wanted != messages:
-        raise ValueError(
-            f"{config.TRANSPORT.names[0]}={wanted} is for backend {wanted!r}, and this one is "
-            f"{messages!r}: call init_process_group({wanted!r}), or set auto, shm or {messages}"
-        )
+    wanted = transport_of(messages)
     rank, size = link.rank, link.size
     store.set(f"place/{rank}", b"" if wanted == messages else place())
     places = store.multi_get([f"place/{peer}" for peer in range(size)])
@@ -71,6 +66,17 @@ def transport() -> str:
     wanted = config.TRANSPORT.get().strip().lower() or "auto"
     if wanted not in ("auto", "shm", "tcp", "mpi"):
         raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp, mpi")
+    return wanted
+
+
+def transport_of(messages: str) -> str:
+    """As `transport`, for the backend "tcp" or "mpi". Raises ValueError for the other's, too."""
+    wanted = transport()
+    if wanted in ("tcp", "mpi") and wanted != messages:
+        raise ValueError(
+            f"{config.TRANSPORT.names[0]}={wanted} is for backend {wanted!r}, and this one is "
+            f"{messages!r}: call init_process_group({wanted!r}), or set auto, shm or {messages}"
+        )
     return wanted
 
 

@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 import cydist as dist
+from cydist import launchers
 
 WAYS = {}
 
@@ -360,6 +361,18 @@ def again():
         assert total(attempt) == 2 * attempt
         dist.destroy_process_group()
     print(f"rank {rank}: content", flush=True)
+
+
+@way
+def unfit():
+    """Settings of the ranks do not fit together: say what this one hears, and whether it has asked
+    for MPI."""
+    try:
+        join("mpi")
+    except (dist.DistError, ValueError) as error:
+        rank = launchers.place().rank
+        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+        print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
 
 
 @way
