@@ -54,6 +54,7 @@ class ProcessGroup(Running):
     authenticated = True  # nobody else can speak on its connections: its objects may be pickled
     packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
     folds = False  # reductions by functions of arrays outside the CPU's memory
+    splits_alone = False  # `subgroup` asks nobody, and there are no options for a backend
 
     # What a backend implements.
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from cydist._native import failpoint
@@ -17,9 +18,9 @@ from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, Stor
 from cydist.stores import MembersStore, PrefixStore
 from cydist.stores.members import served_by
 
-# What rank 0 writes to say that everybody is here, followed by the meeting's random name, or
-# that somebody is missing.
-_COMPLETE, _FAILED = b"+", b"-"
+# What rank 0 writes to say that everybody is here, followed by the meeting's random name, that
+# somebody is missing, or how the ranks differ.
+_COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 
 # When a rank is lost, rank 0 stays for so long for those who have not come yet: they hear of it
 # from the store, which may go with rank 0.
@@ -38,6 +39,7 @@ def meet(
     deadline: float,
     group_name: str = "",
     holder: int | None = None,
+    backend: str = "",
 ) -> tuple[MembersStore, int, int]:
     """Check in and wait for all others. Returns the meeting's own part of `store`.
 
@@ -45,10 +47,12 @@ def meet(
     that were left by an earlier one.
 
     holder   the rank that serves the store, for one meeting; None: somebody else does
+    backend  what this rank will make a group of, and all others too
 
     Raises EarlierMeeting where that one meeting is another one, or this rank has been in it; on
-    every rank RendezvousError that lists the missing ranks after the first rank's deadline, and
-    PeerFailedError at once when one that was here is lost (MembersStore).
+    every rank RendezvousError that lists the missing ranks after the first rank's deadline, or
+    who asks for which backend where they differ, and PeerFailedError at once when one that was
+    here is lost (MembersStore).
     """
     if holder is not None:
         _find_the_same(store, rank, holder, f"{world_size} {group_name}", deadline)
@@ -61,7 +65,8 @@ def meet(
     meeting.join(rank)
     with meeting.told_on_error(rank, late=True):
         failpoint("rendezvous")
-        meeting.set(f"here/{rank}", f"{socket.gethostname()} (process {os.getpid()})")
+        place = f"{socket.gethostname()} (process {os.getpid()})"
+        meeting.set(f"here/{rank}", f"{place}\n{backend}")
         if rank == 0:
             _gather(meeting, world_size, deadline, number)
         else:
@@ -101,6 +106,12 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
             raise
         raise _failed(meeting, missing, world_size, number) from error
     _heed(meeting, world_size, number)
+    try:
+        asked = [text.partition(b"\n")[2] for text in meeting.multi_get(everybody)]
+        _compare(asked, range(world_size), "rendezvous")
+    except RendezvousError as error:
+        meeting.set("job", _DIFFER + str(error).encode())
+        raise
     meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
@@ -132,6 +143,32 @@ def _heed(meeting: PrefixStore, world_size: int, number: int) -> None:
     if word[:1] == _FAILED:
         missing = tuple(int(each) for each in word[1:].split(b",") if each)
         raise _absent(missing, world_size, number)
+    if word[:1] == _DIFFER:
+        raise RendezvousError(word[1:].decode())
+
+
+def agree(part: MembersStore, rank: int, ranks: Sequence[int], backend: str, what: str) -> None:
+    """All these ranks are about to make a group in this part of a store: of the same backend.
+
+    Raises RendezvousError that says who asks for which, on every rank; StoreTimeoutError and
+    PeerFailedError when one does not come.
+    """
+    part.set(f"asks/{rank}", backend)
+    _compare(part.multi_get([f"asks/{each}" for each in ranks]), ranks, what)
+
+
+def _compare(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> None:
+    """Raise RendezvousError if the ranks ask for different backends, each of which would wait for
+    its own ranks only."""
+    who: dict[bytes, list[int]] = {}
+    for rank, backend in zip(ranks, asked, strict=True):
+        who.setdefault(backend, []).append(rank)
+    if len(who) > 1:
+        texts = [f"{backend.decode()!r} on rank {_shown(own)}" for backend, own in who.items()]
+        raise RendezvousError(
+            f"{what}: the ranks ask for different backends: {'; '.join(texts)}. Name one, the same "
+            "on all: None stands for what a process finds, by its launcher, cupy and GPUs"
+        )
 
 
 def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
@@ -146,16 +183,19 @@ def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
 
 
 def _absent(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:
-    shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
     doubt = (
         f". This is meeting number {number} in this store: if it is the first of this job, two "
         "processes have the same rank, or the store is left from an earlier job"
         if number > 1
         else ""
     )
-    what = f"missing: rank {shown}" if missing else "rank 0 has not opened the meeting"
+    what = f"missing: rank {_shown(missing)}" if missing else "rank 0 has not opened the meeting"
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
         f"{what}{doubt}",
         ranks=missing,
     )
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")

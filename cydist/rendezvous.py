@@ -75,6 +75,7 @@ def rendezvous(
     store: Store | None = None,
     timeout: Timeout = 1800.0,
     group_name: str = "",
+    backend: str = "",
 ) -> tuple[MembersStore, int, int]:
     """Meet the other ranks of the job. Returns a store for this meeting, rank and world size.
 
@@ -82,6 +83,7 @@ def rendezvous(
                   "file:///path", each with "?rank=R&world_size=N" where the call does not say it
     store         meet in this store instead; needs `rank` and `world_size`
     group_name    keeps jobs apart that share an address, a file or a store
+    backend       what all ranks will make a group of
 
     Ranks are given out where the URL is a multicast address or a file and none is asked for.
     The returned store's own timeout is `timeout`, but that of an explicit store stays. In it the
@@ -89,8 +91,9 @@ def rendezvous(
     every rank and never the same again.
 
     Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
-    with the missing ranks, PeerFailedError within a second when a rank that had reached the
-    job's TCPStore dies, AuthenticationError if a rank does not know the job's secret.
+    with the missing ranks, or as soon as all have come if they ask for different backends,
+    PeerFailedError within a second when a rank that had reached the job's TCPStore dies,
+    AuthenticationError if a rank does not know the job's secret.
     """
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
@@ -99,7 +102,7 @@ def rendezvous(
     call = _Call(url, _given(rank), _given(world_size), group_name, deadline)
     if store is not None:
         here, size = call.placed("an explicit store")
-        return meet(store, here, size, deadline=deadline, group_name=group_name)
+        return meet(store, here, size, deadline=deadline, group_name=group_name, backend=backend)
     way = _WAYS.get("env" if url is None else url.scheme)
     if way is None:
         raise ValueError(
@@ -116,8 +119,9 @@ def rendezvous(
             with released_on_error(store):
                 store.set_timeout(timedelta(seconds=seconds(timeout)))
                 return meet(
-                    store, here, size, deadline=deadline, group_name=group_name, holder=holder
-                )
+                    store, here, size, deadline=deadline, group_name=group_name, holder=holder,
+                    backend=backend,
+                )  # fmt: skip
         except EarlierMeeting:
             _come_again(call, here, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

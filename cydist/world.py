@@ -72,6 +72,7 @@ class World:
         parts: dict[str, ProcessGroup] = {}
         try:
             with meeting.told_on_error(self.rank):
+                self.check_agreed(meeting, ranks, spec, pg_options)
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
                         meeting, ranks, name, backend, timeout, pg_options
@@ -87,6 +88,20 @@ class World:
         self.groups[name] = group
         return group
 
+    def check_agreed(
+        self, meeting: MembersStore, ranks: Sequence[int], spec: str, pg_options: object
+    ) -> None:
+        """Do all members ask for a group of this kind? The default group's have met already, and
+        a group that shares the default one's connections meets nobody."""
+        parent = self.groups.get(DEFAULT_GROUP)
+        if parent is None or (parent.backend == spec and parent.splits_alone):
+            return
+        from cydist.meeting import agree
+
+        # Those of the default group's backend share what it has, if they give none.
+        options = " with pg_options" if parent.backend == spec and pg_options is not None else ""
+        agree(meeting, self.rank, ranks, spec + options, "new_group")
+
     def make_one(
         self,
         meeting: MembersStore,
@@ -98,8 +113,10 @@ class World:
     ) -> ProcessGroup:
         """The part of a group that one backend serves."""
         parent = self.groups.get(DEFAULT_GROUP)
-        if parent is not None and parent.backend == backend and pg_options is None:
-            shared = parent.subgroup(ranks, name, timeout)
+        if parent is not None and parent.backend == backend:
+            shared = None
+            if pg_options is None or parent.splits_alone:
+                shared = parent.subgroup(ranks, name, timeout)
             if shared is not None:
                 return shared
         options = BackendOptions(
@@ -265,7 +282,8 @@ def init_process_group(
     allow_pickle    may object collectives pickle what their own codec cannot say
 
     Raises ValueError for contradictory arguments and a second call, RendezvousError when
-    ranks are missing at the timeout (it lists them), PeerFailedError when one dies on the way.
+    ranks are missing at the timeout (it lists them) or ask for different backends (it says who
+    for which), PeerFailedError when one dies on the way.
     """
     # With sockets and cryptography, which imports alone do not need.
     from cydist import crossings, rendezvous
@@ -279,7 +297,7 @@ def init_process_group(
     obey_settings()
     meeting, rank, world_size = rendezvous.rendezvous(
         init_method, rank=rank, world_size=world_size, store=store,
-        timeout=limit, group_name=group_name,
+        timeout=limit, group_name=group_name, backend=spec,
     )  # fmt: skip
     world = World(meeting, rank, world_size, limit, spec, owns_store=store is None)
     world.allow_pickle = allow_pickle
@@ -366,7 +384,8 @@ def new_group(
     Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
     Raises TypeError for ranks that are no integers, ValueError for unknown or repeated ones, for
     a wrong timeout, and for use_local_synchronization on "mpi"; nothing has happened then, and
-    the call can be made again.
+    the call can be made again. Raises RendezvousError when members that meet in the store ask for
+    different backends; one of the default group's backend "tcp" or "mpi" meets nobody.
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")

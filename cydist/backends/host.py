@@ -54,7 +54,7 @@ class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
     devices = ("cpu", "cuda")
-    packs = True
+    packs = splits_alone = True
     sends_short = True  # its messages need no more checks than src/short.pyx makes, and
     calls_short = True  # its collectives may come that way
 

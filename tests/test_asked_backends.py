@@ -1,0 +1,115 @@
+"""Ranks that ask for different backends, each of which would wait for its own ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meetings import HOST, WAIT, stand_alone, together
+
+import cydist as dist
+from cydist import devices, meeting, registry, world
+from cydist.errors import RendezvousError
+from cydist.stores import HashStore
+from cydist.testing import run_threads
+from transports import free_port
+
+
+@pytest.fixture(autouse=True)
+def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher, a secret."""
+    stand_alone(monkeypatch, tmp_path)
+
+
+def started(asked: list[str | None], **where: Any) -> list[Any]:
+    """What init_process_group gives on ranks that ask for these: an error, or a backend's name."""
+
+    def rank(number: int, backend: str | None) -> str:
+        world.thread_is_rank()
+        dist.init_process_group(backend, rank=number, world_size=len(asked), timeout=WAIT, **where)
+        try:
+            return dist.get_backend()
+        finally:
+            dist.destroy_process_group()
+
+    return together(*(partial(rank, number, each) for number, each in enumerate(asked)))
+
+
+def refusal(outcomes: list[Any]) -> str:
+    """Everybody's one error."""
+    assert {type(outcome) for outcome in outcomes} == {RendezvousError}, outcomes
+    (text,) = {str(outcome) for outcome in outcomes}
+    return text
+
+
+WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "tcp": lambda _: {"init_method": f"tcp://{HOST}:{free_port()}"},
+    "file": lambda folder: {"init_method": f"file://{folder}/meeting"},
+    "store": lambda _: {"store": HashStore()},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_different_backends_are_refused_at_the_start(way: str, tmp_path: Path) -> None:
+    """Every rank hears at once who asked for what, and none waits for its timeout."""
+    text = refusal(started(["tcp", "tcp", "mpi"], **WAYS[way](tmp_path)))
+    assert "the ranks ask for different backends: 'tcp' on rank 0, 1; 'mpi' on rank 2" in text
+
+
+def test_a_choice_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend=None comes to NCCL on a rank that has cupy and a GPU, and to TCP on the other."""
+    found = iter([True, False])
+    monkeypatch.setattr(devices, "has_nccl", lambda: next(found))
+    text = refusal(started([None, None], store=HashStore()))
+    assert "'cpu:tcp,cuda:nccl' on rank" in text
+    assert "'tcp' on rank" in text
+    assert "None stands for what a process finds" in text
+
+
+def test_a_choice_may_be_what_another_rank_names() -> None:
+    """What counts is what was chosen."""
+    assert started([None, "tcp"], store=HashStore()) == ["tcp", "tcp"]
+
+
+def test_the_ranks_of_a_large_job_are_not_all_listed() -> None:
+    """Sixteen of each kind are."""
+    with pytest.raises(RendezvousError) as error:
+        meeting._compare([b"tcp"] * 40 + [b"mpi"], range(41), "rendezvous")
+    assert "14, 15, ...; 'mpi' on rank 40. " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ({"backend": "gloo"}, {"backend": "cpu:tcp,cuda:gloo"}, "'gloo' on rank 0; 'cpu:tcp,"),
+        ({"backend": "gloo"}, {"backend": "plain"}, "'gloo' on rank 0; 'plain' on rank 1"),
+    ],
+    ids=["routed", "registered"],
+)
+def test_different_backends_of_a_new_group_are_refused(
+    monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], second: dict[str, Any], says: str
+) -> None:
+    """As at the start; and the next group is made."""
+    monkeypatch.setitem(registry._plugins, "plain", registry._plugins["tcp"])
+
+    def body(rank: int) -> str:
+        with pytest.raises(RendezvousError, match=says) as error:
+            dist.new_group(**(second if rank else first))
+        dist.barrier(dist.new_group(backend="gloo"))
+        return str(error.value)
+
+    one, other = run_threads(body, 2, "tcp", timeout=60)
+    assert one == other
+
+
+def test_options_that_tcp_does_not_know_change_nothing() -> None:
+    """A rank that gives some has the same group as one that gives none."""
+
+    def body(rank: int) -> None:
+        group = dist.new_group(pg_options=object() if rank else None)
+        dist.barrier(group)
+
+    run_threads(body, 2, "tcp", timeout=60)
