@@ -256,7 +256,7 @@ def test_a_run(
     monkeypatch.setattr("cydist.bench.rounds.ROUND_NS", 1)
     output, figures = tmp_path / "crossings.json", tmp_path / "figures.json"
     code = main([
-        "--tune", "--ops", "all_reduce,barrier,segment", "--sizes", "8,1Mi", "--rounds", "2",
+        "--tune", "--ops", "all_reduce,barrier,segment", "--sizes", "8,1Mi", "--rounds", "3",
         "--transport", "tcp", "--ranks", "2", "--output", str(output), "--json", str(figures),
     ])  # fmt: skip
     assert code == 0
@@ -290,11 +290,12 @@ def test_a_run(
         (["--ops", "sort"], "no 'sort'"),
         (["--sizes", "0"], "is not a size"),
         (["--minutes", "0"], "--minutes 0"),
+        (["--rounds", "2"], "--rounds 2: at least 3"),
         ([], "CYDIST_TUNING=off"),
         (["--output", "/dev/null/x.json"], "/dev/null/x.json cannot be written"),
         (["--output", "/"], "/ cannot be written: it is a folder"),
     ],
-    ids=["ranks", "ops", "sizes", "minutes", "nowhere to save", "no folder", "a folder"],
+    ids=["ranks", "ops", "sizes", "minutes", "rounds", "nowhere to save", "no folder", "a folder"],
 )
 def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong option ends the program before anything is started."""

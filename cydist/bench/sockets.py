@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cydist.bench.cells import OPS
 from cydist.bench.libraries import Bound, pingpong
 from cydist.rendezvous import rendezvous
 
@@ -43,7 +44,12 @@ class Raw:
         self.barrier()
 
     def bind(self, op: str, send: Any, recv: Any) -> Bound:
-        """The call that does `op` on these numpy arrays."""
+        """The call that does `op` on these numpy arrays.
+
+        Raises NotImplementedError for what is in no table unless asked for.
+        """
+        if op not in OPS:
+            raise NotImplementedError(f"raw sockets have no {op}")
         if op == "barrier":
             return self.barrier, ()
         me, other = self.rank, 1 - self.rank

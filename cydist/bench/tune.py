@@ -25,6 +25,7 @@ OPS = (*COLLECTIVES, SEGMENT)
 SIZES = "8,128,1Ki,4Ki,16Ki,64Ki,256Ki,1Mi,4Mi,16Mi"
 MINUTES = 20.0
 MANY_RANKS = 16
+FEWEST_ROUNDS = 3  # what most of them must agree on says nothing with fewer
 
 ABOUT = """
 Every algorithm that can run here is timed at every size, rounds interleaved, and beside what is
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     add("--output", metavar="FILE", help="save there, not where jobs look for it")
     given = checked(parser, arguments)
+    if given.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds {given.rounds}: at least {FEWEST_ROUNDS}, or chance decides")
     try:
         plan = _plan(given)
     except ValueError as error:
