@@ -22,6 +22,8 @@ PROGRAMS = {
     "kmeans": (["kmeans.py"], "those of one rank alone"),
 }
 
+SMALLEST_PICTURE = 50  # pixels of a side
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
@@ -57,4 +59,7 @@ def test_equal_to_one_rank(program: list[str], verdict: str, launcher: str, tmp_
     )
     assert done.returncode == 0, done.stdout
     assert verdict in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))
+    assert min(width, height) >= SMALLEST_PICTURE

@@ -25,6 +25,7 @@ import cydist as dist
 
 CLUSTERS = 10
 WANTED_PURITY = 0.6
+ZOOM = 20  # of the picture: pixels for each of an image's
 
 
 def nearest(images: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -74,7 +75,7 @@ def draw(centres: np.ndarray, path: Path) -> None:
     rows = np.concatenate(
         [np.concatenate(list(half.reshape(-1, 8, 8)), axis=1) for half in np.split(centres, 2)]
     )
-    pyplot.imsave(path, rows, cmap="gray_r")
+    pyplot.imsave(path, rows.repeat(ZOOM, 0).repeat(ZOOM, 1), cmap="gray_r")
     print(f"  picture: {path}", flush=True)
 
 
