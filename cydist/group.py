@@ -37,8 +37,6 @@ class ProcessGroup(Running):
     ranks           global rank of each member, by group rank
     timeout         seconds that a call may take unless it says otherwise
     devices         kinds of memory that it takes: "cpu", "cuda"
-    concurrent      any thread may call, at any time; else an asynchronous collective has run
-                    when its Work is returned
 
     The two methods that a backend must implement:
 

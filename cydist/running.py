@@ -16,7 +16,7 @@ from cydist.errors import (
     check_process,
 )
 from cydist.executor import Serial
-from cydist.work import CompletedWork, Work, seconds
+from cydist.work import Work, seconds
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -62,8 +62,6 @@ class Call:
 
 class Running:
     """The part of a ProcessGroup that runs its calls, and that fails."""
-
-    concurrent = True
 
     def __init__(
         self,
@@ -143,7 +141,7 @@ class Running:
                 call.over = True
 
         try:
-            if async_op and self.concurrent:
+            if async_op:
                 return self._serial.start(name, run, result)
             if not self._serial.run(name, run, deadline, lambda error: self._give_up(error, name)):
                 raise DistTimeoutError(
@@ -156,10 +154,8 @@ class Running:
             # It ended before its turn, which other ranks count, or an interrupt ended it.
             if not begun or not isinstance(error, Exception):
                 self.fail(error, name)
-            if async_op and not self.concurrent and isinstance(error, Exception):
-                return CompletedWork(result, error)
             raise
-        return CompletedWork(result) if async_op else None
+        return None
 
     def _give_up(self, error: BaseException, name: str) -> None:
         """Fail the group and end the call that runs on it, on whatever thread."""

@@ -179,21 +179,6 @@ class Work:
         return asyncio.wrap_future(self.get_future()).__await__()
 
 
-class CompletedWork(Work):
-    """A call that was over when it returned."""
-
-    def __init__(self, result: object = None, error: BaseException | None = None) -> None:
-        super().__init__(result)
-        self._error = error
-
-    def _wait(self, timeout: float | None) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _poll(self) -> bool:
-        return True
-
-
 class JointWork(Work):
     """Several calls as one."""
 
