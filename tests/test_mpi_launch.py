@@ -204,11 +204,12 @@ LEVELS = {
 }
 
 
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_levels_of_threads(mpi: Path, level: str) -> None:
+def test_levels_of_threads(mpi: Path, level: str, transport: str) -> None:
     """With each that MPI may have been started at by the user, what it allows works, and the rest
-    is refused."""
-    done = start(mpi, "thread-level", level)
+    is refused; also where MPI carries everything."""
+    done = start(mpi, "thread-level", level, transport=transport)
     assert done.returncode == 0, done.stdout
     granted, elsewhere = LEVELS[level]
     for rank in range(2):
@@ -318,6 +319,46 @@ def test_a_launcher_that_is_not_mpis_is_explained(mpi: Path) -> None:
     assert done.returncode != 0
     assert "mpirun -n 2" in done.stdout
     assert "backend 'tcp'" in done.stdout
+
+
+def test_torchrun_is_not_mpis(mpi: Path) -> None:
+    """Nor is torchrun: its ranks hear of both ways out."""
+    pytest.importorskip("torch.distributed.run")
+    done = run(
+        mpi / "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+        PROGRAM, "over-mpi",
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "mpirun -n 2" in done.stdout
+    assert "backend 'tcp'" in done.stdout
+
+
+# What srun tells a rank of a job step, here one on this host; none of Hydra's own variables.
+STEP = (
+    "export SLURM_PROCID=$PMI_RANK SLURM_LOCALID=$PMI_RANK SLURM_NTASKS=$PMI_SIZE"
+    " SLURM_STEP_NUM_TASKS=$PMI_SIZE SLURM_STEP_TASKS_PER_NODE=$PMI_SIZE SLURM_JOB_ID=77"
+    " SLURM_STEP_ID=3; unset HYDI_CONTROL_FD MPI_LOCALRANKID MPI_LOCALNRANKS"
+)
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_ranks_of_a_step_of_slurm(transport: str) -> None:
+    """srun's variables, and a PMI for MPICH as it gives one: init_process_group() alone."""
+    mpich = binaries("mpich")
+    script = f"{STEP}; export CYDIST_TRANSPORT={transport}; exec {mpich / 'python'} {PROGRAM} well"
+    done = run(mpich / "mpirun", "-n", 3, "sh", "-c", script)
+    assert done.returncode == 0, done.stdout
+    said = sorted(re.findall(r"rank \d of \d on mpi: \d+", done.stdout))
+    assert [f"rank {rank} of 3 on mpi: 3" for rank in range(3)] == said
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_bits_of_two_runs(mpi: Path, transport: str) -> None:
+    """Sums that round have the same bits whoever comes last, and in the next job."""
+    runs = [start(mpi, "bits", ranks=3, transport=transport) for _ in range(2)]
+    said = [re.findall(r"sums: [0-9a-f]{64}", done.stdout) for done in runs]
+    assert [len(each) for each in said] == [1, 1], runs[0].stdout + runs[1].stdout
+    assert said[0] == said[1]
 
 
 def test_without_mpi4py_the_error_says_what_to_install() -> None:

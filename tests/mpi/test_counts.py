@@ -82,6 +82,13 @@ def scan(group, rank):
     return holds(x, times(4 if rank == 1 else 1))
 
 
+def exscan(group, rank):
+    """The sum of the ranks before; the first keeps what it has."""
+    x = filled(COUNT, 1 + 2 * rank)
+    dist.exscan(x, group=group)
+    return holds(x, times(1))
+
+
 def all_gather(group, rank):
     """Two blocks, in one array."""
     x = np.zeros(COUNT, "i1")
@@ -129,8 +136,8 @@ def send(group, rank):
 
 
 CALLS = [
-    broadcast, all_reduce, all_reduce_of_ours, reduce, scan, all_gather, reduce_scatter, all_to_all,
-    gather, send,
+    broadcast, all_reduce, all_reduce_of_ours, reduce, scan, exscan, all_gather, reduce_scatter,
+    all_to_all, gather, send,
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ before they do.
 """
 
 import faulthandler
+import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -373,6 +375,36 @@ def unfit():
         rank = launchers.place().rank
         print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
         print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
+
+
+@way
+def bits():
+    """Reduce what rounds, each rank coming last once; say what rank 0 has."""
+    rank, size = join()
+    digest = hashlib.sha256()
+    for count, dtype in itertools.product((3, 100, 1000, 50_000), ("f4", "f8")):
+        scales = 10.0 ** np.random.default_rng(1).integers(-8, 8, count)
+        mine = (np.random.default_rng(rank).standard_normal(count) * scales).astype(dtype)
+        for call in (dist.all_reduce, lambda array, **how: dist.reduce(array, 0, **how)):
+            found = {reduced_with(call, mine, last) for last in range(size)}
+            assert rank != 0 or len(found) == 1, (count, dtype)
+            digest.update(b"".join(found))
+    if rank == 0:
+        print(f"sums: {digest.hexdigest()}", flush=True)
+
+
+def reduced_with(call, mine, last):
+    """The bits of the result, when one rank comes last."""
+    array, word = mine.copy(), np.zeros(1)
+    if dist.get_rank() == last:
+        for _ in range(dist.get_world_size() - 1):
+            dist.recv(word)
+        call(array)
+    else:
+        work = call(array, async_op=True)
+        dist.send(word, last)
+        work.wait()
+    return array.tobytes()
 
 
 @way
