@@ -72,7 +72,14 @@ class World:
         parts: dict[str, ProcessGroup] = {}
         try:
             with meeting.told_on_error(self.rank):
-                self.check_agreed(meeting, ranks, spec, pg_options)
+                parent = self.groups.get(DEFAULT_GROUP)
+                alike = parent is not None and parent.backend == spec
+                if parent is not None and not (alike and parent.splits_alone):
+                    from cydist.meeting import agree
+
+                    # Those like the default group share what it has, if they give no options.
+                    options = " with pg_options" if alike and pg_options is not None else ""
+                    agree(meeting, self.rank, ranks, spec + options, "new_group")
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
                         meeting, ranks, name, backend, timeout, pg_options
@@ -88,20 +95,6 @@ class World:
         self.groups[name] = group
         return group
 
-    def check_agreed(
-        self, meeting: MembersStore, ranks: Sequence[int], spec: str, pg_options: object
-    ) -> None:
-        """Do all members ask for a group of this kind? The default group's have met already, and
-        a group that shares the default one's connections meets nobody."""
-        parent = self.groups.get(DEFAULT_GROUP)
-        if parent is None or (parent.backend == spec and parent.splits_alone):
-            return
-        from cydist.meeting import agree
-
-        # Those of the default group's backend share what it has, if they give none.
-        options = " with pg_options" if parent.backend == spec and pg_options is not None else ""
-        agree(meeting, self.rank, ranks, spec + options, "new_group")
-
     def make_one(
         self,
         meeting: MembersStore,
@@ -113,10 +106,9 @@ class World:
     ) -> ProcessGroup:
         """The part of a group that one backend serves."""
         parent = self.groups.get(DEFAULT_GROUP)
-        if parent is not None and parent.backend == backend:
-            shared = None
-            if pg_options is None or parent.splits_alone:
-                shared = parent.subgroup(ranks, name, timeout)
+        alike = parent is not None and parent.backend == backend
+        if parent is not None and alike and (pg_options is None or parent.splits_alone):
+            shared = parent.subgroup(ranks, name, timeout)
             if shared is not None:
                 return shared
         options = BackendOptions(
