@@ -43,11 +43,14 @@ class Plugin(NamedTuple):
     """A backend: how to make a group, and which kinds of memory it takes.
 
     Our own are named as "module:function", so that listing them imports none.
+
+    of_all      groups share one of all ranks, which the first new_group makes if need be
     """
 
     create: Callable[..., ProcessGroup] | str
     extended_api: bool
     devices: tuple[str, ...]
+    of_all: bool = False
 
     def creator(self) -> Callable[..., ProcessGroup]:
         """The function itself."""
@@ -65,7 +68,7 @@ _plugins: dict[str, Plugin] = {
     "tcp": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
     "gloo": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
     "inproc": Plugin("cydist.backends.host:create_inproc", True, DEFAULT_DEVICES),
-    "mpi": Plugin("cydist.backends.mpi:create", True, DEFAULT_DEVICES),
+    "mpi": Plugin("cydist.backends.mpi:create", True, DEFAULT_DEVICES, of_all=True),
     "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
 }
 

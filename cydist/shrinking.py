@@ -10,7 +10,8 @@ from typing import Any
 from cydist.calling import Timeout
 from cydist.errors import DistBackendError, GroupFailedError
 from cydist.group import ProcessGroup
-from cydist.world import AnyGroup, GroupMember, NonMember, current, usable_group
+from cydist.nonmember import NonMember
+from cydist.world import AnyGroup, GroupMember, current, usable_group
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1

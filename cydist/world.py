@@ -7,8 +7,7 @@ and each such thread has a world of its own.
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from operator import index
@@ -18,6 +17,7 @@ from cydist import config, registry
 from cydist._native import arm_failpoint, short, use_isa
 from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
+from cydist.nonmember import NonMember
 from cydist.registry import BackendOptions
 from cydist.routing import RoutedGroup
 from cydist.work import seconds
@@ -49,6 +49,8 @@ class World:
         self.timeout = timeout
         self.spec = spec
         self.groups: dict[str, ProcessGroup] = {}
+        # Of all ranks, by backend: what its groups share, where the default group has no such part.
+        self.carriers: dict[str, ProcessGroup] = {}
         self.made = 0  # by new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
@@ -80,6 +82,7 @@ class World:
                     # Those like the default group share what it has, if they give no options.
                     options = " with pg_options" if alike and pg_options is not None else ""
                     agree(meeting, self.rank, ranks, spec + options, "new_group")
+                    self.carry(devices.values(), name, timeout)
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
                         meeting, ranks, name, backend, timeout, pg_options
@@ -95,19 +98,30 @@ class World:
         self.groups[name] = group
         return group
 
+    def parent(self, backend: str) -> ProcessGroup | None:
+        """The group of all ranks that shares what it holds with those of this backend, if any."""
+        default = self.groups.get(DEFAULT_GROUP)
+        parts = () if default is None else default.parts()
+        found = (part for part in parts if part.backend == backend)
+        return next(found, None) or self.carriers.get(backend)
+
+    def carry(self, backends: Iterable[str], name: str, timeout: float) -> None:
+        """Every rank of the world is here: make the parents that these backends want."""
+        name, everybody = f"{name}/all", range(self.size)
+        for backend in dict.fromkeys(backends):
+            if registry.find(backend).of_all and self.parent(backend) is None:
+                meeting = self.store.part(name, everybody, f"making group {name!r}", timeout)
+                with meeting.told_on_error(self.rank):
+                    made = self.make_one(meeting, everybody, name, backend, timeout, None)
+                self.carriers[backend] = made
+
     def make_one(
-        self,
-        meeting: MembersStore,
-        ranks: Sequence[int],
-        name: str,
-        backend: str,
-        timeout: float,
-        pg_options: object,
-    ) -> ProcessGroup:
+        self, meeting: MembersStore, ranks: Sequence[int], name: str, backend: str,
+        timeout: float, pg_options: object,
+    ) -> ProcessGroup:  # fmt: skip
         """The part of a group that one backend serves."""
-        parent = self.groups.get(DEFAULT_GROUP)
-        alike = parent is not None and parent.backend == backend
-        if parent is not None and alike and (pg_options is None or parent.splits_alone):
+        parent = self.parent(backend)
+        if parent is not None and (pg_options is None or parent.splits_alone):
             shared = parent.subgroup(ranks, name, timeout)
             if shared is not None:
                 return shared
@@ -132,6 +146,7 @@ class World:
         """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""
         if old is self.groups[DEFAULT_GROUP]:
             self.groups[DEFAULT_GROUP] = new
+            self._shrink_carriers(new)
             self.rank, self.size = new.rank(), new.size()
             self.store.renumber(new.ranks)
             new.renumber(range(new.size()))
@@ -145,34 +160,14 @@ class World:
         old.destroy()
         _tell_short_way()
 
-
-class NonMember:
-    """What new_group returns to a rank that is not in the group: falsy, rank and size -1."""
-
-    _warned: set[str]
-
-    def __init__(self) -> None:
-        self._warned = set()
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "GroupMember.NON_GROUP_MEMBER"
-
-    def rank(self) -> int:
-        """-1: this process is not in the group."""
-        return -1
-
-    def size(self) -> int:
-        """-1: this process does not know."""
-        return -1
-
-    def warn(self, name: str) -> None:
-        """Say, once for each kind of call, that it does nothing here."""
-        if name not in self._warned:
-            self._warned.add(name)
-            warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=4)
+    def _shrink_carriers(self, new: ProcessGroup) -> None:
+        """The ranks of the new default group, by their old numbers, are all that are left."""
+        for backend, old in self.carriers.items():
+            made = old.subgroup(new.ranks, f"{old.group_name}:{new.group_name}", self.timeout)
+            assert made is not None
+            made.renumber(range(new.size()))
+            self.carriers[backend] = made
+            old.destroy()
 
 
 class _GroupMeta(type):
@@ -341,7 +336,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     with ExitStack() as leaving:  # all of it, from the last on, also when one raises
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.let_go)
-        for each in world.groups.values():
+        for each in (*world.carriers.values(), *world.groups.values()):
             leaving.callback(each.destroy)
 
 
@@ -364,7 +359,8 @@ def new_group(
     device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember:
-    """Make a group of some global ranks. Moves no data.
+    """Make a group of some global ranks. Moves no data; the first of backend "mpi", where the
+    default group is of another, waits for all ranks, members or not.
 
     ranks           global ranks; None: all. Sorted unless `sort_ranks` is False
     timeout         as init_process_group's; None: the default group's
@@ -381,7 +377,8 @@ def new_group(
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")
-    limit = seconds(timeout, "new_group")
+    given = seconds(timeout, "new_group")
+    limit = world.timeout if given is None else given
     try:
         members = tuple(range(world.size)) if ranks is None else tuple(map(index, ranks))
     except TypeError:
@@ -415,8 +412,9 @@ def new_group(
         world.made += 1
         name = f"{world.prefix}{world.made}"
     if world.rank not in members:
+        world.carry(devices.values(), name, limit)
         return GroupMember.NON_GROUP_MEMBER
-    made = world.make(members, name, spec, world.timeout if limit is None else limit, pg_options)
+    made = world.make(members, name, spec, limit, pg_options)
     made.group_desc = group_desc or name
     return made
 

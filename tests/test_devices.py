@@ -112,3 +112,16 @@ def test_the_ranks_that_are_left_have_every_backend(both):
     assert [found[0], found[2]] == [
         (2.0, [2, 2], [(0, 1), (0, 1)], "cpu:tcp,cuda:both"),
     ] * 2
+
+
+def test_groups_share_what_the_parts_of_the_default_group_hold():
+    """One link for each backend, and not for each group."""
+
+    def body(rank):
+        default, made = dist.group.WORLD, dist.new_group()
+        x = np.ones(2)
+        dist.all_reduce(x, group=made)
+        pairs = zip(default.by_device.values(), made.by_device.values(), strict=True)
+        return x[0], [one._endpoint is other._endpoint for one, other in pairs]
+
+    assert [(2.0, [True, True])] * 2 == run_threads(body, 2, "cpu:tcp,cuda:gloo")

@@ -102,6 +102,17 @@ def test_tcp_under_mpirun(mpi: Path) -> None:
     assert len(re.findall(r"rank \d of 2 on tcp: 1", done.stdout)) == 2
 
 
+def test_groups_beside_a_default_group_of_tcp_share_one_link(mpi: Path) -> None:
+    """However many there are, and of which ranks: MPI has few communicators, and below its highest
+    level of threads there is one lock."""
+    done = start(mpi, "beside-tcp", ranks=3)
+    assert done.returncode == 0, done.stdout
+    for rank, with_one in enumerate((2, 2, 3)):
+        said = f"rank {rank}: 1 for all groups, {with_one} communicators"
+        assert said in done.stdout, done.stdout
+    assert len(re.findall(r"rank \d: 1 after the shrink", done.stdout)) == 2
+
+
 def test_an_uncaught_exception_ends_the_job(mpi: Path) -> None:
     """The traceback is printed once, MPI_Abort's code is the job's, and nobody waits for the rank
     that is gone."""

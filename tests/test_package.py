@@ -28,7 +28,7 @@ LAYERS = {
     0: "_native",
     1: "work types errors config",
     2: "agreement codec devices driver folding group running executor registry routing tuning "
-    "crossings "
+    "crossings nonmember "
     "rendezvous meeting names interfaces launchers multicast stores door auth secret",
     3: "backends",
     4: "world",

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cydist as dist
+from cydist.nonmember import NonMember
 from cydist.testing import run_threads
-from cydist.world import NonMember
 
 LONG = 30.0  # seconds for what takes milliseconds
 SHORT = 0.3  # a timeout that must pass
