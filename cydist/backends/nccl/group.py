@@ -200,6 +200,8 @@ class NcclGroup(Failures, ProcessGroup):
                 body(call)
         except UnsupportedError:
             self._watch.drop(flight)
+            if not call.agreed:  # nobody has heard of it: the next call has the number
+                self._seq -= 1
             raise
         except BaseException as error:
             self._watch.drop(flight)
@@ -268,7 +270,9 @@ class NcclGroup(Failures, ProcessGroup):
         """What the next rank has to do too."""
         if self._collected is not None:
             self._noted.append(text)
-        elif self._watch.comparison is not None and not self._capturing:
+            return
+        call.agreed = True
+        if self._watch.comparison is not None and not self._capturing:
             self._watch.comparison.note(call.seq, f"{call.name} {text}")
 
     def _run(

@@ -1,0 +1,53 @@
+"""Calls that NCCL cannot do are refused, and change nothing for those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from thread_gpu import until
+
+import cydist as dist
+
+SMALL = ml_dtypes.float8_e5m2
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda gpus, **how: dist.scan(gpus.array(np.ones(3)), **how),
+        lambda gpus, **how: dist.exscan(gpus.array(np.ones(3)), **how),
+        lambda gpus, **how: dist.all_reduce(gpus.array(np.ones(3, SMALL)), **how),
+        lambda gpus, **how: dist.all_reduce_coalesced(
+            [gpus.array(np.ones(3, SMALL)) for _ in range(2)], **how
+        ),
+    ],
+    ids=["scan", "exscan", "fp8", "coalesced"],
+)
+def test_a_refused_call_does_not_count(
+    gpu_jobs: Any, gpus: Any, call: Callable[..., Any], async_op: bool
+) -> None:
+    """One rank alone makes it, and is not ahead of the others then: their next calls are one.
+
+    Its GPU knows no floats of 8 bits.
+    """
+
+    def body(rank: int) -> float:
+        group: Any = dist.group.WORLD
+        if rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(group.gpu, "_capability", 80)
+                with pytest.raises(dist.UnsupportedError, match=r"has none|reduces float8"):
+                    call(gpus, async_op=async_op)
+        for width in (1, 2):
+            array = gpus.array(np.ones(width))
+            dist.all_reduce(array)
+        until(lambda: group._failed or not group._watch.comparison.busy)
+        assert group._failed is None
+        return float(array.get()[0])
+
+    assert gpu_jobs.get(2).run(body) == [2.0, 2.0]
