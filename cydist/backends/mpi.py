@@ -36,7 +36,8 @@ from cydist.backends.mpi_process import (
 )
 from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory, transport_of
-from cydist.errors import DistTimeoutError, MismatchError, RendezvousError
+from cydist.errors import DistTimeoutError, MismatchError, RendezvousError, from_failure
+from cydist.executor import THREADS
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, UserReduction, op_and_factor
 
@@ -48,6 +49,7 @@ CREATION_TAGS = 30_000  # of groups whose communicators are made at the same tim
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
+WITH_FAILED = 1500  # with those of groups that have failed: what is left is the program's own
 # From a call of MPI that ended until a neighbour's word of what it calls, or of a mismatch.
 NEWS_SECONDS = 1.0
 LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
@@ -104,6 +106,7 @@ class MpiEndpoint(Endpoint):
         self.threads = Threads(MPI)
         self.trouble = self._trouble
         self.made = 0  # communicators of groups
+        self.spent = 0  # those of groups that had failed, which MPI does not get back
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
@@ -236,10 +239,14 @@ class MpiGroup(HostGroup):
 
     def _close(self) -> None:
         comm, self._comm = self._comm, None
-        # Both Open MPI and MPICH free a communicator without waiting for its other members.
-        if comm is not None and self._failed is None and not self._endpoint.over():
-            comm.Free()
+        if comm is not None and not self._endpoint.over():
             self._endpoint.made -= 1
+            # Both Open MPI and MPICH free a communicator without waiting for its other members,
+            # and may give its number to another one, which would hear what they have sent here.
+            if self._failed is None:
+                comm.Free()
+            else:
+                self._endpoint.spent += 1
         super().close()
 
     def trouble_with(self, rank: int) -> str:
@@ -315,21 +322,36 @@ class MpiGroup(HostGroup):
         return self._comm is not None
 
     def _agree_and_make(self, call: Call) -> None:
-        if everywhere(self, call, self._endpoint.made < COMMUNICATORS, about_gaps=False):
-            self._make()
+        made, spent = self._endpoint.made, self._endpoint.spent
+        few = made < COMMUNICATORS and made + spent < WITH_FAILED
+        if everywhere(self, call, few, about_gaps=False):
+            self._make(call)
 
-    def _make(self) -> None:
-        """All members have come; this waits for none of them long."""
+    def _make(self, call: Call) -> None:
+        """All members have come. One that fails now may leave the others in MPI, which has no
+        deadline here and hears no Ctrl-C, so a thread of its own waits there."""
         world, MPI = self._endpoint.comm, self._endpoint.MPI
-        try:
-            members = world.Get_group().Incl(self._peers)
-            made = world.Create_group(members, self._context % CREATION_TAGS)
-        except MPI.Exception:
-            return  # on all members: MPI has no more of them
-        made.Set_errhandler(MPI.ERRORS_RETURN)
-        self._endpoint.made += 1
-        self._comm = made
-        self._native.comm = MPI._handleof(made)
+        members = world.Get_group().Incl(self._peers)
+        over, found = threading.Event(), []
+
+        def make() -> None:
+            with suppress(MPI.Exception):  # on all members: MPI has no more of them
+                found.append(world.Create_group(members, self._context % CREATION_TAGS))
+            over.set()
+
+        THREADS.run(make)
+        self._endpoint.spent += 1
+        if not over.wait(call.remaining()):
+            raise from_failure(
+                _native.Failure("timeout", -1), call.name, self.group_name, self.ranks, call.seq,
+                call.deadline - call.began, "MPI makes the group's communicator",
+            )  # fmt: skip
+        self._endpoint.spent -= 1
+        if found:
+            self._comm = found[0]
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            self._endpoint.made += 1
+            self._native.comm = MPI._handleof(self._comm)
 
 
 # Making groups.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.group import Call
 
 
 def usual(group):
@@ -106,6 +107,27 @@ def test_a_late_first_call_says_how_long_it_had(group, rank, spare):
         with pytest.raises(dist.DistTimeoutError, match=r"timeout after 0\.5 s"):
             dist.broadcast(np.ones(4), 1, group, timeout=0.5)
     dist.barrier(spare)
+
+
+@pytest.mark.parametrize("way", ["timeout", "ctrl-c"])
+def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
+    """One rank is not there, though all have come: it failed in between."""
+    dist.barrier(spare)  # some MPI makes one communicator at a time
+    group = dist.new_group()
+    if rank == 0:
+        if way == "ctrl-c":
+            request.getfixturevalue("ctrl_c")
+        expected = {"timeout": (0.3, dist.DistTimeoutError), "ctrl-c": (60, KeyboardInterrupt)}
+        limit, error = expected[way]
+        with pytest.raises(error):
+            group.execute("all_reduce", group._make, timeout=limit)
+        with pytest.raises(dist.GroupFailedError):
+            dist.barrier(group)
+    dist.barrier(spare)
+    if rank:
+        group._make(Call("all_reduce", 1, time.monotonic() + 20))  # which MPI waits for, there
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
 
 
 def test_another_root_is_a_mismatch(group, rank):

@@ -99,6 +99,25 @@ def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
         dist.destroy_process_group(group)
 
 
+def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
+    """Among those that may have a communicator at a time. MPI does not get theirs back, and so
+    there is a limit to these, too."""
+    dist.barrier(spare)
+    endpoint = spare._endpoint
+    monkeypatch.setattr(mpi, "COMMUNICATORS", endpoint.made + 1)
+    monkeypatch.setattr(mpi, "WITH_FAILED", endpoint.made + endpoint.spent + 4)
+    found = []
+    for _ in range(6):
+        group = dist.new_group()
+        dist.barrier(group)
+        found.append(group._native.comm != 0)
+        dist.barrier(spare)
+        dist.abort(group)
+        dist.destroy_process_group(group)
+    with_own = 4 if size > 1 and not spare.windows else 0
+    assert [True] * with_own + [False] * (6 - with_own) == found
+
+
 def test_those_that_are_left_go_on(rank, size):
     """shrink_group without the last rank, which lives, and calls something else."""
     group = dist.new_group()
