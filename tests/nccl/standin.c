@@ -64,6 +64,7 @@ typedef struct Op {
     void *stream;
     Comm *comm;
     char *gathered;             /* everybody's contributions, to be reduced */
+    char scalar[8];             /* of its operation, which may go when the call has returned */
 } Op;
 
 typedef struct { Comm *comm; uint64_t ticket; int count; Op *ops; } Task;
@@ -182,8 +183,7 @@ int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
     const char *trap = getenv("STANDIN_INIT_FAILS");
     if (trap && atoi(trap) == rank) { depth++; return SYSTEM_ERROR; }   /* leaks, as NCCL does */
     Comm *comm = calloc(1, sizeof *comm);
-    comm->rank = rank;
-    comm->size = size;
+    comm->rank = rank, comm->size = size;
     int code = open_segment(comm, id.internal, rank);
     if (code) { free(comm); return code; }
     note(rank, "init");
@@ -252,6 +252,7 @@ int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Com
 
 int ncclRedOpDestroy(int op, Comm *comm) {
     if (op < PREMUL || op >= PREMUL + MOST_PREMULS) return refuse("operation");
+    if (depth) return refuse("an operation that ends inside a group");
     comm->premuls[op - PREMUL].used = 0;
     note(comm->rank, "premul_destroy");
     return SUCCESS;
@@ -357,7 +358,7 @@ static void premultiply(Op *op) {
     if (op->op < PREMUL) return;
     size_t count = op->count * (op->kind == REDUCE_SCATTER ? (size_t)op->comm->size : 1);
     char *scaled = malloc(count * TYPE_BYTES[op->type] + 1);
-    standin_scale(scaled, op->send, count, op->type, op->comm->premuls[op->op - PREMUL].scalar);
+    standin_scale(scaled, op->send, count, op->type, op->scalar);
     op->send = op->gathered = scaled;
 }
 
@@ -431,8 +432,7 @@ static int launch(void) {
         if (!enqueue && comm->aborted) aborted = 1;
     }
     free(queued);
-    queued = NULL;
-    queued_count = 0;
+    queued = NULL, queued_count = 0;
     return aborted ? INVALID_USAGE : SUCCESS;
 }
 
@@ -447,7 +447,9 @@ static int add(int kind, const void *send, void *recv, size_t count, int type, i
     snprintf(text, sizeof text, "%s count=%zu type=%d op=%d root=%d", NAMES[kind], count, type, op, root);
     note(comm->rank, text);
     queued = realloc(queued, sizeof *queued * (size_t)(queued_count + 1));
-    queued[queued_count++] = (Op){kind, type, op, root, send, recv, count, stream, comm, NULL};
+    Op *made = &queued[queued_count++];
+    *made = (Op){kind, type, op, root, send, recv, count, stream, comm, NULL, {0}};
+    if (op >= PREMUL) memcpy(made->scalar, comm->premuls[op - PREMUL].scalar, sizeof made->scalar);
     return depth ? SUCCESS : launch();
 }
 

@@ -163,6 +163,26 @@ def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:
     assert "NCCL_ERROR_REMOTE_ERROR" in alone.async_error()
 
 
+def test_who_ends_it_waits_for_who_asks(alone: Any) -> None:
+    """A communicator is not freed while another thread asks it for errors."""
+    ended = threading.Event()
+
+    def asked(comm: int) -> int:
+        ender.start()
+        assert not ended.wait(0.1)  # as it would be by now
+        return 0
+
+    def end() -> None:
+        alone.abort()
+        ended.set()
+
+    ender = threading.Thread(target=end, daemon=True)
+    alone._supplement = types.SimpleNamespace(async_error=asked)
+    assert alone.async_error() == ""
+    assert ended.wait(20)
+    assert alone.async_error() == ""
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
     """PREMUL_SUM's factor reaches the library as that dtype has it."""

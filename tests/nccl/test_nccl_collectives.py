@@ -294,6 +294,36 @@ def test_premul_sum(job: Any, gpus: Any, dtype: str) -> None:
         check(sum(wide).astype(kind), found, dtype)
 
 
+def test_factors_do_not_pile_up(gpu_jobs: Any, gpus: Any, standin: Any) -> None:
+    """A hundred of them, in single calls that have not run when the next comes and in groups of
+    calls: NCCL's operations are let go of, and the last ones kept."""
+    standin.log()
+
+    def body(rank: int) -> list[float]:
+        def summed(array: Any, factor: int) -> None:
+            dist.all_reduce(array, dist.ReduceOp.PREMUL_SUM(factor), group)
+
+        group = dist.new_group()
+        arrays = [gpus.array(np.ones(1)) for _ in range(100)]
+        gate = gpus.hold()
+        for factor, array in enumerate(arrays[:60]):
+            summed(array, factor)
+        seven = dist.ReduceOp.PREMUL_SUM(7)
+        work = dist.all_reduce_coalesced(arrays[60:], seven, group, async_op=True)
+        gate.set()
+        work.synchronize()
+        for _ in range(3):
+            summed(arrays[59], 59)
+        return [float(array.get()[0]) for array in arrays]
+
+    expected = [2.0 * factor for factor in range(59)] + [2.0 * 59 * 118**3] + [14.0] * 40
+    assert gpu_jobs.get(2).run(body) == [expected] * 2
+    log = [line.split(" ", 1)[1] for line in standin.log()]
+    made, dropped = log.count("premul_create"), log.count("premul_destroy")
+    assert made == 2 * 61
+    assert made - dropped == 2 * 32
+
+
 def test_strided_arrays_are_packed_and_unpacked(job: Any, gpus: Any) -> None:
     """Transposed inputs and outputs hold what contiguous ones would."""
 

@@ -63,6 +63,9 @@ class Communicator(Protocol):
     def premul(self, type_code: int, scalar: bytes) -> int:
         """The operation that sums contributions times `scalar`, an element of that type."""
 
+    def drop_premul(self, op: int) -> None:
+        """Let go of it, outside of groups, when all calls that were given it have returned."""
+
     def abort(self) -> None:
         """End what is under way, and the communicator. Idempotent; may take a while."""
 
@@ -184,8 +187,10 @@ class CupyCommunicator(Ending):
         super().__init__()
 
     def async_error(self) -> str:
-        if self._ended:
-            return ""
+        with self._lock:  # nobody may end it while NCCL is asked about it
+            return "" if self._ended else self._met()
+
+    def _met(self) -> str:
         code = self._supplement.async_error(self._pointer)
         if code is not None:
             return "" if code in (0, IN_PROGRESS) else self._supplement.text(code)
@@ -200,6 +205,9 @@ class CupyCommunicator(Ending):
 
     def premul(self, type_code: int, scalar: bytes) -> int:
         return self._supplement.premul(self._pointer, type_code, scalar)
+
+    def drop_premul(self, op: int) -> None:
+        self._supplement.drop_premul(self._pointer, op)
 
     def abort(self) -> None:
         self._end(self._comm.abort)

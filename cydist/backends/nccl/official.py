@@ -80,15 +80,19 @@ class Nccl4pyCommunicator(Ending):
         self.recv = bound(nccl.recv)
 
     def async_error(self) -> str:
-        if self._ended:
-            return ""
-        code = int(self._nccl.comm_get_async_error(self._comm))
+        with self._lock:  # nobody may end it while NCCL is asked about it
+            if self._ended:
+                return ""
+            code = int(self._nccl.comm_get_async_error(self._comm))
         return "" if code in (0, IN_PROGRESS) else str(self._nccl.get_error_string(code))
 
     def premul(self, type_code: int, scalar: bytes) -> int:
         held = ctypes.create_string_buffer(scalar, len(scalar))
         address = ctypes.addressof(held)
         return int(self._nccl.red_op_create_pre_mul_sum(address, type_code, ON_HOST, self._comm))
+
+    def drop_premul(self, op: int) -> None:
+        self._nccl.red_op_destroy(op, self._comm)
 
     def abort(self) -> None:
         self._end(lambda: self._nccl.comm_abort(self._comm))

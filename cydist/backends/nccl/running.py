@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.gpu import Gpu
 
+MOST_FACTORS = 32  # of PREMUL_SUM, whose operations are kept for the next call
 NAME_OF = {code: name for name, code in TYPES.items()}
 
 
@@ -44,6 +45,7 @@ class Runner:
         if len(items) == 1 and (alone := items[0].plan.alone) is not None:
             _, arrays, factor = items[0]
             self._call(alone, _finder(arrays, ()), factor, stream)
+            self._drop_premuls()
             return []
         scratch: list[Array] = []
         going = []
@@ -64,6 +66,7 @@ class Runner:
                     self._local(phase, at, factor, stream)
             going = left
             self._together(calls, stream)
+        self._drop_premuls()
         return scratch
 
     def _scratch(self, nbytes: int, stream: int) -> Array:
@@ -117,12 +120,19 @@ class Runner:
             comm.reduce(source, into, count, type_code, op, peer, stream)
 
     def _premul(self, type_code: int, factor: complex | None) -> int:
-        """NCCL's operation for a factor: made once, kept as long as the communicator."""
+        """NCCL's operation for a factor, the last in `_premuls` then."""
         scalar = scaled_one(NAME_OF[type_code], factor)
-        op = self._premuls.get((type_code, scalar))
+        op = self._premuls.pop((type_code, scalar), None)
         if op is None:
-            op = self._premuls[type_code, scalar] = self.comm.premul(type_code, scalar)
+            op = self.comm.premul(type_code, scalar)
+        self._premuls[type_code, scalar] = op
         return op
+
+    def _drop_premuls(self) -> None:
+        """Let go of those that were not used for the longest time. NCCL's rule: an operation may
+        go when the calls that were given it have returned, though they have not run."""
+        while len(self._premuls) > MOST_FACTORS:
+            self.comm.drop_premul(self._premuls.pop(next(iter(self._premuls))))
 
 
 def _finder(arrays: Sequence[Array], scratch: Sequence[Array]) -> Callable[[Span], int]:

@@ -67,6 +67,12 @@ class Supplement:
             )
         return op.value
 
+    def drop_premul(self, comm: int, op: int) -> None:
+        """ncclRedOpDestroy: no call that was given the operation may be on its way to NCCL."""
+        find = self._find("ncclRedOpDestroy", ctypes.c_int, ctypes.c_void_p)
+        if find is not None:
+            find(op, comm)
+
     def finalize(self, comm: int) -> None:
         """ncclCommFinalize, where there is one: what was begun is brought to its end."""
         find = self._find("ncclCommFinalize", ctypes.c_void_p)
