@@ -36,6 +36,8 @@ NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
 ONE_ROUNDING = frozenset({"direct", "either", "flat", "staged", "ordered", "ordered_scatter"})
+# What "either" chooses between, as the job runs.
+WAYS_OF_EITHER = frozenset({"direct", "flat", "staged"})
 # These can copy from array to array.
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})

@@ -327,13 +327,13 @@ class Answering:
     name = "first"
     about: ClassVar[dict[str, str]] = {"transport": "none"}
 
-    def __init__(self, seconds: Callable[[str, int], float]) -> None:
-        self.seconds, self.algorithm, self.nbytes = seconds, "", 0
+    def __init__(self, seconds: Callable[[str, int], float], *, windows: bool = False) -> None:
+        self.seconds, self.windows, self.algorithm, self.nbytes = seconds, windows, "", 0
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if command["do"] == "configure":
             self.algorithm = command["settings"].get("ALGORITHM", "").partition(":")[2]
-            return [{"windows": False}] * 2
+            return [{"windows": self.windows}] * 2
         if command["do"] == "cell":
             self.nbytes = 4 * command["count"]
             return [{"wrong": 0, "algorithm": self.algorithm}] * 2
@@ -349,10 +349,11 @@ class Answering:
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """tuned(seconds, *arguments): run it on ranks that take `seconds(algorithm, bytes)`."""
 
-    def run(seconds: Callable[[str, int], float], *arguments: str) -> None:
-        monkeypatch.setattr(
-            "cydist.bench.tune.started", lambda *_: nullcontext([Answering(seconds)] * 2)
-        )
+    def run(
+        seconds: Callable[[str, int], float], *arguments: str, windows: bool = False
+    ) -> None:
+        ranks = Answering(seconds, windows=windows)
+        monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks] * 2))
         output = ("--output", str(tmp_path / "crossings.json"))
         assert main(["--tune", "--ranks", "2", *output, *arguments]) == 0
 
@@ -389,6 +390,18 @@ def test_a_second_run_changes_nothing(
     rules = [[each.rules for each in crossings.parse(text)]
              for text in (first, crossings.read(tmp_path / "crossings.json"))]  # fmt: skip
     assert rules[0] == rules[1]
+
+
+def test_what_is_found_out_as_a_job_runs_stays(
+    tuned: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the algorithm in force chooses as the job runs, those that it chooses between are no
+    rivals: which is the faster one in this minute is no crossing."""
+    tuned(fast("direct"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
+    assert "stays as it is" in capsys.readouterr().out
+    tuned(fast("ring"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
+    (entry,) = crossings.parse(crossings.read(tmp_path / "crossings.json"))
+    assert entry.rules == {"broadcast": (Rule("broadcast", "ring"),)}
 
 
 def test_no_time_left(tuned: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,13 @@ class Trials:
         even = op not in tuning.UNSIZED
         return tuning.candidates(op, self.ranks, self.windows, even=even)
 
+    def rivals(self, op: str, in_force: str) -> list[str]:
+        """The algorithms to compare with that in force, and itself. Where it is one that chooses as
+        the job runs, not those that it chooses between: which is faster now changes within the
+        hour, with where the host puts the cores."""
+        known = tuning.WAYS_OF_EITHER if in_force == "either" else frozenset()
+        return [name for name in self.names(op) if name not in known]
+
     def in_force(self, op: str, nbytes: int) -> str:
         """The algorithm that runs so far."""
         return tuning.usual(op, nbytes, self.ranks, self.windows)
@@ -98,7 +105,7 @@ class Trials:
     def _all(self, cell: Cell) -> Ratios:
         """Every algorithm in one round, those with hope in the others."""
         in_force = self.in_force(cell.op, cell.nbytes)
-        running = self._candidates(cell.op, self.names(cell.op), self.passes[0])
+        running = self._candidates(cell.op, self.rivals(cell.op, in_force), self.passes[0])
         first = self._row(cell, running, 1)
         fastest = min(series.median for series in first.values())
         hopeful = [
