@@ -462,7 +462,10 @@ def barrier(
         backend.barrier(call)
 
     left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
-    works = [run(part, "barrier", None, body, None, async_op, left()) for part in chosen.parts()]
+    parts = chosen.parts()
+    for part in parts[1:]:  # before the first has begun, for which nobody would wait
+        part.check_usable("barrier")
+    works = [run(part, "barrier", None, body, None, async_op, left()) for part in parts]
     begun = [work for work in works if work is not None]
     return JointWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

@@ -86,6 +86,23 @@ def test_a_barrier_of_several_backends_has_one_timeout(both, monkeypatch, given)
     assert [(1, [0])] == run_threads(body, 1, "cpu:inproc,cuda:both")
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_barrier_that_one_backend_refuses_does_not_begin(both, monkeypatch, async_op):
+    """Nobody would hear of the first backend's part of it, which has one call here: ours."""
+
+    def body(rank):
+        group, calls = dist.new_group([0]), []
+        first, second = group.by_device.values()
+        monkeypatch.setattr(first, "barrier", _noted(calls, "first", first.barrier))
+        second.abort()
+        with pytest.raises(dist.GroupFailedError, match="was aborted"):
+            dist.barrier(group, async_op=async_op)
+        first.execute("barrier", first.barrier)
+        return calls
+
+    assert [["first"]] == run_threads(body, 1, "cpu:inproc,cuda:both")
+
+
 def _noted(calls, device, barrier):
     def run(call):
         calls.append(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import sys
 import warnings
 from collections.abc import Generator
 from pathlib import Path
@@ -58,6 +59,9 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no CUDA
         pytest.importorskip("cupy")
+    found = sys.modules.get("cupy.cuda.nccl")
+    if found is not None and not found.available:
+        del sys.modules["cupy.cuda.nccl"]  # a test before has let it look, in vain
     return loaded
 
 
