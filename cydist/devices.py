@@ -66,6 +66,9 @@ class ArrayLibrary(ABC):
 
     # Between the host and a device, on streams of our own.
 
+    def adopt(self, device: int) -> None:
+        """The calling thread is one of ours, for work on this device from now on."""
+
     @abstractmethod
     def pinned(self, nbytes: int) -> Array:
         """So many bytes of host memory that devices copy from and to by themselves."""
@@ -254,6 +257,11 @@ class Cupy(ArrayLibrary):
         memory = cuda.UnownedMemory(start, end - start, array.owner, array.device_index)
         pointer = cuda.MemoryPointer(memory, array.address - start)
         return self._cupy.ndarray(shape, f"u{word}" if word <= 8 else "c16", pointer, strides)
+
+    def adopt(self, device: int) -> None:
+        # Also where that is current by name: a thread has no context before it says so. Else each
+        # `_on` would make device 0 current again, and leave a context of its own there.
+        self._runtime.setDevice(device)
 
     def pinned(self, nbytes: int) -> Array:
         memory = self._cupy.cuda.PinnedMemory(nbytes)

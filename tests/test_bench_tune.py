@@ -349,9 +349,7 @@ class Answering:
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """tuned(seconds, *arguments): run it on ranks that take `seconds(algorithm, bytes)`."""
 
-    def run(
-        seconds: Callable[[str, int], float], *arguments: str, windows: bool = False
-    ) -> None:
+    def run(seconds: Callable[[str, int], float], *arguments: str, windows: bool = False) -> None:
         ranks = Answering(seconds, windows=windows)
         monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks] * 2))
         output = ("--output", str(tmp_path / "crossings.json"))

@@ -56,6 +56,24 @@ def test_cupys_events_are_asked_by_the_driver(monkeypatch: pytest.MonkeyPatch) -
     assert [event for event, _ in library.asked] == [77] * 3
 
 
+def test_a_thread_of_ours_leaves_its_device_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device 0 is never made current behind a step of a thread that was adopted for another; one
+    for device 0 says so, too, since it has no context before."""
+    pytest.importorskip("cupy")
+    cupy, chosen = devices.Cupy(), [0]
+    runtime = SimpleNamespace(
+        getDevice=lambda: chosen[-1],
+        setDevice=chosen.append,
+        eventRecord=lambda event, stream: None,
+    )
+    monkeypatch.setattr(cupy, "_runtime", runtime)
+    for device in (2, 0):
+        chosen[:] = [0]
+        cupy.adopt(device)
+        cupy.record(SimpleNamespace(handle=7), device, 5)  # type: ignore[arg-type]
+        assert chosen == [0, device]
+
+
 def test_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """None, and cupy asks by itself."""
 

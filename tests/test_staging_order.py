@@ -172,6 +172,29 @@ def test_on_other_backends(device, backend) -> None:
     run_threads(body, 3, backend)
 
 
+def test_threads_of_ours_begin_on_the_arrays_gpu(device, monkeypatch) -> None:
+    """And stay there: cupy leaves GPU 0 current, and a context on it, behind each step of a thread
+    that has none. The caller's own thread is left where it is."""
+    adopted = [], []
+
+    def adopt(index):
+        adopted[index].append(threading.current_thread().name)
+
+    def body(rank):
+        x, y = (device.array(np.ones(3000), rank) for _ in range(2))
+        dist.all_reduce(x)
+        assert adopted[rank] == []
+        dist.all_reduce(x, async_op=True).wait()
+        assert adopted[rank] == ["cydist"]
+        works = [dist.isend(x, 1 - rank), dist.irecv(y, 1 - rank)]
+        for work in works:
+            work.wait()
+        assert adopted[rank] == ["cydist"] * 3
+
+    monkeypatch.setattr(device, "adopt", adopt)
+    run_threads(body, 2)
+
+
 # What is refused before anything is sent.
 
 

@@ -196,9 +196,12 @@ class Gpu:
         self.functions = Functions(library, self.index)
         self._capability = capability
         self.high_priority: list[bool] = []
-        self.users: set[str] = set()  # threads that made it their current device
+        self.users: set[str] = set()  # threads of ours that made it their device
 
     def use(self) -> None:
+        pass
+
+    def adopt(self) -> None:
         self.users.add(threading.current_thread().name)
 
     def stream(self, high_priority: bool) -> int:

@@ -183,6 +183,7 @@ class StagedMessages:
     def _under_way(self, conveyor: Conveyor, name: str) -> Iterator[None]:
         """A message that ends badly fails the group, and its conveyor is not used again."""
         try:
+            conveyor.lib.adopt(conveyor.device)
             yield
         except BaseException as error:
             self._host.fail(error, name)

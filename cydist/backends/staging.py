@@ -96,8 +96,11 @@ class StagedGroup(ProcessGroup):
         streams = current_streams(array, name, self.group_name)
         conveyor = self._conveyor(array)
         events = conveyor.mark(streams)
+        caller = threading.get_ident()
 
         def staged(call: Call) -> None:
+            if threading.get_ident() != caller:
+                conveyor.lib.adopt(conveyor.device)
             self._chosen, self._cut = conveyor, False
             conveyor.follow(events)
             with devices.on_stream(conveyor.device, conveyor.into):

@@ -390,15 +390,16 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
 
     def body(rank: int) -> set[str]:
         group: Any = dist.new_group([0, 1])
-        dist.all_reduce(gpus.array(np.ones(3)), group=group)
+        gate = gpus.hold()
+        future = dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).get_future()
+        gate.set()
+        future.result(thread_gpu.DEADLINE)
         until(lambda: group._watch.oldest is None)
         dist.destroy_process_group(group)
-        return {name for name in group.gpu.users if name.startswith("cydist")}
+        return group.gpu.users
 
-    assert (
-        run_threads(body, 2, "nccl")
-        == [{"cydist-nccl-init", "cydist-nccl-watch", "cydist-nccl-end"}] * 2
-    )
+    ours = {"cydist-nccl-init", "cydist-nccl-watch", "cydist-nccl-end", "cydist-future"}
+    assert run_threads(body, 2, "nccl") == [ours] * 2
 
 
 def test_ranks_on_one_gpu_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

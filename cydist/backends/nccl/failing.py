@@ -52,7 +52,7 @@ class Failures(ProcessGroup):
 
     def attend(self) -> None:
         """The watchdog's thread, which is on GPU 0 at first, comes to look after this group."""
-        self.gpu.use()
+        self.gpu.adopt()
 
     def alarm(self) -> DistError | None:
         """What another rank tells; None for nothing."""
@@ -231,7 +231,7 @@ class Failures(ProcessGroup):
         def run() -> None:
             # A thread of its own is on GPU 0 at first, and would leave a context there.
             with contextlib.suppress(Exception):  # it ends where that fails, too
-                gpu.use()
+                gpu.adopt()
             if abort:
                 comm.abort()
             else:

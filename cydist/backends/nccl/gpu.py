@@ -29,6 +29,9 @@ class Gpu(Protocol):
     def use(self) -> None:
         """Make it this thread's current device."""
 
+    def adopt(self) -> None:
+        """Make it the device of a thread of ours, which may have had none."""
+
     def stream(self, high_priority: bool) -> int:
         """A new stream that does not wait for the legacy default stream."""
 
@@ -61,6 +64,9 @@ class CupyGpu:
     def use(self) -> None:
         if self._runtime.getDevice() != self.index:
             self._runtime.setDevice(self.index)
+
+    def adopt(self) -> None:
+        self.lib.adopt(self.index)
 
     def stream(self, high_priority: bool) -> int:
         self.use()

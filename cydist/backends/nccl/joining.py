@@ -197,7 +197,7 @@ def _init(
 
     def run() -> None:
         try:
-            gpu.use()
+            gpu.adopt()
             made.append(binding.init(size, unique_id, rank))
         except BaseException as error:
             errors.append(error)

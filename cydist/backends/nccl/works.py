@@ -54,7 +54,8 @@ class StreamWork(Work):
         """A future has its result when the GPU has come past the call."""
 
         def run() -> None:
-            with contextlib.suppress(DistError):  # which `task` meets again
+            with contextlib.suppress(Exception):  # which `task` meets again
+                self._group.gpu.adopt()
                 self._block(None)
             task()
 
