@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cydist.errors import DistError, DistTimeoutError
+from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
