@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -138,11 +139,11 @@ def test_an_exception_after_leaving_the_job_is_not_ours(mpi: Path) -> None:
 
 
 def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
-    """Who waits for a rank that has ended gets an error, not silence."""
+    """Who waits for a rank that has ended gets an error, with its host, and not silence."""
     done = start(mpi, "leaving-early")
     assert done.returncode != 0
     assert "PeerFailedError" in done.stdout
-    assert "rank 1 was lost" in done.stdout
+    assert f"rank 1 on {socket.gethostname()} was lost" in done.stdout
     assert "it closed its connections and left" in done.stdout
 
 
@@ -182,6 +183,14 @@ def test_a_late_rank_outlives_those_who_are_done(mpi: Path, ranks: int, how: str
     assert done.returncode == 0, done.stdout
     for rank in range(ranks):
         assert f"rank {rank}: [7.0, 7.0, 7.0, 7.0, 7.0]" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("how", ["destroying", "ending"])
+def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: str) -> None:
+    """Not once for each group, by one that leaves the job."""
+    done = start(mpi, "late-in-many", how, transport="mpi")
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d: content", done.stdout)) == 2
 
 
 @pytest.mark.parametrize("how", ["destroying", "ending"])

@@ -25,6 +25,7 @@ from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import HostGroup
 from cydist.backends.messages import NEWS_TAG
 from cydist.backends.mpi_layouts import layouts
+from cydist.backends.mpi_meeting import meet_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi_process import (
     ExitGuard,
     Threads,
@@ -36,13 +37,14 @@ from cydist.backends.mpi_process import (
 )
 from cydist.backends.pieces import everywhere
 from cydist.backends.sharing import share_memory, transport_of
-from cydist.errors import DistTimeoutError, MismatchError, RendezvousError, from_failure
+from cydist.errors import DistTimeoutError, MismatchError, from_failure
 from cydist.executor import THREADS
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.backends.connections import Connections
     from cydist.registry import BackendOptions
 
 CREATION_TAGS = 30_000  # of groups whose communicators are made at the same time
@@ -96,11 +98,18 @@ class MpiEndpoint(Endpoint):
     """This process's end of one communicator, shared by groups and closed by the last.
 
     messages    over the communicator; the link itself, or what carries its messages
+    reports     by which late ranks are asked what they do; None: they are not
+    hosts       the name of each rank's
     """
 
-    def __init__(self, MPI: Any, comm: Any, link: _native.Link, messages: _native.MpiLink) -> None:
-        super().__init__(link, self._leave)
+    def __init__(
+        self, MPI: Any, comm: Any, link: _native.Link, messages: _native.MpiLink,
+        hosts: Sequence[str], reports: Connections | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(link, self._leave, reports)
         self.MPI = MPI
+        self._reports = reports
+        self.host_of = hosts.__getitem__
         self.comm = comm
         self.messages = messages
         self.threads = Threads(MPI)
@@ -134,6 +143,8 @@ class MpiEndpoint(Endpoint):
         it is freed, which must not find what is still on its way to this one."""
         self._guard.remove()
         _open.remove(self)
+        if self._reports is not None:
+            self._reports.close()
         self.link.close()
         _closing.append(self)
         _sweep()
@@ -365,11 +376,11 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """
     transport_of("mpi")
     MPI = load()
-    _meet_before_mpi(options)
+    meet_before_mpi(options)
     start(MPI)
     _prepare(MPI)
     _sweep()
-    places = _places(MPI, options)
+    places, hosts = places_and_hosts(MPI, options)
     world = MPI.COMM_WORLD
     members = world.Get_group().Incl(places)
     digest = hashlib.sha256(options.group_id.encode()).digest()
@@ -388,11 +399,12 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     )
     try:
         link = share_memory(options.store, messages, "mpi")
-    except BaseException:
-        MpiEndpoint(MPI, comm, messages, messages).share().release()  # the others wait for its end
+        reports = reports_of(options)
+    except BaseException:  # the others wait for its end
+        MpiEndpoint(MPI, comm, messages, messages, hosts).share().release()
         raise
     return MpiGroup(
-        MpiEndpoint(MPI, comm, link, messages),
+        MpiEndpoint(MPI, comm, link, messages, hosts, reports),
         options.group_rank,
         range(options.group_size),
         timeout=options.timeout,
@@ -416,39 +428,3 @@ def _prepare(MPI: Any) -> None:
             )
     atexit.register(_leave_all, os.getpid())
     call_before_the_end(MPI, _end_all)
-
-
-def _meet_before_mpi(options: BackendOptions) -> None:
-    """Who cannot join tells the others here: MPI's start waits for all its ranks, and for ever."""
-    store = options.store
-    store.set(f"joins/{options.group_rank}", b"")
-    store.wait([f"joins/{peer}" for peer in range(options.group_size)], options.timeout)
-
-
-def _places(MPI: Any, options: BackendOptions) -> list[int]:
-    """Rank in COMM_WORLD of every rank of the group; all of them have come when this returns."""
-    world, store = MPI.COMM_WORLD, options.store
-    rank, size = options.group_rank, options.group_size
-    if size == 1:
-        return [world.Get_rank()]
-    if world.Get_size() == 1 and launchers.under_mpi():
-        launchers.check_mpi_agrees(0, 1)
-    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()}")
-    keys = [f"mpi/{peer}" for peer in range(size)]
-    store.wait(keys, options.timeout)
-    said = [text.decode().split() for text in store.multi_get(keys)]
-    places, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
-    if all(count == 1 for count in sizes):
-        raise RendezvousError(
-            f"backend 'mpi': this job has {size} ranks, but MPI says in every process that it is "
-            "rank 0 of 1: the ranks were not started by MPI's launcher (torchrun, cydistrun and "
-            f"spawn are none). Start them as `mpirun -n {size} python script.py` with the mpirun "
-            f"of {MPI.get_vendor()[0]}, or use backend 'tcp', which needs no MPI"
-        )
-    if len(set(places)) != size or len(set(sizes)) != 1:
-        raise RendezvousError(
-            f"backend 'mpi': the {size} ranks of this job are not {size} ranks of one MPI job. "
-            f"By rank, their rank in MPI's COMM_WORLD is {places} and its size is {sizes}: start "
-            f"all of them by one `mpirun -n {size}`, or use backend 'tcp'"
-        )
-    return places

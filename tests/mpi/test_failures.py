@@ -4,6 +4,7 @@ never a hang.
 
 import gc
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -195,6 +196,19 @@ def test_a_timeout_names_who_is_missing(group, rank, size, call, fresh, spare):
         dist.barrier(group)
 
 
+def test_a_timeout_says_what_late_ranks_do(group, rank, size, spare):
+    """In which call they are, on which host, and their Python stacks."""
+    dist.barrier(group)
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            dist.recv(np.zeros(3), 1, group, timeout=0.3)
+        message = str(caught.value)
+        assert f"rank 1 on {socket.gethostname()} is in no call of the group" in message
+        assert "its last was barrier #" in message
+        assert "dist.barrier(spare)" in message
+    dist.barrier(spare)
+
+
 def test_the_ranks_that_came_are_not_missing(group, rank, size, spare):
     """All but the last wait. Who waits for it names it; in a collective of MPI's own that is the
     next one in the ring."""
@@ -246,6 +260,8 @@ def test_abort_ends_the_calls_under_way(group, rank, spare):
         dist.barrier(group)
 
 
+LONG = np.ones(3_000_000)  # made before the signal comes, which is on its way then
+
 WAITS = {
     "all_reduce": lambda g: dist.all_reduce(np.ones(4), group=g),
     "all_reduce-of-ours": lambda g: dist.all_reduce(np.ones(4, "f2"), group=g),
@@ -256,7 +272,7 @@ WAITS = {
     "all_gather_object": lambda g: dist.all_gather_object([None] * g.size(), 1, g),
     "recv": lambda g: dist.recv(np.ones(4), 1, g),
     "recv-from-anyone": lambda g: dist.recv(np.ones(4), None, g),
-    "long-send": lambda g: dist.send(np.ones(3_000_000), 1, g),
+    "long-send": lambda g: dist.send(LONG, 1, g),
 }
 
 

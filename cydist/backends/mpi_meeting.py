@@ -1,0 +1,81 @@
+"""How the ranks of a group of backend "mpi" meet, in the job's store, before MPI and beside it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cydist import launchers
+from cydist.backends.addresses import this_host, where_to_listen
+from cydist.backends.connections import Connections
+from cydist.errors import DistNetworkError, RendezvousError
+
+if TYPE_CHECKING:
+    from cydist.registry import BackendOptions
+
+
+def meet_before_mpi(options: BackendOptions) -> None:
+    """Who cannot join tells the others here: MPI's start waits for all its ranks, and for ever."""
+    store = options.store
+    store.set(f"joins/{options.group_rank}", b"")
+    store.wait([f"joins/{peer}" for peer in range(options.group_size)], options.timeout)
+
+
+def reports_of(options: BackendOptions) -> Connections | None:
+    """Sockets by which ranks tell those who wait for them what they do: MPI moves nothing while a
+    rank computes. None on all ranks where one has none, or those of another number of networks."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    if size == 1:
+        return None
+    if rank == 0:
+        store.set("job", os.urandom(16).hex())
+    job, made = store.get("job").decode(), None
+    with suppress(DistNetworkError):
+        made = Connections(rank, size, host=where_to_listen(store), job=job)
+    try:
+        store.set(f"address/{rank}", b"" if made is None else made.address())
+        published = store.multi_get([f"address/{peer}" for peer in range(size)])
+        if made is not None and all(published):
+            made.connect(published)
+            return made
+    except RendezvousError:
+        pass
+    except BaseException:
+        if made is not None:
+            made.close()
+        raise
+    if made is not None:
+        made.close()
+    return None
+
+
+def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
+    """Rank in COMM_WORLD of every rank of the group, and its host's name; all of them have come
+    when this returns."""
+    world, store = MPI.COMM_WORLD, options.store
+    rank, size = options.group_rank, options.group_size
+    if size == 1:
+        return [world.Get_rank()], [socket.gethostname()]
+    if world.Get_size() == 1 and launchers.under_mpi():
+        launchers.check_mpi_agrees(0, 1)
+    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
+    keys = [f"mpi/{peer}" for peer in range(size)]
+    store.wait(keys, options.timeout)
+    said = [text.decode().split() for text in store.multi_get(keys)]
+    places, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
+    if all(count == 1 for count in sizes):
+        raise RendezvousError(
+            f"backend 'mpi': this job has {size} ranks, but MPI says in every process that it is "
+            "rank 0 of 1: the ranks were not started by MPI's launcher (torchrun, cydistrun and "
+            f"spawn are none). Start them as `mpirun -n {size} python script.py` with the mpirun "
+            f"of {MPI.get_vendor()[0]}, or use backend 'tcp', which needs no MPI"
+        )
+    if len(set(places)) != size or len(set(sizes)) != 1:
+        raise RendezvousError(
+            f"backend 'mpi': the {size} ranks of this job are not {size} ranks of one MPI job. "
+            f"By rank, their rank in MPI's COMM_WORLD is {places} and its size is {sizes}: start "
+            f"all of them by one `mpirun -n {size}`, or use backend 'tcp'"
+        )
+    return places, [each[2].partition("/")[0] for each in said]
