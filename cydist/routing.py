@@ -74,6 +74,10 @@ class RoutedGroup(ProcessGroup):
         for group in self.by_device.values():
             group.abort()
 
+    def leave_job(self) -> None:
+        for group in self.by_device.values():
+            group.leave_job()
+
     def close(self) -> None:
         with ExitStack() as leaving:
             for group in self.by_device.values():

@@ -98,6 +98,10 @@ class Running:
     def close(self) -> None:
         """Let go of what the group holds. Called once, by destroy."""
 
+    def leave_job(self) -> None:
+        """All groups of this rank are destroyed next: what each would wait for, all wait for
+        together."""
+
     def abort(self) -> None:
         """End every call under way with an error, now. The group has failed then."""
         self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))

@@ -337,6 +337,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.let_go)
         for each in (*world.carriers.values(), *world.groups.values()):
+            each.leave_job()
             leaving.callback(each.destroy)
 
 

@@ -116,6 +116,7 @@ class MpiEndpoint(Endpoint):
         self.trouble = self._trouble
         self.made = 0  # communicators of groups
         self.spent = 0  # those of groups that had failed, which MPI does not get back
+        self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
@@ -155,12 +156,17 @@ class MpiEndpoint(Endpoint):
         MPI's own finalization would wait for them, deaf to what they ask; and without this
         notice they would wait for us until their deadlines. Raises MismatchError as `settle`.
         """
+        self.end_together()
         with ExitStack() as leaving:  # all of it, also when one raises
             leaving.callback(self._wait_for_others)
             leaving.callback(self.link.close)
             for known in tuple(self.groups.values()):
                 if isinstance(group := known(), MpiGroup):
                     leaving.callback(group.settle)
+
+    def end_together(self) -> None:
+        """All groups end now, and wait no longer than one for who has not made their last calls."""
+        self.heard_by = min(self.heard_by, time.monotonic() + NEWS_SECONDS)
 
     def _wait_for_others(self) -> None:
         wait_until(self.messages.advance)  # as MPI's finalization, without a deadline
@@ -191,6 +197,7 @@ def _sweep() -> None:
 def _end_all() -> None:
     """Somebody ends MPI: so do all groups, while it still works."""
     for endpoint in tuple(_open):
+        endpoint.end_together()
         for known in tuple(endpoint.groups.values()):
             if (group := known()) is not None:
                 try:
@@ -234,13 +241,17 @@ class MpiGroup(HostGroup):
         """Compare the group's last call, where MPI made it, with the rank before this one; not
         for long. Raises MismatchError."""
         if self._failed is None and self._comm is not None and not self._endpoint.over():
-            name, deadline = "destroy_process_group", self.deadline(NEWS_SECONDS)
+            name = "destroy_process_group"
+            deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
             try:
                 with self.failures(name, None, deadline):
                     self._native.settle(int(deadline * 1e9))
             except BaseException as error:
                 self.fail(error, name)
                 raise
+
+    def leave_job(self) -> None:
+        self._endpoint.end_together()
 
     def close(self) -> None:
         try:

@@ -110,6 +110,24 @@ def late(how):
 
 
 @way
+def late_in_many(how):
+    """As `late`, in thirty groups, for each of which the others would wait a second."""
+    rank, size = join()
+    groups = [dist.new_group() for _ in range(30)]
+    for group in groups:
+        dist.barrier(group)
+    if rank == size - 1:
+        see_leave(0)
+    for number, group in enumerate(groups):
+        array = np.full(5, number if rank == 0 else 0)
+        dist.broadcast(array, 0, group)
+        assert [number] * 5 == array.tolist()
+    print(f"rank {rank}: content", flush=True)
+    if how == "destroying":
+        dist.destroy_process_group()
+
+
+@way
 def differing_late(how):
     """As `late`, and the last rank's dtype is another one."""
     rank, size = join()
