@@ -66,7 +66,7 @@ class ArrayLibrary(ABC):
 
     # Between the host and a device, on streams of our own.
 
-    def adopt(self, device: int) -> None:
+    def adopt(self, device: int) -> None:  # noqa: B027 (torch needs nothing)
         """The calling thread is one of ours, for work on this device from now on."""
 
     @abstractmethod
