@@ -5,6 +5,8 @@ also sends its fingerprint to the next one and compares the one before it: where
 agree, all do. A call whose numbers have come does not wait for that message, so that it makes no
 rank wait which MPI would not; the next call of the group does, or its end, for a moment. A rank
 that leaves a call to which the one before it has not come tells that one which call it was.
+What two ranks broadcast, if it is little, travels with the root's fingerprint and not by MPI's
+broadcast, which would take another message.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -29,6 +31,7 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
+    RIDING_BYTES = 4096         # of a broadcast that travels with a fingerprint, at most
 
 cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messages.py
 
@@ -320,12 +323,20 @@ cdef int settle(Transport *t, Call *c) noexcept nogil:
     return OK if status == TIMEOUT or status == PEER_LOST else status
 
 
+cdef bint rides(const Transport *t, const Call *c) noexcept nogil:
+    """Do its numbers travel with the fingerprint?"""
+    return (t.size == 2 and c.fingerprint.collective == BROADCAST
+            and c.inputs[0].nbytes <= RIDING_BYTES)
+
+
 cdef int collective(Transport *t, Call *c) noexcept nogil:
     cdef Checks *checks = <Checks *>t.own
     cdef Check *check = &checks.of[checks.turn & 1]
     cdef Request sent
     cdef Request running
     cdef Buffers b
+    cdef Block out = Block(NULL, 0)     # what travels with the fingerprints
+    cdef Block into = Block(NULL, 0)
     cdef int status
     if not is_mpis(t, c):
         return ELSEWHERE
@@ -339,14 +350,21 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     running.status = PENDING
     checks.turn += 1
     check.fingerprint = c.fingerprint
-    status = begin(t, c, &b, &running)      # first: it is what takes long
-    post_recv(t, c, &check.request, NULL, 0, (t.rank + t.size - 1) % t.size, 0)
+    if not rides(t, c):
+        status = begin(t, c, &b, &running)      # first: it is what takes long
+    elif t.rank == c.root:
+        out, running.status = c.inputs[0], OK
+    else:
+        into, running.status = c.inputs[0], OK
+    post_recv(t, c, &check.request, into.ptr, into.nbytes, (t.rank + t.size - 1) % t.size, 0)
     check.request.expected = &check.fingerprint     # which outlives the call
-    post_send(t, c, &sent, NULL, 0, (t.rank + 1) % t.size, 0)
+    post_send(t, c, &sent, out.ptr, out.nbytes, (t.rank + 1) % t.size, 0)
     if status == OK:
         status = complete(t, c, &sent, 1)
         if status == PEER_LOST:
             status = left_after(t, c)
+        if status == OK and into.nbytes != 0:
+            status = compared(t, c, &check.request)
         if status == OK:
             status = waited(t, c, &running, &check.request)
         if status != OK:

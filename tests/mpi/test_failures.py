@@ -73,6 +73,49 @@ def test_a_different_last_call_is_a_mismatch(rank, size, spare, odd, text):
     dist.barrier(spare)
 
 
+def source(root, count=4, dtype="f4"):
+    """A broadcast from this rank."""
+    return lambda group: dist.broadcast(np.ones(count, dtype), root, group)
+
+
+# By the number of ranks: what the last one calls, and all others.
+BROADCASTS = {
+    "two-roots": lambda size: (source(size - 1), source(0)),
+    "no-root": lambda size: (source(0), source(size - 1)),
+    "count": lambda size: (source(0, 5), source(0)),
+    "long-at-the-end": lambda size: (source(0, 50_000), source(0)),
+    "short-at-the-end": lambda size: (source(0), source(0, 50_000)),
+    "dtype": lambda size: (source(0, 4, "i4"), source(0)),
+    "all_reduce": lambda size: (usual, source(0)),
+    "all_reduce-by-the-others": lambda size: (source(0), usual),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["then-a-barrier", "then-the-end"])
+@pytest.mark.parametrize("calls", BROADCASTS.values(), ids=BROADCASTS)
+def test_a_different_broadcast_is_a_mismatch(rank, size, spare, calls, last):
+    """Whoever believes to be its source: on every rank if a call comes after it, else on those that
+    hear of the odd one before they destroy the group."""
+    if size > 2 and calls is BROADCASTS["short-at-the-end"]:
+        return  # Open MPI's own broadcast ends the process then, see docs/backends.md
+    group = dist.new_group()
+    dist.barrier(group)
+    odd, others = calls(size)
+
+    def both():
+        (odd if rank == size - 1 else others)(group)
+        dist.destroy_process_group(group) if last else dist.barrier(group)
+
+    if last and rank not in (0, size - 1):
+        with suppress(dist.MismatchError):
+            both()
+    else:
+        with pytest.raises(dist.MismatchError, match="broadcast"):
+            both()
+    dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
 def test_a_group_ends_though_a_member_calls_nothing_more(rank, size, spare):
     """Who destroys a group does not wait long for those who have not made its last call."""
     group = dist.new_group()
