@@ -123,8 +123,15 @@ def check_op(name: str, op: Op, array: Array) -> None:
         raise ValueError(f"{name}: {refusal}")
 
 
-def whole(group: ProcessGroup, array: Array, op: Op | None = None) -> Dense:
+def check_takes(group: ProcessGroup, name: str, array: Array) -> None:
+    """Before a call's arrays are packed: can the group take them, which are where this one is?"""
+    if array.device != "cpu":
+        group.for_device(array.device).check_takes(name, array)
+
+
+def whole(group: ProcessGroup, name: str, array: Array, op: Op | None = None) -> Dense:
     """The array of a call on one array, of which every rank has as much."""
+    check_takes(group, name, array)
     packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
     return Dense([array], left=packs)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist._native import hash_of_sizes
-from cydist.calling import Flat, Timeout, check_op, reducing, run
+from cydist.calling import Flat, Timeout, check_op, check_takes, reducing, run
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, ReduceOp
 from cydist.world import AnyGroup, usable_group
@@ -205,6 +205,7 @@ def _gather(
 def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat]:
     """The arrays as one; or each by itself, where the backend begins calls together."""
     arguments.same_dtype(arrays, name)
+    check_takes(group, name, arrays[0])
     if group.for_device(arrays[0].device).joins_calls:
         return [Flat([array], name) for array in arrays]
     return [Flat(arrays, name)]

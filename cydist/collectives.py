@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import arguments
 from cydist._native import short, shortcut, use_operation
-from cydist.calling import Dense, Timeout, check_op, reducing, root_rank, run, whole
+from cydist.calling import Dense, Timeout, check_op, check_takes, reducing, root_rank, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
 from cydist.work import JointWork, countdown, seconds
@@ -53,7 +53,7 @@ def broadcast(
     root = root_rank(chosen, "broadcast", "src", src, group_src)
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
-    dense = whole(chosen, array)
+    dense = whole(chosen, "broadcast", array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.broadcast(call, dense.arrays[0], root)
@@ -91,7 +91,7 @@ def all_reduce(
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     check_op("all_reduce", op, array)
-    dense = whole(chosen, array, op)
+    dense = whole(chosen, "all_reduce", array, op)
     reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
@@ -123,7 +123,7 @@ def reduce(
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     check_op("reduce", op, array)
-    dense = whole(chosen, array, op)
+    dense = whole(chosen, "reduce", array, op)
     reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
@@ -164,6 +164,7 @@ def _all_gather(
     group: ProcessGroup, name: str, outputs: list[Array], array: Array, result: object,
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
+    check_takes(group, name, array)
     into = Dense(outputs, filled=False)
     own = Dense([array])
 
@@ -199,6 +200,7 @@ def all_gather_into_tensor(
     into = Dense([output], filled=False)
     blocks = into.arrays[0].blocks(chosen.size())
     arguments.disjoint([output], [array], name, same=blocks[chosen.rank()])
+    check_takes(chosen, name, array)
     own = Dense([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
@@ -229,6 +231,7 @@ def gather(
         return None
     root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
     array = arguments.input_array(tensor, "gather", "tensor")
+    check_takes(chosen, "gather", array)
     own = Dense([array])
     if chosen.rank() != root:
         arguments.absent(gather_list, "gather", "gather_list", "dst")
@@ -271,6 +274,7 @@ def scatter(
         return None
     root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
     output = arguments.output_array(tensor, "scatter", "tensor")
+    check_takes(chosen, "scatter", output)
     into = Dense([output], filled=False)
     given: Dense | None = None
     if chosen.rank() == root:
@@ -313,6 +317,7 @@ def reduce_scatter(
     arguments.same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
     arguments.disjoint([into], inputs, name)
     check_op(name, op, into)
+    check_takes(chosen, name, into)
     return _reduce_scatter(
         chosen, name, into, Dense(inputs).arrays, op, [output], async_op, timeout
     )
@@ -342,6 +347,7 @@ def reduce_scatter_tensor(
     arguments.times_size(array, into, chosen.size(), name, "input", "output")
     arguments.disjoint([into], [array], name)
     check_op(name, op, into)
+    check_takes(chosen, name, into)
     blocks = array.dense().blocks(chosen.size())
     return _reduce_scatter(chosen, name, into, blocks, op, [output], async_op, timeout)
 
@@ -384,6 +390,7 @@ def all_to_all(
         outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
     )
     arguments.disjoint(outputs, inputs, name)
+    check_takes(chosen, name, outputs[0])
     return _all_to_all(
         chosen, name, Dense(outputs, filled=False), None, Dense(inputs).arrays, False,
         output_tensor_list, async_op, timeout,
@@ -428,6 +435,7 @@ def all_to_all_single(
         )
     sizes = (output_split_sizes, input_split_sizes)
     even = all(each is None or len(each) == 0 for each in sizes)
+    check_takes(chosen, name, into)
     dense = Dense([into], filled=False)
     return _all_to_all(
         chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,

@@ -64,6 +64,10 @@ class ProcessGroup(Running):
         """Start receiving into `array` from group rank `peer`; None: from anyone."""
         raise UnsupportedError(f"backend {self.backend!r} does not receive")
 
+    def check_takes(self, name: str, array: Array) -> None:
+        """Raise UnsupportedError if a call cannot take this array as things are: asked before
+        arrays are packed for it, into a graph perhaps that is being captured."""
+
     def takes_gaps(self, array: Array, peer: int | None) -> bool:
         """Do `isend` and `irecv` take this array, though it has gaps, for a message to or from
         this peer? Else their callers pack it."""

@@ -68,8 +68,11 @@ def _sending(
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    sent = array if array.contiguous or backend.takes_gaps(array, peer) else array.dense()
-    return lambda: backend.isend(sent, peer, tag)
+    if array.contiguous or backend.takes_gaps(array, peer):
+        return lambda: backend.isend(array, peer, tag)
+    backend.check_takes(name, array)
+    packed = array.dense()
+    return lambda: backend.isend(packed, peer, tag)
 
 
 def irecv(

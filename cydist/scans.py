@@ -61,7 +61,7 @@ def _scan(
         return None
     array = arguments.output_array(tensor, name, "tensor")
     check_op(name, op, array)
-    dense = whole(chosen, array, op)
+    dense = whole(chosen, name, array, op)
     reducer = reducing(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:

@@ -198,24 +198,6 @@ def test_threads_of_ours_begin_on_the_arrays_gpu(device, monkeypatch) -> None:
 # What is refused before anything is sent.
 
 
-def test_a_capture_is_refused(device) -> None:
-    """While a graph is captured the call raises, and the group goes on."""
-
-    def body(rank):
-        x = device.array(np.ones(3), rank)
-        dist.barrier()
-        device.capturing = True
-        for call in (dist.all_reduce, lambda x: dist.send(x, 1 - rank)):
-            with pytest.raises(dist.UnsupportedError, match="graph is being captured"):
-                call(x)
-        dist.barrier()
-        device.capturing = False
-        dist.all_reduce(x)
-        assert x.get().tolist() == [2.0] * 3
-
-    run_threads(body, 2)
-
-
 def test_arrays_of_two_places_are_refused(device) -> None:
     """Host and device memory, or two devices, in one call: ValueError names them; nothing was
     sent."""

@@ -77,6 +77,9 @@ class StagedGroup(ProcessGroup):
         self._conveyors.clear()
         self._messages.close()
 
+    def check_takes(self, name: str, array: Array) -> None:
+        current_streams(array, name, self.group_name)
+
     # How calls run.
 
     def execute(
