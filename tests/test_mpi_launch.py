@@ -185,6 +185,12 @@ def test_a_late_rank_outlives_those_who_are_done(mpi: Path, ranks: int, how: str
         assert f"rank {rank}: [7.0, 7.0, 7.0, 7.0, 7.0]" in done.stdout, done.stdout
 
 
+def test_a_message_that_was_taken_before_its_receiver_left_is_not_lost(mpi: Path) -> None:
+    """Though MPI, which is asked about a few at a time, was not asked about it for a while."""
+    done = start(mpi, "left-when-it-had-heard", ranks=3, transport="mpi")
+    assert "rank 0: content" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("how", ["destroying", "ending"])
 def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: str) -> None:
     """Not once for each group, by one that leaves the job."""

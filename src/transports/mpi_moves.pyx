@@ -160,6 +160,19 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
     return OK
 
 
+cdef bint ended(Mpi *mpi, Move *move) noexcept nogil:
+    """Has MPI done all of it? Then it is no more."""
+    while move.done < move.count and is_done(&move.handles[move.done], &move.error):
+        move.done += 1
+    if move.done < move.count:
+        return False
+    if move.error != SUCCESS:
+        mpi.error = move.error
+        bury(mpi)
+    end_move(mpi, move, OK if move.error == SUCCESS else PEER_LOST)
+    return True
+
+
 cdef bint end_some(Mpi *mpi) noexcept nogil:
     """End the moves that are over. Each question about one that is not takes as long as all that
     MPI does meanwhile, so only so many are asked about, by turns."""
@@ -169,18 +182,12 @@ cdef bint end_some(Mpi *mpi) noexcept nogil:
     cdef bint moved = False
     while move != &mpi.moves and asked < QUESTIONS:
         following = move.next
-        while move.done < move.count and is_done(&move.handles[move.done], &move.error):
-            move.done += 1
-        if move.done < move.count:
-            asked += 1
-        elif move.later != NOTHING:
+        if move.later != NOTHING:
             begin_postponed(mpi, move)
-        else:
-            if move.error != SUCCESS:
-                mpi.error = move.error
-                bury(mpi)
-            end_move(mpi, move, OK if move.error == SUCCESS else PEER_LOST)
+        elif ended(mpi, move):
             moved = True
+        else:
+            asked += 1
         move = following
     if move != &mpi.moves and asked != 0:
         leave_ring(&mpi.moves)
@@ -273,15 +280,10 @@ cdef int send(Mpi *mpi, Request *r, int peer, Header *header) noexcept nogil:
     """OK: it is over; PENDING: its request will tell."""
     if r.nbytes <= INLINE_BYTES:
         return send_whole(mpi, r, peer, header)
-    header.under = tag_of_next(mpi, peer)
+    # A tag comes again when all others have had their turn; a payload that nobody has taken by then
+    # would be taken for the later one.
+    header.under = mpi.under[peer] = mpi.under[peer] % mpi.largest_tag + 1
     return send_apart(mpi, r, peer, header)
-
-
-cdef int tag_of_next(Mpi *mpi, int peer) noexcept nogil:
-    """MPI's tag of the next payload to this peer. It comes again when all others have had their
-    turn; a payload that nobody has taken by then would be taken for the later one."""
-    mpi.under[peer] = mpi.under[peer] % mpi.largest_tag + 1
-    return mpi.under[peer]
 
 
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
@@ -426,11 +428,8 @@ cdef void refuse_item(Net *net, Item *item) noexcept nogil:
 
 cdef Header header_of(const Item *item) noexcept nogil:
     cdef Header header
-    header.context = item.context
-    header.tag = item.tag
-    header.nbytes = item.nbytes
-    header.peer = item.peer
-    header.under = <int>incoming(item).id
+    header.context, header.tag, header.nbytes = item.context, item.tag, item.nbytes
+    header.peer, header.under = item.peer, <int>incoming(item).id
     header.fingerprint = item.fingerprint
     return header
 
@@ -459,7 +458,8 @@ cdef void give_up(Net *net, Request *r) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
     cdef Move *move = <Move *>r.link
     if (move != NULL and move.peer >= 0 and mpi.left_at[move.peer] != 0
-            and now_ns() > mpi.left_at[move.peer] + GRACE_NS):
+            and now_ns() > mpi.left_at[move.peer] + GRACE_NS
+            and (move.later != NOTHING or not may_call(net) or not ended(mpi, move))):
         detach(mpi, move)
         complete(net, r, PEER_LOST)
 

@@ -128,6 +128,37 @@ def late_in_many(how):
 
 
 @way
+def left_when_it_had_heard():
+    """Rank 1 takes a message and leaves; rank 0, which has a hundred others under way to a rank
+    that takes none, asks later."""
+    from mpi4py import MPI
+
+    rank, _ = join()
+    total(1)
+    world, data = MPI.COMM_WORLD, np.ones(150_000)
+    if rank == 0:
+        others = [dist.isend(data, 2) for _ in range(100)]
+        work = dist.isend(data, 1)
+        world.recv(source=1)
+        while not dist.group.WORLD._endpoint.messages.lost(1):
+            others[0].is_completed()
+        until = time.monotonic() + 1.5  # longer than one is waited for that has left
+        while time.monotonic() < until:
+            world.Iprobe()
+        while not work.is_completed():
+            pass
+        work.wait()
+        print("rank 0: content", flush=True)
+        world.send(None, 2)
+    elif rank == 1:
+        dist.recv(data, 0)
+        dist.destroy_process_group()
+        world.send(None, 0)
+    else:
+        world.recv(source=0)
+
+
+@way
 def differing_late(how):
     """As `late`, and the last rank's dtype is another one."""
     rank, size = join()
