@@ -65,7 +65,7 @@ class Entries:
         title = f"{group.group_name} with {each} arrays a rank"
         store = world.current().store.part(
             f"{group.group_name}/entries/{number}/{backend}", group.ranks,
-            f"making group {title!r}",
+            f"making group {title!r}", group.timeout,
         )  # fmt: skip
 
         def make(i: int) -> ProcessGroup:

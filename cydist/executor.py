@@ -9,12 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cydist._native import Turn, run_in_background
 from cydist.errors import check_process
 from cydist.work import EventWork
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
 
 T = TypeVar("T")
 
@@ -48,11 +50,15 @@ class Threads:
                 del self._idle[-1]
                 thread.put(task)
                 return
-        threading.Thread(target=self._serve, args=(task,), name="cydist", daemon=True).start()
+        from queue import SimpleQueue  # slow to import, and few programs need a thread
 
-    def _serve(self, task: Callable[[], None]) -> None:
-        run_in_background()
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._serve, args=(task, tasks), name="cydist", daemon=True).start()
+
+    def _serve(self, task: Callable[[], None], tasks: SimpleQueue[Callable[[], None]]) -> None:
+        from queue import Empty
+
+        run_in_background()
         while True:
             task()
             del task

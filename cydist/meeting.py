@@ -76,26 +76,25 @@ def meet(
 
 def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: float) -> None:
     """The store serves the meeting that `holder` opened it for, and no other."""
-    hall = PrefixStore("cydist", store)
-    with served_by(holder, "rendezvous"):
-        if rank == holder:
-            hall.set("serves", what)
-            return
-        try:
-            hall.wait(["serves"], max(0.0, deadline - time.monotonic()))
-        except StoreTimeoutError as error:
-            raise _silent(error, holder) from error
-        if hall.get("serves") != what.encode():
-            raise EarlierMeeting
+    hall = MembersStore("cydist", store, (), holder=holder)
+    if rank == holder:
+        hall.set("serves", what)
+        return
+    try:
+        (served,) = hall.multi_get(["serves"], max(0.0, deadline - time.monotonic()))
+    except StoreTimeoutError as error:
+        raise _silent(error, holder) from error
+    if served != what.encode():
+        raise EarlierMeeting
 
 
 def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
     """Rank 0: wait until everybody is here, and say so; or who is not."""
     everybody = [f"here/{rank}" for rank in range(world_size)]
     try:
-        meeting.wait(everybody, max(0.0, deadline - time.monotonic()))
+        here = meeting.multi_get(everybody, max(0.0, deadline - time.monotonic()))
     except PeerFailedError as error:
-        _heed(meeting, world_size, number)  # one whose time was up has gone
+        _heed(_word(meeting), world_size, number)  # one whose time was up has gone
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # whoever else is lost
@@ -105,10 +104,9 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
         if not missing:
             raise
         raise _failed(meeting, missing, world_size, number) from error
-    _heed(meeting, world_size, number)
+    _heed(_word(meeting), world_size, number)
     try:
-        asked = [text.partition(b"\n")[2] for text in meeting.multi_get(everybody)]
-        _compare(asked, range(world_size), "rendezvous")
+        _compare([text.partition(b"\n")[2] for text in here], range(world_size), "rendezvous")
     except RendezvousError as error:
         meeting.set("job", _DIFFER + str(error).encode())
         raise
@@ -119,14 +117,14 @@ def _attend(meeting: MembersStore, world_size: int, deadline: float, number: int
     """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
-        meeting.wait(["job"], limit)
+        (word,) = meeting.multi_get(["job"], limit)
     except PeerFailedError:
         raise
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
             raise _silent(error, meeting.holder) from error
         raise _failed(meeting, _missing(meeting, world_size), world_size, number) from error
-    _heed(meeting, world_size, number)
+    _heed(word, world_size, number)
 
 
 def _failed(
@@ -137,9 +135,13 @@ def _failed(
     return _absent(missing, world_size, number)
 
 
-def _heed(meeting: PrefixStore, world_size: int, number: int) -> None:
-    """Raise RendezvousError if the meeting has failed."""
-    word = meeting.get("job") if meeting.check(["job"]) else b""
+def _word(meeting: PrefixStore) -> bytes:
+    """What has been said of the meeting by now; b"": nothing."""
+    return meeting.get("job") if meeting.check(["job"]) else b""
+
+
+def _heed(word: bytes, world_size: int, number: int) -> None:
+    """Raise RendezvousError if the word is that the meeting has failed."""
     if word[:1] == _FAILED:
         missing = tuple(int(each) for each in word[1:].split(b",") if each)
         raise _absent(missing, world_size, number)

@@ -454,7 +454,7 @@ def endpoint(options: BackendOptions) -> Endpoint:
     """This process's end of a link between the ranks of a new group."""
     from cydist.backends.addresses import where_to_listen
     from cydist.backends.connections import Connections
-    from cydist.backends.sharing import share_memory
+    from cydist.backends.sharing import offer, share_memory
 
     store, rank, size = options.store, options.group_rank, options.group_size
     if rank == 0:
@@ -463,11 +463,11 @@ def endpoint(options: BackendOptions) -> Endpoint:
         rank, size, host=where_to_listen(store), job=store.get("job").decode()
     )
     try:
-        store.set(f"address/{rank}", connections.address())
-        published = [f"address/{peer}" for peer in range(size)]
-        store.wait(published, options.timeout)
-        connections.connect(store.multi_get(published))
-        link = share_memory(store, connections.link)
+        told = ("address", "place")
+        store.multi_set([f"{what}/{rank}" for what in told], [connections.address(), offer("tcp")])
+        found = store.multi_get([f"{what}/{peer}" for what in told for peer in range(size)])
+        connections.connect(found[:size])
+        link = share_memory(store, connections.link, found[size:])
     except BaseException:
         connections.close()
         raise

@@ -36,7 +36,7 @@ from cydist.backends.mpi_process import (
     wait_until,
 )
 from cydist.backends.pieces import everywhere
-from cydist.backends.sharing import share_memory, transport_of
+from cydist.backends.sharing import offer, share_memory, transport_of
 from cydist.errors import DistTimeoutError, MismatchError, from_failure
 from cydist.executor import THREADS
 from cydist.group import Call, ProcessGroup
@@ -408,8 +408,11 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         comm.Get_attr(MPI.TAG_UB),
         Threads(MPI).callers,
     )
+    store = options.store
     try:
-        link = share_memory(options.store, messages, "mpi")
+        store.set(f"place/{options.group_rank}", offer("mpi"))
+        offers = store.multi_get([f"place/{peer}" for peer in range(options.group_size)])
+        link = share_memory(store, messages, offers, "mpi")
         reports = reports_of(options)
     except BaseException:  # the others wait for its end
         MpiEndpoint(MPI, comm, messages, messages, hosts).share().release()

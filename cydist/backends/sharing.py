@@ -17,6 +17,8 @@ from cydist.backends.addresses import boot_id
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cydist._native import Link, MpiLink, TcpLink
     from cydist.stores import Store
 
@@ -26,18 +28,27 @@ TOKEN_BYTES = 32
 PAGE = 4096
 
 
-def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -> Link:
+def offer(messages: str) -> bytes:
+    """What a rank tells the others before `share_memory`: its place; b"": it will not share.
+
+    messages    what its link is made of: "tcp" or "mpi"
+
+    Raises ValueError as `transport_of`.
+    """
+    return b"" if transport_of(messages) == messages else place()
+
+
+def share_memory(
+    store: Store, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
+) -> Link:
     """`link` itself, or one with windows for groups whose members all share memory.
 
+    places      what all ranks offered, in their order
     messages    what the link is made of: "tcp" or "mpi"
 
-    Raises ValueError as `transport_of`, RendezvousError when CYDIST_TRANSPORT says "shm" and some
-    rank cannot share.
+    Raises RendezvousError when CYDIST_TRANSPORT says "shm" and some rank cannot share.
     """
-    wanted = transport_of(messages)
     rank, size = link.rank, link.size
-    store.set(f"place/{rank}", b"" if wanted == messages else place())
-    places = store.multi_get([f"place/{peer}" for peer in range(size)])
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
     shared: Link = link
     together = [rank]
@@ -50,7 +61,7 @@ def share_memory(store: Store, link: TcpLink | MpiLink, messages: str = "tcp") -
         if memory is not None and len(sharers) > 1:
             shared = ShmLink(link, memory, sharers)
             together = list(sharers)
-    if wanted == "shm" and len(together) != size:
+    if transport() == "shm" and len(together) != size:
         others = sorted(set(range(size)) - set(together))
         raise RendezvousError(
             f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with ranks "

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -94,6 +93,8 @@ class MembersStore(PrefixStore):
 
     def clone(self) -> MembersStore:
         """Another object for the same part, with a timeout of its own."""
+        from copy import copy  # few need it
+
         twin = copy(self)
         twin._store = self._store.clone()
         twin._root = _root_of(twin)
@@ -171,11 +172,11 @@ class MembersStore(PrefixStore):
         """The value of `key`, waiting until it has one as `wait` does."""
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         """The values of `keys`, waiting until all have one as `wait` does."""
         if self._root is not None:
-            return self._awaited(self._root, keys, None)
-        self.wait(keys)
+            return self._awaited(self._root, keys, timeout)
+        self.wait(keys, timeout)
         return super().multi_get(keys)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -189,6 +190,11 @@ class MembersStore(PrefixStore):
         """Give `key` a value. Raises PeerFailedError if the store went with its rank."""
         with served_by(self.holder, self._what):
             super().set(key, value)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Set each key to the value beside it. Raises as `set` does."""
+        with served_by(self.holder, self._what):
+            super().multi_set(keys, values)
 
     def _check(self, news: bytes) -> None:
         lines = [line.split("\t") for line in news.decode(errors="replace").split("\n") if line]

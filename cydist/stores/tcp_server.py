@@ -36,7 +36,8 @@ from cydist.stores.table import ENTRY_BYTES, Place, Table
 
 CHANNEL = b"store"
 
-_READ_BYTES = 256 * 1024
+# As much as malloc has at hand: for longer reads it maps and unmaps memory every time.
+_READ_BYTES = 64 * 1024
 
 
 # Keys, and what is appended to each when its author has died.
