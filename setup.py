@@ -56,6 +56,7 @@ MODULES = [
     native("turn", "src/turn.pyx"),
     native("short", "src/short.pyx"),
     native("short_messages", "src/short_messages.pyx"),
+    native("short_streams", "src/short_streams.pyx"),
     native("shortcuts", "src/shortcuts.pyx"),
     native("torch_options", "src/torch_options.pyx"),
     native("rehearsal", "src/rehearsal.pyx"),

@@ -84,7 +84,10 @@ class ProcessGroup(Running):
         """Is this memory of that kind, for the members of this group?"""
         return False
 
-    # Who serves which memory.
+    # Who serves which memory. Calls on plain arrays of GPUs go by `short_streams`, where there is
+    # one (_native.short_streams).
+
+    short_streams: object = None
 
     def for_device(self, device: str) -> ProcessGroup:
         """The group that serves arrays of `device`: this one, unless it routes by device."""

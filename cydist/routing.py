@@ -20,6 +20,8 @@ class RoutedGroup(ProcessGroup):
         self._first = first
         self.by_device = by_device
         self.devices = tuple(by_device)
+        on_gpu = by_device.get("cuda")
+        self.short_streams = None if on_gpu is None else on_gpu.short_streams
 
     def for_device(self, device: str) -> ProcessGroup:
         super().for_device(device)

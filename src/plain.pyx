@@ -2,8 +2,8 @@
 
 numpy's arrays are read through the head of their structure, which has been the same since
 numpy 1.7 and is part of its ABI; an array of known contents says whether it still is, when the
-first array comes. torch's tensors are read through the C interface that DLPack defines. Everything
-else, and everything unusual, is left to `asarray`.
+first array comes. torch's tensors are read through the C interface that DLPack defines, cupy's
+arrays by their attributes. Everything else, and everything unusual, is left to `asarray`.
 """
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyTypeObject
@@ -56,15 +56,17 @@ cdef enum:
 cdef int dtypes[NUMPY_DTYPES]
 cdef size_t itemsizes[NUMPY_DTYPES]
 cdef PyTypeObject *numpy_array = NULL       # numpy.ndarray, if its structure is as declared
+cdef object numpy_dtype = None              # numpy.dtype
 cdef bint asked_numpy = False
 
 
 cdef int learn_numpy() except -1:
     """Fill in the tables, unless the structure is not as declared. numpy is there already."""
-    global numpy_array, asked_numpy
+    global numpy_array, numpy_dtype, asked_numpy
     import numpy
 
     asked_numpy = True
+    numpy_dtype = numpy.dtype
     cdef object probe = numpy.zeros((3, 5), numpy.float32)
     cdef NumpyArray *head = <NumpyArray *>probe
     for number in range(NUMPY_DTYPES):
@@ -111,6 +113,30 @@ cdef inline bint look_at_numpy(const NumpyArray *array, Plain *out) noexcept:
     out.ndim = array.ndim
     out.writable = array.flags & NUMPY_WRITEABLE != 0
     return array.flags & NUMPY_ALIGNED != 0
+
+
+cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1:
+    if not asked_numpy:
+        learn_numpy()
+    try:
+        if not obj._c_contiguous:
+            return False
+        dtype, memory = obj.dtype, obj.data
+        out.count = obj.size
+        out.ndim = obj.ndim
+        out.ptr = <char *><size_t>memory.ptr
+        device[0] = memory.device_id
+    except AttributeError:
+        return False
+    if numpy_array == NULL or not isinstance(dtype, numpy_dtype):
+        return False
+    cdef NumpyDtype *head = <NumpyDtype *>dtype
+    if not 0 <= head.number < NUMPY_DTYPES or dtypes[head.number] == DT_OTHER:
+        return False
+    out.dtype = dtypes[head.number]
+    out.nbytes = out.count * itemsizes[head.number]
+    out.writable = True
+    return head.byteorder in b"=|"
 
 
 cdef bint look_at_torch(DLPackExchangeAPI *torch, object tensor, Plain *out) except -1:

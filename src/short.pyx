@@ -26,6 +26,7 @@ from cydist._native.waiting cimport load_int
 cdef object default_group = None    # the process's, if it is one of ours
 cdef Group default_native = None    # its compiled half
 cdef bint default_sends = False     # its messages may come this way
+cdef object default_streams = None  # its short way for arrays on GPUs, if it has one
 cdef object operations = None        # the class of ReduceOp's members
 
 
@@ -37,15 +38,28 @@ def use_operations(object members) -> None:
 
 def use_default(object group) -> None:
     """The group that None means from now on; None: ask the long way."""
-    global default_group, default_native, default_sends
+    global default_group, default_native, default_sends, default_streams
     found = getattr(group, "_native", None)
     default_native = found if isinstance(found, Group) else None
     default_group = None if default_native is None else group
     default_sends = default_group is not None and group.sends_short
+    default_streams = getattr(group, "short_streams", None)
 
 
 cdef object chosen_of(object group):
     return default_group if group is None else group
+
+
+cdef object streams_of(object group):
+    return default_streams if group is None else getattr(group, "short_streams", None)
+
+
+cdef bint forked(int pid) noexcept:
+    return pid != process
+
+
+cdef object operations_class():
+    return operations
 
 
 cdef bint sends_short(object group) except -1:

@@ -1,4 +1,4 @@
-"""The public functions that try the short way (short.pyx) before the long one.
+"""The public functions that try the short ways (short.pyx, short_streams.pyx) before the long one.
 
 Compiled, because a function of Python's between a caller and the short way would cost as much as
 all that follows. What they are is said where the long way is: see `shortcut`.
@@ -13,6 +13,11 @@ from cydist._native.short cimport (
     scatter as short_scatter,
 )
 from cydist._native.short_messages cimport recv as short_recv, send as short_send
+from cydist._native.short_streams cimport (
+    LONG, all_gather_into_tensor as stream_all_gather, all_reduce as stream_all_reduce,
+    all_to_all_single as stream_all_to_all, broadcast as stream_broadcast,
+    reduce as stream_reduce, reduce_scatter_tensor as stream_reduce_scatter,
+)
 
 cdef dict long_ways = {}        # by name
 cdef dict by_name = {}
@@ -38,41 +43,53 @@ def shortcut(object function not None):
 
 def all_reduce(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
-    if not async_op and timeout is None and short_all_reduce(tensor, chosen, group):
-        return None
+    if timeout is None:
+        if not async_op and short_all_reduce(tensor, chosen, group):
+            return None
+        if (done := stream_all_reduce(tensor, chosen, group, async_op)) is not LONG:
+            return done
     return long_ways["all_reduce"](tensor, chosen, group, async_op, timeout=timeout)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, timeout=None):
-    if (not async_op and timeout is None and group_src is None
-            and short_broadcast(tensor, src, group)):
-        return None
+    if timeout is None and group_src is None:
+        if not async_op and short_broadcast(tensor, src, group):
+            return None
+        if (done := stream_broadcast(tensor, src, group, async_op)) is not LONG:
+            return done
     return long_ways["broadcast"](tensor, src, group, async_op, group_src, timeout=timeout)
 
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, *,
                            timeout=None):
-    if (not async_op and timeout is None
-            and short_all_gather(output_tensor, input_tensor, group)):
-        return None
+    if timeout is None:
+        if not async_op and short_all_gather(output_tensor, input_tensor, group):
+            return None
+        done = stream_all_gather(output_tensor, input_tensor, group, async_op)
+        if done is not LONG:
+            return done
     return long_ways["all_gather_into_tensor"](
         output_tensor, input_tensor, group, async_op, timeout=timeout)
 
 
 def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
-    if (not async_op and timeout is None
-            and short_reduce_scatter(output, input, chosen, group)):
-        return None
+    if timeout is None:
+        if not async_op and short_reduce_scatter(output, input, chosen, group):
+            return None
+        if (done := stream_reduce_scatter(output, input, chosen, group, async_op)) is not LONG:
+            return done
     return long_ways["reduce_scatter_tensor"](
         output, input, chosen, group, async_op, timeout=timeout)
 
 
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None,
                       async_op=False, *, timeout=None):
-    if (not async_op and timeout is None and output_split_sizes is None
-            and input_split_sizes is None and short_all_to_all(output, input, group)):
-        return None
+    if timeout is None and output_split_sizes is None and input_split_sizes is None:
+        if not async_op and short_all_to_all(output, input, group):
+            return None
+        if (done := stream_all_to_all(output, input, group, async_op)) is not LONG:
+            return done
     return long_ways["all_to_all_single"](
         output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout)
 
@@ -80,9 +97,11 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
 def reduce(tensor, dst=None, op=USUAL, group=None, async_op=False, group_dst=None, *,
            timeout=None):
     chosen = usual_operation if op is USUAL else op
-    if (not async_op and timeout is None and group_dst is None
-            and short_reduce(tensor, dst, chosen, group)):
-        return None
+    if timeout is None and group_dst is None:
+        if not async_op and short_reduce(tensor, dst, chosen, group):
+            return None
+        if (done := stream_reduce(tensor, dst, chosen, group, async_op)) is not LONG:
+            return done
     return long_ways["reduce"](tensor, dst, chosen, group, async_op, group_dst, timeout=timeout)
 
 

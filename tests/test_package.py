@@ -60,6 +60,7 @@ ROOM_OF = {
     "choices": "engine",
     "short": "engine",
     "short_messages": "engine",
+    "short_streams": "engine",
     "shortcuts": "engine",
     "torch_options": "engine",
     "dlpack": "array",

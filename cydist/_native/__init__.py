@@ -6,7 +6,7 @@ if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
 try:
-    from cydist._native import short, short_messages
+    from cydist._native import short, short_messages, short_streams
     from cydist._native.abi import Link, algorithms
     from cydist._native.array import Array, empty, use_memory
     from cydist._native.choices import forget_choices
@@ -89,6 +89,7 @@ __all__ = [
     "runs_in_background",
     "short",
     "short_messages",
+    "short_streams",
     "shortcut",
     "supports",
     "unflatten_buffers",

@@ -6,6 +6,7 @@ from typing_extensions import disjoint_base
 
 from cydist._native import short as short
 from cydist._native import short_messages as short_messages
+from cydist._native import short_streams as short_streams
 from cydist._native.shortcuts import shortcut as shortcut
 from cydist._native.shortcuts import use_operation as use_operation
 
@@ -49,6 +50,7 @@ __all__ = [
     "runs_in_background",
     "short",
     "short_messages",
+    "short_streams",
     "shortcut",
     "supports",
     "unflatten_buffers",

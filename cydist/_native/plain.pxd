@@ -1,4 +1,4 @@
-"""The memory of a plain array: contiguous, on the CPU, of a dtype that has a code."""
+"""The memory of a plain array: contiguous, of a dtype that has a code."""
 
 
 ctypedef struct Plain:
@@ -10,6 +10,9 @@ ctypedef struct Plain:
     bint writable
 
 
-# Look at a numpy array or a torch tensor, without an Array and without a Python call.
+# Look at a numpy array or a torch tensor on the CPU, without an Array and without a Python call.
 # False, and nothing raised, for everything that is not plain: `asarray` says what it is.
 cdef bint look(object obj, Plain *out) except -1
+
+# The same for an array of cupy's, on that device.
+cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1

@@ -20,3 +20,9 @@ cdef bint sends_short(object group) except -1
 cdef Group native_of(object group)
 cdef int member(object group, Group native, object given) except -2
 cdef long number(object given) except? -1
+
+# What calls on streams need, too. The short way of a group for arrays on GPUs, or None; is this
+# process another than that one; the class of ReduceOp's members.
+cdef object streams_of(object group)
+cdef bint forked(int pid) noexcept
+cdef object operations_class()

@@ -74,15 +74,16 @@ typedef struct { uint64_t magic, count; int32_t kind, type, op, root; } Header;
 /* A message under way. */
 typedef struct { char *data; size_t bytes, done; Header header; int peer, sends; } Message;
 
-static _Thread_local int depth;
+static _Thread_local int depth, queued_count;
 static _Thread_local Op *queued;
-static _Thread_local int queued_count;
 
 static void (*enqueue)(void *stream, void *task);
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 20];
 static size_t log_bytes;
 
+static int idle;                /* calls do nothing: for those who time what comes before */
+void standin_do_nothing(void) { idle = 1; }
 void standin_use_streams(void (*callback)(void *stream, void *task)) { enqueue = callback; }
 
 static void note(int rank, const char *text) {
@@ -438,6 +439,7 @@ static int launch(void) {
 
 static int add(int kind, const void *send, void *recv, size_t count, int type, int op, int root,
                Comm *comm, void *stream) {
+    if (comm == NULL || idle) return idle ? SUCCESS : refuse("it was aborted");
     if (type < 0 || type >= TYPES) return refuse("type");
     if (op < 0 || op >= PREMUL + MOST_PREMULS) return refuse("operation");
     if (op >= PREMUL && (!comm->premuls[op - PREMUL].used || comm->premuls[op - PREMUL].type != type))
@@ -457,12 +459,10 @@ int ncclGroupStart(void) { if (depth++ == 0) note(-1, "group_start"); return SUC
 
 int ncclGroupEnd(void) {
     if (depth == 0) return INVALID_USAGE;
-    if (--depth) return SUCCESS;
+    if (--depth || idle) return SUCCESS;
     note(-1, "group_end");
     return launch();
 }
-
-/* Calls. */
 
 int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, Comm *comm, void *stream) {
     return add(ALL_REDUCE, send, recv, count, type, op, 0, comm, stream);

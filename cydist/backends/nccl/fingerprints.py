@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
 from cydist.backends.messages import NOTES_TAG
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cydist.group import ProcessGroup
     from cydist.work import Work
 
+Note = str | tuple[Any, ...]  # a text; or a format and its values, while nobody reads it
 LENGTH = struct.Struct("<q")
 LEAVING = -1  # in place of a length: that rank destroys its group, as it should
 
@@ -104,22 +105,26 @@ class Differ(Exception):
         self.theirs = theirs
 
 
+def _text(note: Note) -> str:
+    return note if isinstance(note, str) else note[0] % note[1:]
+
+
 class Comparison:
     """This rank's notes against those of the rank before."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._unsent: deque[str] = deque()
-        self._ours: dict[int, str] = {}
+        self._unsent: deque[tuple[int, Note]] = deque()
+        self._ours: dict[int, Note] = {}
         self._theirs: dict[int, str] = {}
         self.before_left = False
         self.lost: DistError | None = None
         self.before_reached = 0  # the last call of the rank before that we know of
 
-    def note(self, seq: int, text: str) -> None:
+    def note(self, seq: int, note: Note) -> None:
         """This rank makes a call now. From any thread; costs next to nothing."""
-        self._ours[seq] = text
-        self._unsent.append(f"{seq} {text}")
+        self._ours[seq] = note
+        self._unsent.append((seq, note))
 
     def leave(self, seconds: float) -> None:
         """The last word to the next rank, after all notes; best effort."""
@@ -147,14 +152,15 @@ class Comparison:
         except DistError as error:
             self.lost = error
         for seq in [seq for seq in self._theirs if seq in self._ours]:
-            ours, theirs = self._ours.pop(seq), self._theirs.pop(seq)
+            ours, theirs = _text(self._ours.pop(seq)), self._theirs.pop(seq)
             if ours != theirs:
                 raise Differ(seq, ours, theirs)
 
     def _send(self) -> None:
         count = len(self._unsent)
         if count and self.lost is None:
-            notes = "\n".join([self._unsent[i] for i in range(count)])
+            unsent = [self._unsent[i] for i in range(count)]
+            notes = "\n".join([f"{seq} {_text(note)}" for seq, note in unsent])
             if self._neighbours.send(notes.encode()):
                 for _ in range(count):
                     self._unsent.popleft()

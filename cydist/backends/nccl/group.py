@@ -23,7 +23,7 @@ from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.reductions import SMALL_FLOATS, Reduction, check_fp8, reduction
 from cydist.backends.nccl.running import Item, Runner
 from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
-from cydist.backends.nccl.works import StreamWork
+from cydist.backends.nccl.works import StreamWork, short_way
 from cydist.errors import UnsupportedError
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, op_and_factor
@@ -87,6 +87,7 @@ class NcclGroup(Failures, ProcessGroup):
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs go on using
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
+        self.short_streams = short_way(self, comm, self._watch, self._lock, self._stream)
 
     @property
     def comm(self) -> Communicator:

@@ -10,6 +10,7 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
+from cydist._native import DTYPES, supports
 from cydist.errors import UnsupportedError
 from cydist.types import RedOpType
 
@@ -105,6 +106,17 @@ def reduction(kind: RedOpType, dtype: str) -> Reduction:
         mean = kind is RedOpType.AVG
         return Reduction(kind.name, SUM if mean else op, "int32", wide=dtype, mean=mean)
     return Reduction(kind.name, op, dtype)
+
+
+def at_once(kind: RedOpType, dtype: str) -> tuple[int, int, int, str] | None:
+    """Of a reduction that is one call of NCCL's and no more: NCCL's type and operation, how many
+    of its elements make up one of the user's, and the operation's name."""
+    if not supports(int(kind), DTYPES[dtype]):
+        return None
+    how = reduction(kind, dtype)
+    if how.op is None or how.wide or how.odd or how.scale:
+        return None
+    return how.type_code, how.op, how.width, how.name
 
 
 def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:

@@ -23,13 +23,9 @@ PERIOD = 0.1  # seconds
 
 
 class StreamCall(Call):
-    """A call on a stream, and when it began (time.monotonic())."""
+    """A call on a stream."""
 
-    __slots__ = ("began",)
-
-    def __init__(self, name: str, seq: int, deadline: float) -> None:
-        super().__init__(name, seq, deadline)
-        self.began = time.monotonic()
+    __slots__ = ()
 
 
 class Flight:

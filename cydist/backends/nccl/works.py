@@ -1,18 +1,23 @@
-"""A call on the group's stream, as its caller holds it."""
+"""A call on the group's stream, as its caller holds it; and the short way to one."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cydist._native import short_streams
+from cydist.backends.nccl.reductions import at_once
+from cydist.backends.nccl.watch import Flight, StreamCall
 from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
+    from cydist.backends.nccl.binding import Communicator
     from cydist.backends.nccl.group import NcclGroup
-    from cydist.backends.nccl.watch import Flight
+    from cydist.backends.nccl.watch import Watch
 
 LONGEST_NAP = 0.001  # seconds
 
@@ -87,3 +92,12 @@ class StreamWork(Work):
         self._group.check_process(self.flight.call.name)
         self._error = self._group.failure(self.flight)
         return self._error is not None or self._group.is_over(self.flight)
+
+
+def short_way(
+    group: NcclGroup, comm: Communicator, watch: Watch, lock: threading.RLock, stream: int
+) -> short_streams.Enqueuer:
+    """What plain calls on a group go by."""
+    return short_streams.Enqueuer(
+        group, comm, watch, lock, stream, at_once, StreamCall, Flight, StreamWork
+    )

@@ -1,0 +1,11 @@
+"""The short way of a call on a GPU's stream; see the body. LONG: nothing has happened."""
+
+cdef object LONG
+
+cdef object all_reduce(object tensor, object op, object group, bint async_op)
+cdef object reduce(object tensor, object dst, object op, object group, bint async_op)
+cdef object broadcast(object tensor, object src, object group, bint async_op)
+cdef object all_gather_into_tensor(object output, object input, object group, bint async_op)
+cdef object reduce_scatter_tensor(object output, object input, object op, object group,
+                                  bint async_op)
+cdef object all_to_all_single(object output, object input, object group, bint async_op)

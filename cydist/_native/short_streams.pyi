@@ -1,0 +1,22 @@
+from typing import Any, final
+
+DTYPES: dict[str, int]
+
+@final
+class Enqueuer:
+    def __init__(
+        self,
+        group: Any,
+        comm: Any,
+        watch: Any,
+        lock: Any,
+        stream: int,
+        at_once: Any,
+        call: type,
+        flight: type,
+        work: type,
+    ) -> None: ...
+    def exchange(self, given: int, due: int, nbytes: int, stream: int) -> None: ...
+
+__test__: dict[str, str]
+__pyx_capi__: dict[str, Any]

@@ -1,0 +1,278 @@
+"""The short way of a call on GPUs: a plain collective of cupy's arrays, put on a stream in one go.
+
+What the long way does in a dozen functions of Python's (arguments.py, collectives.py, and group.py
+of backend "nccl") is done here in one: the same checks, the same note for the next rank, the same
+event behind the call. Whatever is unusual (a capture, a coalesced call, strides, an operation of
+several steps, an error) is left to that way, before anything has happened.
+"""
+from cydist._native.abi cimport now_ns
+cimport cython
+
+from cydist._native.kernels import DTYPES
+
+from cydist._native.kernels cimport OP_PREMUL_SUM
+from cydist._native.plain cimport Plain, look_at_cupy
+from cydist._native.short cimport forked, number, operations_class, streams_of
+
+cdef enum:
+    UINT8 = 1                   # ncclDataType_t: what is only moved goes as bytes
+
+cdef object LONG = object()     # take the long way: nothing has happened
+cdef dict names = {code: name for name, code in DTYPES.items()}
+
+
+@cython.final
+cdef class Enqueuer:
+    """The short way of one group of backend "nccl".
+
+    group       ranks, timeout, `next_seq`, `refused`
+    lock        of the group, held while a call is put on a stream
+    stream      the group's own, for asynchronous calls
+    at_once     says of an operation and a dtype what NCCL calls them (backends/nccl/reductions.py)
+    call, flight, work      the classes of what a call leaves behind
+    """
+    cdef object group, gpu, lib, comm, binding, watch, lock, stream
+    cdef object at_once, new_call, new_flight, new_work
+    cdef object owned           # a type whose arrays are the library's
+    cdef object order           # an event: what a caller's stream holds comes first
+    cdef dict operations        # by operation and dtype, as `at_once` says
+    cdef int rank, size, index, pid
+
+    def __init__(self, object group, object comm, object watch, object lock, object stream,
+                 object at_once, object call, object flight, object work):
+        self.group = group
+        self.gpu = group.gpu
+        self.lib = self.gpu.lib
+        self.comm = comm
+        self.binding = group.binding
+        self.watch = watch
+        self.lock = lock
+        self.stream = stream
+        self.at_once = at_once
+        self.new_call = call
+        self.new_flight = flight
+        self.new_work = work
+        self.operations = {}
+        self.rank = group.rank()
+        self.size = group.size()
+        self.index = self.gpu.index
+        self.pid = group._pid
+
+    cdef bint look(self, object tensor, Plain *out) except -1:
+        """Is it a plain array on the group's GPU?"""
+        cdef int device
+        if type(tensor) is not self.owned:
+            if not self.lib.owns(tensor):
+                return False
+            self.owned = type(tensor)
+        return look_at_cupy(tensor, out, &device) and out.count != 0 and device == self.index
+
+    cdef int root(self, object given) except -2:
+        """The group rank of a global one, or -1."""
+        cdef long found = number(given)
+        cdef int rank
+        cdef tuple ranks = self.group.ranks
+        for rank in range(self.size):
+            if found >= 0 and number(ranks[rank]) == found:
+                return rank
+        return -1
+
+    cdef tuple operation(self, object op, int dtype):
+        """NCCL's type, its operation, how many of its elements make up one of the user's, and the
+        operation's name; None: the long way knows."""
+        if type(op) is not operations_class() or <int>op == OP_PREMUL_SUM:
+            return None
+        key = <int>op << 8 | dtype
+        try:
+            return self.operations[key]
+        except KeyError:
+            found = self.operations[key] = self.at_once(op, names[dtype])
+            return found
+
+    cdef bint usable(self) except -1:
+        """Does the long way have nothing to say?"""
+        group = self.group
+        return not (forked(self.pid) or group._destroyed or group._failed is not None
+                    or group.host._failed is not None or group._blocking_wait
+                    or group._collected is not None)
+
+    cdef object put(self, str name, tuple note, object function, tuple arguments, object result,
+                    object other, bint async_op):
+        """Call NCCL's function, with a stream as last argument, in the group's turn.
+
+        result, other   the arrays that the call is about; the first is written
+        """
+        self.lock.acquire()
+        try:
+            if not self.usable():
+                return LONG
+            self.gpu.use()
+            current = self.lib.current_stream(self.index)
+            if self.gpu.is_captured(current):
+                return LONG
+            return self.enqueue(name, note, function, arguments, result, other, async_op, current)
+        finally:
+            self.lock.release()
+
+    cdef object enqueue(self, str name, tuple note, object function, tuple arguments,
+                        object result, object other, bint async_op, object current):
+        group, watch = self.group, self.watch
+        cdef double deadline = now_ns() * 1e-9 + <double>group.timeout
+        seq = group.next_seq()
+        call = self.new_call(name, seq, deadline)
+        group._call = call
+        # The memory of a blocking call's arrays comes free for what comes to this stream later.
+        flight = self.new_flight(call, (result, other) if async_op else None)
+        watch.begin(flight)
+        stream = self.stream if async_op else current
+        try:
+            if async_op:
+                self.after(current)
+            if watch.comparison is not None:
+                watch.comparison.note(seq, note)
+            function(*arguments, stream)
+        except BaseException as error:
+            watch.drop(flight)
+            group.refused(call, error)
+            raise
+        finally:
+            call.over = True
+        event = watch.spare_event()
+        if event is None:
+            event = self.lib.event(self.index)
+        self.lib.record(event, self.index, stream)
+        flight.event = event
+        if async_op:
+            return self.new_work(group, flight, [result], [current], False)
+        flight.reusable = True
+        return None
+
+    cdef int after(self, object current) except -1:
+        """What comes to the group's stream comes after what the current one holds."""
+        if self.order is None:
+            self.order = self.lib.event(self.index)
+        self.lib.record(self.order, self.index, current)
+        self.lib.wait(self.index, self.stream, self.order)
+        return 0
+
+    def exchange(self, size_t given, size_t due, size_t nbytes, object stream):
+        """Block r of the memory at `given` to rank r, and of that at `due` from rank r, as one."""
+        comm = self.comm
+        cdef int rank
+        self.binding.group_start()
+        try:
+            for rank in range(self.size):
+                comm.send(given + rank * nbytes, nbytes, UINT8, rank, stream)
+            for rank in range(self.size):
+                comm.recv(due + rank * nbytes, nbytes, UINT8, rank, stream)
+        finally:
+            self.binding.group_end()
+
+
+cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
+    return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
+
+
+cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:
+    """Is the large array `ranks` times the small one, of its dtype?"""
+    return large.count == small.count * ranks and large.dtype == small.dtype
+
+
+cdef object all_reduce(object tensor, object op, object group, bint async_op):
+    cdef Plain p
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(tensor, &p):
+        return LONG
+    cdef tuple how = self.operation(op, p.dtype)
+    if how is None:
+        return LONG
+    kind, operation, width, name = how
+    address = <size_t>p.ptr
+    return self.put(
+        "all_reduce", ("all_reduce of %d %s, op %s", p.count, names[p.dtype], name),
+        self.comm.all_reduce, (address, address, p.count * <size_t>width, kind, operation),
+        tensor, None, async_op)
+
+
+cdef object reduce(object tensor, object dst, object op, object group, bint async_op):
+    cdef Plain p
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(tensor, &p):
+        return LONG
+    cdef int root = self.root(dst)
+    cdef tuple how = self.operation(op, p.dtype)
+    if root < 0 or how is None:
+        return LONG
+    kind, operation, width, name = how
+    address = <size_t>p.ptr
+    return self.put(
+        "reduce", ("reduce of %d %s, op %s, root %d", p.count, names[p.dtype], name, root),
+        self.comm.reduce, (address, address, p.count * <size_t>width, kind, operation, root),
+        tensor, None, async_op)
+
+
+cdef object broadcast(object tensor, object src, object group, bint async_op):
+    cdef Plain p
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(tensor, &p):
+        return LONG
+    cdef int root = self.root(src)
+    if root < 0:
+        return LONG
+    address = <size_t>p.ptr
+    return self.put(
+        "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
+        self.comm.broadcast, (address, address, p.nbytes, UINT8, root), tensor, None, async_op)
+
+
+cdef object all_gather_into_tensor(object output, object input, object group, bint async_op):
+    cdef Plain small, large
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(input, &small) or not self.look(output, &large):
+        return LONG
+    if not times(&large, &small, self.size):
+        return LONG
+    if not apart(&small, &large) and small.ptr != large.ptr + self.rank * small.nbytes:
+        return LONG
+    return self.put(
+        "all_gather_into_tensor",
+        ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
+        self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, UINT8),
+        output, input, async_op)
+
+
+cdef object reduce_scatter_tensor(object output, object input, object op, object group,
+                                  bint async_op):
+    cdef Plain small, large
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(output, &small) or not self.look(input, &large):
+        return LONG
+    cdef tuple how = self.operation(op, small.dtype)
+    if how is None or not times(&large, &small, self.size) or not apart(&small, &large):
+        return LONG
+    kind, operation, width, name = how
+    return self.put(
+        "reduce_scatter_tensor",
+        ("reduce_scatter_tensor of %d * %d %s, op %s", self.size, small.count,
+         names[small.dtype], name),
+        self.comm.reduce_scatter,
+        (<size_t>large.ptr, <size_t>small.ptr, small.count * <size_t>width, kind, operation),
+        output, input, async_op)
+
+
+cdef object all_to_all_single(object output, object input, object group, bint async_op):
+    """Of vectors that all ranks cut evenly."""
+    cdef Plain given, due
+    cdef Enqueuer self = streams_of(group)
+    if self is None or not self.look(input, &given) or not self.look(output, &due):
+        return LONG
+    if (given.count != due.count or given.dtype != due.dtype or given.ndim != 1 or due.ndim != 1
+            or given.count % self.size != 0 or not apart(&given, &due)):
+        return LONG
+    cdef size_t count = given.count // self.size
+    return self.put(
+        "all_to_all_single",
+        ("all_to_all_single of %d for each, %d bytes an element", count,
+         given.nbytes // given.count),
+        self.exchange, (<size_t>given.ptr, <size_t>due.ptr, given.nbytes // self.size),
+        output, input, async_op)
