@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,8 @@ import pytest
 
 import cydist as dist
 from cydist.errors import RendezvousError
+
+HERE = Path(__file__).parent
 
 
 def test_options_on_some_ranks_only_are_refused(gpu_jobs: Any, gpus: Any) -> None:
@@ -35,3 +42,30 @@ def test_another_backend_on_one_rank_is_refused(gpu_jobs: Any) -> None:
             dist.new_group([1, 0], backend="cpu:tcp,cuda:nccl" if rank else "nccl")
 
     gpu_jobs.get(2).run(body)
+
+
+def test_a_unique_id_travels_through_the_store_only(standin: Any, tmp_path: Path) -> None:
+    """All that the ranks of a job write and send is looked through: an id goes to the port of the
+    job's store, which lets in nobody without the secret, and comes from it. When all have it the
+    store has it no more."""
+    ranks, groups = 3, 3
+    preloaded, log = tmp_path / "wire.so", tmp_path / "log"
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    subprocess.run(["gcc", *flags, "-o", preloaded, HERE / "wire.c"], check=True, timeout=60)
+    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
+    result = subprocess.run(
+        [*command, str(HERE.parent / "programs/gpu_ids.py")],
+        env={
+            **os.environ, "STANDIN": str(standin.path), "PYTHONWARNINGS": "ignore",
+            "LD_PRELOAD": str(preloaded), "WIRE_LOG": str(log), "CYDIST_TRANSPORT": "tcp",
+        },
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    said = [json.loads(line[line.index("{") :]) for line in result.stdout.splitlines()]
+    assert [(each["left"], each["sum"]) for each in said] == [([], [float(ranks**groups)] * 3)] * 3
+    store = said[0]["port"]
+    ways = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    assert len([way for way in ways if way[1] == store]) == groups
+    assert len([way for way in ways if way[0] == store]) >= groups * ranks
+    assert all(store in way for way in ways)

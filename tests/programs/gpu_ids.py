@@ -1,0 +1,28 @@
+"""A rank that makes groups on GPUs, over the stand-in; prints the store's port and what is left of
+their unique ids in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+from gpu_arrays import all_kinds
+
+import cydist as dist
+from cydist import world
+
+(kind,) = all_kinds(os.environ["STANDIN"])
+dist.init_process_group("nccl", timeout=40)
+array = kind.array(np.ones(3))
+for group in (None, dist.new_group(), dist.new_group(backend="cpu:tcp,cuda:nccl")):
+    dist.all_reduce(array, group=group)
+dist.barrier()
+left = [key for key in world.current().store.list_keys() if key.endswith("/id/0")]
+said = {"port": int(os.environ["MASTER_PORT"]), "left": left, "sum": kind.get(array).tolist()}
+sys.stdout.write(json.dumps(said) + "\n")
+dist.destroy_process_group()
