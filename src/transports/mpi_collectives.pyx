@@ -31,7 +31,7 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
-    RIDING_BYTES = 4096         # of a broadcast that travels with a fingerprint, at most
+    RIDING_BYTES = 2048         # of a broadcast that travels with a fingerprint, at most
 
 cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messages.py
 
