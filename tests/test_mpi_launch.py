@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests/programs/mpi_ends.py"
+JOINS = ROOT / "tests/programs/mpi_joins.py"
 EVERYTHING = ROOT / "tests/programs/everything.py"
 DEADLINE = 50.0
 
@@ -60,11 +61,11 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def start(
-    mpi: Path, *way: str, ranks: int = 2, transport: str = "auto"
+    mpi: Path, *way: str, ranks: int = 2, transport: str = "auto", program: Path = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
     """Ranks of the program that ends in some way."""
     python = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python")
-    return run(mpi / "mpirun", "-n", ranks, *python, PROGRAM, *way)
+    return run(mpi / "mpirun", "-n", ranks, *python, program, *way)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "tcp"])
@@ -106,7 +107,7 @@ def test_tcp_under_mpirun(mpi: Path) -> None:
 def test_groups_beside_a_default_group_of_tcp_share_one_link(mpi: Path) -> None:
     """However many there are, and of which ranks: MPI has few communicators, and below its highest
     level of threads there is one lock."""
-    done = start(mpi, "beside-tcp", ranks=3)
+    done = start(mpi, "beside-tcp", ranks=3, program=JOINS)
     assert done.returncode == 0, done.stdout
     for rank, with_one in enumerate((2, 2, 3)):
         said = f"rank {rank}: 1 for all groups, {with_one} communicators"
@@ -151,7 +152,7 @@ def test_a_rank_that_cannot_join_says_why_to_all(mpi: Path) -> None:
     """Also when MPI runs already: nobody waits in its first call for one that is not there."""
     ranks: list[object] = []
     for transport in ("mpi", "shm", "mpi"):
-        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", PROGRAM, "unfit")
+        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", JOINS, "unfit")
         ranks += [":"] * bool(ranks) + ["-n", 1, *rank]
     done = run(mpi / "mpirun", *ranks)
     assert done.returncode == 0, done.stdout
@@ -165,7 +166,7 @@ def test_another_backends_transport_is_refused_before_mpi_starts(mpi: Path) -> N
     """CYDIST_TRANSPORT=tcp on one rank: the others hear of it, and no MPI waits for anybody."""
     ranks: list[object] = []
     for transport in ("mpi", "tcp"):
-        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", PROGRAM, "unfit")
+        rank = ("env", f"CYDIST_TRANSPORT={transport}", mpi / "python", JOINS, "unfit")
         ranks += [":"] * bool(ranks) + ["-n", 1, *rank]
     done = run(mpi / "mpirun", *ranks)
     assert done.returncode == 0, done.stdout
@@ -189,6 +190,14 @@ def test_a_message_that_was_taken_before_its_receiver_left_is_not_lost(mpi: Path
     """Though MPI, which is asked about a few at a time, was not asked about it for a while."""
     done = start(mpi, "left-when-it-had-heard", ranks=3, transport="mpi")
     assert "rank 0: content" in done.stdout, done.stdout
+
+
+def test_a_rank_that_can_listen_nowhere_joins_all_the_same(mpi: Path) -> None:
+    """Timeouts come without what late ranks do, on all ranks."""
+    done = start(mpi, "deaf", program=JOINS)
+    assert done.returncode == 0, done.stdout
+    assert "rank 1: DistTimeoutError" in done.stdout
+    assert "is in recv" not in done.stdout
 
 
 @pytest.mark.parametrize("how", ["destroying", "ending"])

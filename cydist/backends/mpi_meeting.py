@@ -32,7 +32,7 @@ def reports_of(options: BackendOptions) -> Connections | None:
     if rank == 0:
         store.set("job", os.urandom(16).hex())
     job, made = store.get("job").decode(), None
-    with suppress(DistNetworkError):
+    with suppress(DistNetworkError, OSError):
         made = Connections(rank, size, host=where_to_listen(store), job=job)
     try:
         store.set(f"address/{rank}", b"" if made is None else made.address())

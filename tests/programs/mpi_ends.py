@@ -16,7 +16,6 @@ import time
 import numpy as np
 
 import cydist as dist
-from cydist import launchers
 
 WAYS = {}
 
@@ -412,50 +411,6 @@ def again():
         assert total(attempt) == 2 * attempt
         dist.destroy_process_group()
     print(f"rank {rank}: content", flush=True)
-
-
-@way
-def beside_tcp():
-    """Many groups of "mpi", of some ranks and of all, beside a default group of "tcp"."""
-    from cydist.backends import mpi
-
-    mpi.COMMUNICATORS = 3
-    rank, size = join("tcp")
-    os.environ["CYDIST_TRANSPORT"] = "mpi"
-    members = [list(range(size)), [0, size - 1], list(range(1, size))] * 4
-    groups = [dist.new_group(each, backend="mpi") for each in members]
-    for each, group in zip(members, groups, strict=True):
-        array = np.full(500, rank)
-        if rank in each:
-            dist.all_reduce(array, group=group)
-            assert [sum(each)] * 500 == array.tolist()
-    own = [group for group in groups if group]
-    assert dist.get_pg_count() == 1 + len(own)
-    with_one = sum(group._native.comm != 0 for group in own)
-    print(f"rank {rank}: {len(mpi._open)} for all groups, {with_one} communicators", flush=True)
-    for group in own[1:]:
-        dist.destroy_process_group(group)
-    if rank < size - 1:  # a world of those that are left shares it, too
-        dist.shrink_group([size - 1])
-        group = dist.new_group(backend="mpi")
-        array = np.full(500, rank)
-        dist.all_reduce(array, group=group)
-        assert [sum(range(size - 1))] * 500 == array.tolist()
-        print(f"rank {rank}: {len(mpi._open)} after the shrink", flush=True)
-    dist.destroy_process_group()
-    assert not mpi._open
-
-
-@way
-def unfit():
-    """Settings of the ranks do not fit together: say what this one hears, and whether it has asked
-    for MPI."""
-    try:
-        join("mpi")
-    except (dist.DistError, ValueError) as error:
-        rank = launchers.place().rank
-        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
-        print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
 
 
 @way

@@ -1,0 +1,78 @@
+"""How ranks join a job, as mpi_ends.py: `mpirun -n 3 python mpi_joins.py WAY [ARGUMENT]`."""
+
+import faulthandler
+import os
+import sys
+
+import numpy as np
+from mpi_ends import WAYS, join, total, way
+
+import cydist as dist
+from cydist import launchers
+
+
+@way
+def beside_tcp():
+    """Many groups of "mpi", of some ranks and of all, beside a default group of "tcp"."""
+    from cydist.backends import mpi
+
+    mpi.COMMUNICATORS = 3
+    rank, size = join("tcp")
+    os.environ["CYDIST_TRANSPORT"] = "mpi"
+    members = [list(range(size)), [0, size - 1], list(range(1, size))] * 4
+    groups = [dist.new_group(each, backend="mpi") for each in members]
+    for each, group in zip(members, groups, strict=True):
+        array = np.full(500, rank)
+        if rank in each:
+            dist.all_reduce(array, group=group)
+            assert [sum(each)] * 500 == array.tolist()
+    own = [group for group in groups if group]
+    assert dist.get_pg_count() == 1 + len(own)
+    with_one = sum(group._native.comm != 0 for group in own)
+    print(f"rank {rank}: {len(mpi._open)} for all groups, {with_one} communicators", flush=True)
+    for group in own[1:]:
+        dist.destroy_process_group(group)
+    if rank < size - 1:  # a world of those that are left shares it, too
+        dist.shrink_group([size - 1])
+        group = dist.new_group(backend="mpi")
+        array = np.full(500, rank)
+        dist.all_reduce(array, group=group)
+        assert [sum(range(size - 1))] * 500 == array.tolist()
+        print(f"rank {rank}: {len(mpi._open)} after the shrink", flush=True)
+    dist.destroy_process_group()
+    assert not mpi._open
+
+
+@way
+def unfit():
+    """Settings of the ranks do not fit together: say what this one hears, and whether it has asked
+    for MPI."""
+    try:
+        join("mpi")
+    except (dist.DistError, ValueError) as error:
+        rank = launchers.place().rank
+        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+        print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
+
+
+@way
+def deaf():
+    """Rank 0 can listen nowhere: the job works, and what late ranks do is not told."""
+    from cydist.backends import mpi_meeting
+
+    def refuse(*given, **named):
+        raise OSError("no descriptor is left")
+
+    if launchers.place().rank == 0:
+        mpi_meeting.Connections = refuse
+    rank, size = join()
+    assert total(1) == size
+    try:
+        dist.recv(np.ones(1), 1 - rank, timeout=0.2 if rank == 1 else None)
+    except dist.DistError as error:  # rank 0 may see first that the other has left
+        print(f"rank {rank}: {error!r}", flush=True)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(25, exit=True)
+    WAYS[sys.argv[1]](*sys.argv[2:])
