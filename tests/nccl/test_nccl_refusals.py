@@ -15,6 +15,32 @@ import cydist as dist
 SMALL = ml_dtypes.float8_e5m2
 
 
+def test_a_capture_without_scratch_memory_is_refused(
+    gpu_jobs: Any, gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA may give none then: nothing has been enqueued, and the group goes on."""
+    allocate = gpus.allocate
+
+    def refuse(device: int, nbytes: int) -> Any:
+        if gpus.current_stream(device) in gpus.captured:
+            raise MemoryError("operation not permitted when stream is capturing")
+        return allocate(device, nbytes)
+
+    monkeypatch.setattr(gpus, "allocate", refuse)
+
+    def body(rank: int) -> list[float]:
+        array, captured = gpus.array(np.ones(3, "i2")), 7100 + rank
+        gpus.captured.add(captured)
+        refused = pytest.raises(dist.UnsupportedError, match=r"scratch memory.*not permitted when")
+        with gpus.on_stream(rank, captured), refused:
+            dist.all_reduce(array)
+        gpus.captured.remove(captured)
+        dist.all_reduce(array)
+        return array.get().tolist()
+
+    assert gpu_jobs.get(2).run(body) == [[2, 2, 2]] * 2
+
+
 @pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
 @pytest.mark.parametrize(
     "call",

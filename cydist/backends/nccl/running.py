@@ -9,6 +9,7 @@ from cydist import _native
 from cydist.backends.nccl import local
 from cydist.backends.nccl.plans import Local, Plan, Span, Transfer
 from cydist.backends.nccl.reductions import ONES, PREMUL, TYPES
+from cydist.errors import UnsupportedError
 from cydist.types import RedOpType
 
 if TYPE_CHECKING:
@@ -70,8 +71,18 @@ class Runner:
         return scratch
 
     def _scratch(self, nbytes: int, stream: int) -> Array:
-        with self._gpu.lib.on_stream(self._gpu.index, stream):
-            return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
+        """Taken before anything is enqueued: where there is none, nothing has happened."""
+        try:
+            with self._gpu.lib.on_stream(self._gpu.index, stream):
+                return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
+        except Exception as error:
+            if not self._gpu.is_captured(stream):
+                raise
+            raise UnsupportedError(
+                f"the call needs {nbytes} bytes of scratch memory, which cannot be had while a "
+                f"CUDA graph is captured ({type(error).__name__}: {error}): convert to a dtype "
+                "that NCCL reduces by itself, or make the call outside of the capture"
+            ) from error
 
     def _local(
         self, step: Local, at: Callable[[Span], int], factor: complex | None, stream: int
