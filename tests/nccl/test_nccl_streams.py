@@ -73,19 +73,20 @@ def test_wait_orders_the_current_stream_and_does_not_block(job: Any, gpus: Any) 
 def test_arrays_of_a_call_stay_until_it_is_over(job: Any, gpus: Any) -> None:
     """A caller may drop an array after an asynchronous call: its memory is not used again."""
 
-    def body(rank: int) -> float:
-        other = gpus.array(np.zeros(3))
+    def body(rank: int) -> tuple[bool, bool]:
         gate = gpus.hold()
-        x = gpus.array(np.ones(3))
-        kept = x.memory
-        work = dist.all_reduce(x, async_op=True)
+        x = gpus.array(np.ones(3, "i4"))
+        kept = weakref.ref(x)
+        work = dist.all_reduce(x, dist.ReduceOp.BOR, async_op=True)
+        work._result = None
         del x
+        stayed = kept() is not None
         gate.set()
         work.synchronize()
-        del other
-        return float(kept[0])
+        thread_gpu.until(lambda: work.flight.over)
+        return stayed, kept() is None
 
-    assert job.run(body) == [2.0] * 2
+    assert job.run(body) == [(True, True)] * 2
 
 
 def test_a_blocking_call_keeps_no_array(job: Any, gpus: Any) -> None:
@@ -287,27 +288,6 @@ def test_objects_go_over_the_host_group(job: Any, gpus: Any) -> None:
     assert job.run(body) == [([{"rank": 0}, {"rank": 1}], [1])] * 2
 
 
-def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
-    """While a graph is captured no event is asked for, and what it uses is kept for good."""
-
-    def body(rank: int) -> tuple[Any, bool]:
-        group = dist.group.WORLD
-        thread_gpu.until(lambda: not group._watch.busy)
-        dist.monitored_barrier()
-        gpus.capturing = True
-        try:
-            x = gpus.array(np.arange(5, dtype="i4"))
-            dist.all_reduce(x, dist.ReduceOp.BOR)
-            assert not group._watch.comparison.busy  # nor is anything compared
-            return group._watch.oldest, bool(group._captured)
-        finally:
-            dist.monitored_barrier()
-            gpus.capturing = False
-            gpus.synchronize(gpus.current_stream(rank))
-
-    assert job.run(body) == [(None, True)] * 2
-
-
 def test_coalesced_calls_are_one_group(job: Any, gpus: Any, standin: Any) -> None:
     """Many arrays, each where it is, in one group of NCCL's; the steps of ours in between."""
 
@@ -381,77 +361,6 @@ def test_a_future_has_its_result_when_the_gpu_is_done(job: Any, gpus: Any) -> No
         return early, found is x, x.memory[0]
 
     assert job.run(body) == [(False, True, 2.0)] * 2
-
-
-def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
-    """Its stream was forked from the captured one, and wait() brings both together again."""
-
-    def body(rank: int) -> Any:
-        group: Any = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
-        dist.monitored_barrier()
-        gate = gpus.hold(group._stream)
-        gpus.capturing = True
-        try:
-            x = gpus.array(np.ones(3))
-            dist.all_reduce(x, async_op=True).wait()
-            seen = np.zeros(3)
-            stream = gpus.current_stream(rank)
-            gpus.enqueue(stream, lambda: np.copyto(seen, x.memory))
-            gate.set()
-            gpus.synchronize(stream)
-            return seen[0], group._watch.oldest
-        finally:
-            dist.monitored_barrier()
-            gpus.capturing = False
-
-    assert job.run(body) == [(2.0, None)] * 2
-
-
-def test_a_capture_is_the_calls_own_streams_affair(
-    job: Any, gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One library's stream is captured, another's is idle: the call belongs to the graph, nobody
-    asks for its event, and the idle stream is not made to wait for it, which would end the capture.
-    """
-
-    def body(rank: int) -> Any:
-        group: Any = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
-        dist.monitored_barrier()
-        idle, captured = gpus.current_stream(rank), 7000 + rank
-        gpus.captured.add(captured)
-        with gpus.on_stream(rank, captured):
-            monkeypatch.setattr(group.gpu, "current_streams", lambda: [idle, captured])
-            x = gpus.array(np.ones(3))
-            dist.all_reduce(x)
-            dist.all_reduce(x, async_op=True).wait()
-            watched = group._watch.oldest
-            gpus.synchronize(captured)
-        gpus.captured.remove(captured)
-        return watched, idle in gpus.waits, captured in gpus.waits, x.memory[0]
-
-    gpus.waits.clear()
-    assert job.run(body) == [(None, False, True, 4.0)] * 2
-
-
-def test_a_call_from_before_a_capture_is_not_waited_for_in_it(job: Any, gpus: Any) -> None:
-    """UnsupportedError, and the capture goes on: CUDA would end it."""
-
-    def body(rank: int) -> float:
-        gate = gpus.hold()
-        x = gpus.array(np.ones(3))
-        work = dist.all_reduce(x, async_op=True)
-        stream = gpus.current_stream(rank)
-        gpus.captured.add(stream)
-        with pytest.raises(dist.UnsupportedError, match="wait before the capture begins"):
-            work.wait()
-        gpus.captured.remove(stream)
-        gate.set()
-        work.wait()
-        return x.get()[0]
-
-    assert job.run(body) == [2.0, 2.0]
 
 
 def test_blocking_wait_blocks(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

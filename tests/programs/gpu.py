@@ -226,6 +226,7 @@ def streams() -> dict[str, Any]:
     for _ in range(50):
         x = cupy.ones(1 << 18, "float32")
         work = dist.all_reduce(x, async_op=True)
+        work._result = None  # what keeps the memory is the call itself
         kept = x.data.ptr
         del x
         other = cupy.zeros(1 << 18, "float32")
@@ -235,16 +236,22 @@ def streams() -> dict[str, Any]:
     y = cupy.zeros(1000, "float32")
     dist.all_reduce(x)  # connections are made outside of captures
     with cupy.cuda.Stream(non_blocking=True) as stream:
+        before = dist.all_reduce(x, async_op=True)
+        before.synchronize()
         stream.begin_capture()
+        before.wait()  # over: no part of the graph
         y += 1
         dist.all_reduce(y)
+        y += 1
+        dist.all_reduce(y, async_op=True).wait()
         graph = stream.end_capture()
         for _ in range(3):
             graph.launch(stream)
         stream.synchronize()
         expected = 0.0
         for _ in range(3):
-            expected = (expected + 1) * SIZE
+            for _ in range(2):
+                expected = (expected + 1) * SIZE
         assert float(y[0]) == expected, (float(y[0]), expected)
     dist.barrier()
     return {"captured": True}

@@ -257,7 +257,8 @@ class NcclGroup(Failures, ProcessGroup):
                 "not part of the graph and still runs: wait before the capture begins",
                 op=flight.call.name, group=self.group_name,
             )  # fmt: skip
-        if capturing if flight.captured else not flight.over:
+        # A graph waits for its own calls only, and nobody else for those.
+        if capturing == flight.captured and (capturing or not flight.over):
             for stream in streams:
                 self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams

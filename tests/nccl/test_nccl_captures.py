@@ -1,0 +1,129 @@
+"""Calls while a CUDA graph is captured: what is part of the graph, and what must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import thread_gpu
+
+import cydist as dist
+
+
+@pytest.fixture
+def job(gpu_jobs: Any) -> Any:
+    """Two ranks with a GPU each."""
+    return gpu_jobs.get(2)
+
+
+def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
+    """While a graph is captured no event is asked for, and what it uses is kept for good."""
+
+    def body(rank: int) -> tuple[Any, bool]:
+        group = dist.group.WORLD
+        thread_gpu.until(lambda: not group._watch.busy)
+        dist.monitored_barrier()
+        gpus.capturing = True
+        try:
+            x = gpus.array(np.arange(5, dtype="i4"))
+            dist.all_reduce(x, dist.ReduceOp.BOR)
+            assert not group._watch.comparison.busy  # nor is anything compared
+            return group._watch.oldest, bool(group._captured)
+        finally:
+            dist.monitored_barrier()
+            gpus.capturing = False
+            gpus.synchronize(gpus.current_stream(rank))
+
+    assert job.run(body) == [(None, True)] * 2
+
+
+def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
+    """Its stream was forked from the captured one, and wait() brings both together again."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        thread_gpu.until(lambda: group._watch.oldest is None)
+        dist.monitored_barrier()
+        gate = gpus.hold(group._stream)
+        gpus.capturing = True
+        try:
+            x = gpus.array(np.ones(3))
+            dist.all_reduce(x, async_op=True).wait()
+            seen = np.zeros(3)
+            stream = gpus.current_stream(rank)
+            gpus.enqueue(stream, lambda: np.copyto(seen, x.memory))
+            gate.set()
+            gpus.synchronize(stream)
+            return seen[0], group._watch.oldest
+        finally:
+            dist.monitored_barrier()
+            gpus.capturing = False
+
+    assert job.run(body) == [(2.0, None)] * 2
+
+
+def test_a_capture_is_the_calls_own_streams_affair(
+    job: Any, gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One library's stream is captured, another's is idle: the call belongs to the graph, nobody
+    asks for its event, and the idle stream is not made to wait for it, which would end the capture.
+    """
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        thread_gpu.until(lambda: group._watch.oldest is None)
+        dist.monitored_barrier()
+        idle, captured = gpus.current_stream(rank), 7000 + rank
+        gpus.captured.add(captured)
+        with gpus.on_stream(rank, captured):
+            monkeypatch.setattr(group.gpu, "current_streams", lambda: [idle, captured])
+            x = gpus.array(np.ones(3))
+            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True).wait()
+            watched = group._watch.oldest
+            gpus.synchronize(captured)
+        gpus.captured.remove(captured)
+        return watched, idle in gpus.waits, captured in gpus.waits, x.memory[0]
+
+    gpus.waits.clear()
+    assert job.run(body) == [(None, False, True, 4.0)] * 2
+
+
+def test_a_call_from_before_a_capture_is_not_waited_for_in_it(job: Any, gpus: Any) -> None:
+    """UnsupportedError, and the capture goes on: CUDA would end it."""
+
+    def body(rank: int) -> float:
+        gate = gpus.hold()
+        x = gpus.array(np.ones(3))
+        work = dist.all_reduce(x, async_op=True)
+        stream = gpus.current_stream(rank)
+        gpus.captured.add(stream)
+        with pytest.raises(dist.UnsupportedError, match="wait before the capture begins"):
+            work.wait()
+        gpus.captured.remove(stream)
+        gate.set()
+        work.wait()
+        return x.get()[0]
+
+    assert job.run(body) == [2.0, 2.0]
+
+
+def test_a_call_that_ended_before_a_capture_is_not_in_it(job: Any, gpus: Any) -> None:
+    """wait() in the capture enqueues nothing: CUDA ends one that waits for what is outside."""
+
+    def body(rank: int) -> bool:
+        group: Any = dist.group.WORLD
+        with group._watch._lock:  # the watchdog does not look
+            work = dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
+            work.synchronize()
+            assert not work.flight.over
+            captured = 7300 + rank
+            gpus.captured.add(captured)
+            with gpus.on_stream(rank, captured):
+                work.wait()
+            gpus.captured.remove(captured)
+        return captured in gpus.waits
+
+    gpus.waits.clear()
+    assert job.run(body) == [False, False]
