@@ -148,6 +148,23 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
     assert "it closed its connections and left" in done.stdout
 
 
+def test_the_end_after_a_making_that_was_given_up(mpi: Path) -> None:
+    """MPICH would crash in its finalization while a thread still makes a communicator: it is not
+    called, and the job says why."""
+    done = start(mpi, "given-up")
+    assert "rank 0: given up" in done.stdout
+    aborts = mpi == binaries("mpich")
+    assert done.returncode == (1 if aborts else 0), done.stdout
+    assert ("cydist: the job is aborted: a group's first call was" in done.stdout) == aborts
+
+
+def test_groups_of_another_job_that_failed_count(mpi: Path) -> None:
+    """MPI's limit of communicators is the process's."""
+    done = start(mpi, "failed-in-two-jobs", transport="mpi")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(": 5 had one") == 2, done.stdout
+
+
 def test_a_rank_that_cannot_join_says_why_to_all(mpi: Path) -> None:
     """Also when MPI runs already: nobody waits in its first call for one that is not there."""
     ranks: list[object] = []

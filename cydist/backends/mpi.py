@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cydist import _native, config, launchers, tuning
 from cydist.backends.endpoint import Endpoint
@@ -114,8 +114,6 @@ class MpiEndpoint(Endpoint):
         self.messages = messages
         self.threads = Threads(MPI)
         self.trouble = self._trouble
-        self.made = 0  # communicators of groups
-        self.spent = 0  # those of groups that had failed, which MPI does not get back
         self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
@@ -182,6 +180,30 @@ class MpiEndpoint(Endpoint):
             self.comm.Free()
 
 
+class Communicators:
+    """This process's, of groups: MPI's limit is one for all jobs that it has been in.
+
+    made        of groups that go on
+    spent       of groups that had failed, which MPI does not get back
+    begun       set when MPI has made one; those that were given up stay here
+    """
+
+    made = 0
+    spent = 0
+    begun: ClassVar[list[threading.Event]] = []
+
+    @classmethod
+    def few(cls) -> bool:
+        """May there be one more?"""
+        made = cls.made
+        return made < COMMUNICATORS and made + cls.spent + len(cls.begun) < WITH_FAILED
+
+    @classmethod
+    def all_made(cls) -> bool:
+        """Is MPI making none?"""
+        return all(each.is_set() for each in cls.begun)
+
+
 _open: list[MpiEndpoint] = []
 _closing: list[MpiEndpoint] = []
 
@@ -194,7 +216,7 @@ def _sweep() -> None:
             each.end()
 
 
-def _end_all() -> None:
+def _end_all(MPI: Any) -> None:
     """Somebody ends MPI: so do all groups, while it still works."""
     for endpoint in tuple(_open):
         endpoint.end_together()
@@ -205,6 +227,13 @@ def _end_all() -> None:
                 except MismatchError as error:  # MPI would not say what its callback raised
                     print(f"cydist: {error}", file=sys.stderr, flush=True)
     _leave_all(os.getpid())
+    if not Communicators.all_made() and MPI.get_vendor()[0] != "Open MPI":
+        print(
+            "cydist: the job is aborted: a group's first call was given up while MPI made the "
+            "group's communicator. MPI still does, and MPICH crashes when it ends meanwhile",
+            file=sys.stderr,
+        )
+        ExitGuard.abort(MPI, 1)
 
 
 def _leave_all(pid: int) -> None:
@@ -262,13 +291,13 @@ class MpiGroup(HostGroup):
     def _close(self) -> None:
         comm, self._comm = self._comm, None
         if comm is not None and not self._endpoint.over():
-            self._endpoint.made -= 1
+            Communicators.made -= 1
             # Both Open MPI and MPICH free a communicator without waiting for its other members,
             # and may give its number to another one, which would hear what they have sent here.
             if self._failed is None:
                 comm.Free()
             else:
-                self._endpoint.spent += 1
+                Communicators.spent += 1
         super().close()
 
     def trouble_with(self, rank: int) -> str:
@@ -344,9 +373,7 @@ class MpiGroup(HostGroup):
         return self._comm is not None
 
     def _agree_and_make(self, call: Call) -> None:
-        made, spent = self._endpoint.made, self._endpoint.spent
-        few = made < COMMUNICATORS and made + spent < WITH_FAILED
-        if everywhere(self, call, few, about_gaps=False):
+        if everywhere(self, call, Communicators.few(), about_gaps=False):
             self._make(call)
 
     def _make(self, call: Call) -> None:
@@ -361,18 +388,20 @@ class MpiGroup(HostGroup):
                 found.append(world.Create_group(members, self._context % CREATION_TAGS))
             over.set()
 
+        Communicators.begun.append(over)
         THREADS.run(make)
-        self._endpoint.spent += 1
-        if not over.wait(call.remaining()):
-            raise from_failure(
-                _native.Failure("timeout", -1), call.name, self.group_name, self.ranks, call.seq,
-                call.deadline - call.began, "MPI makes the group's communicator",
-            )  # fmt: skip
-        self._endpoint.spent -= 1
+        while not over.wait(min(LOOK_SECONDS, call.remaining())):
+            self.check_usable(call.name)  # another thread may have ended the group
+            if call.remaining() == 0:
+                raise from_failure(
+                    _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,
+                    call.seq, call.deadline - call.began, "MPI makes the group's communicator",
+                )  # fmt: skip
+        Communicators.begun.remove(over)
         if found:
             self._comm = found[0]
             self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-            self._endpoint.made += 1
+            Communicators.made += 1
             self._native.comm = MPI._handleof(self._comm)
 
 
@@ -409,13 +438,14 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         Threads(MPI).callers,
     )
     store = options.store
+    link: _native.Link = messages
     try:
         store.set(f"place/{options.group_rank}", offer("mpi"))
         offers = store.multi_get([f"place/{peer}" for peer in range(options.group_size)])
         link = share_memory(store, messages, offers, "mpi")
         reports = reports_of(options)
     except BaseException:  # the others wait for its end
-        MpiEndpoint(MPI, comm, messages, messages, hosts).share().release()
+        MpiEndpoint(MPI, comm, link, messages, hosts).share().release()
         raise
     return MpiGroup(
         MpiEndpoint(MPI, comm, link, messages, hosts, reports),
@@ -441,4 +471,4 @@ def _prepare(MPI: Any) -> None:
                 MPI._handleof(getattr(MPI, operation)),
             )
     atexit.register(_leave_all, os.getpid())
-    call_before_the_end(MPI, _end_all)
+    call_before_the_end(MPI, partial(_end_all, MPI))

@@ -238,9 +238,14 @@ class ExitGuard:
         self._previous(kind, error, trace)
         if os.getpid() != self._pid or self._MPI.Is_finalized():
             return
+        self.abort(self._MPI, 130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    @staticmethod
+    def abort(MPI: Any, code: int) -> None:
+        """End all ranks of the job; what this one has printed comes before that."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         time.sleep(FORWARDING_SECONDS)
         ExitGuard.aborting = True  # MPICH's abort runs what is registered for a normal end
-        self._MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        MPI.COMM_WORLD.Abort(code)

@@ -156,18 +156,29 @@ def test_a_late_first_call_says_how_long_it_had(group, rank, spare):
     dist.barrier(spare)
 
 
-@pytest.mark.parametrize("way", ["timeout", "ctrl-c"])
+def later(function, *arguments):
+    """Call it on another thread, soon."""
+    threading.Timer(0.2, function, arguments).start()
+
+
+@pytest.mark.parametrize("way", ["timeout", "ctrl-c", "abort"])
 def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
     """One rank is not there, though all have come: it failed in between."""
     dist.barrier(spare)  # some MPI makes one communicator at a time
     group = dist.new_group()
     if rank == 0:
-        if way == "ctrl-c":
-            request.getfixturevalue("ctrl_c")
-        expected = {"timeout": (0.3, dist.DistTimeoutError), "ctrl-c": (60, KeyboardInterrupt)}
-        limit, error = expected[way]
+        limit, error, begin = {
+            "timeout": (0.3, dist.DistTimeoutError, lambda: None),
+            "ctrl-c": (60, KeyboardInterrupt, lambda: request.getfixturevalue("ctrl_c")),
+            "abort": (60, dist.GroupFailedError, lambda: later(dist.abort, group)),
+        }[way]
+
+        def make(call):
+            begin()
+            group._make(call)
+
         with pytest.raises(error):
-            group.execute("all_reduce", group._make, timeout=limit)
+            group.execute("all_reduce", make, timeout=limit)
         with pytest.raises(dist.GroupFailedError):
             dist.barrier(group)
     dist.barrier(spare)

@@ -103,9 +103,9 @@ def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
     """Among those that may have a communicator at a time. MPI does not get theirs back, and so
     there is a limit to these, too."""
     dist.barrier(spare)
-    endpoint = spare._endpoint
-    monkeypatch.setattr(mpi, "COMMUNICATORS", endpoint.made + 1)
-    monkeypatch.setattr(mpi, "WITH_FAILED", endpoint.made + endpoint.spent + 4)
+    now = mpi.Communicators
+    monkeypatch.setattr(mpi, "COMMUNICATORS", now.made + 1)
+    monkeypatch.setattr(mpi, "WITH_FAILED", now.made + now.spent + len(now.begun) + 4)
     found = []
     for _ in range(6):
         group = dist.new_group()

@@ -84,6 +84,44 @@ def leaving_early():
         total(1)
 
 
+@way
+def given_up():
+    """One rank's first call of a group ends at its deadline, while MPI makes the communicator,
+    to which the other never comes."""
+    rank, _ = join()
+    total(1)
+    group = dist.new_group()
+    if rank == 0:
+        try:
+            group.execute("all_reduce", group._make, timeout=0.3)
+        except dist.DistTimeoutError:
+            print("rank 0: given up", flush=True)
+    dist.destroy_process_group()
+
+
+@way
+def failed_in_two_jobs():
+    """Groups fail in one job, and in the next one; MPI gets no communicator of theirs back."""
+    from cydist.backends import mpi
+
+    mpi.WITH_FAILED = 6
+    own = 0
+    for _ in range(2):
+        rank, _ = join()
+        spare = dist.new_group()
+        dist.barrier(spare)
+        for _ in range(4):
+            group = dist.new_group()
+            dist.barrier(group)
+            own += group._native.comm != 0
+            dist.barrier(spare)
+            dist.abort(group)
+            dist.destroy_process_group(group)
+        dist.barrier(spare)
+        dist.destroy_process_group()
+    print(f"rank {rank}: {own} had one", flush=True)
+
+
 def see_leave(rank):
     """Wait until this rank has left the job."""
     link = dist.group.WORLD._endpoint.messages
