@@ -7,18 +7,18 @@ groups get none, and their calls go over messages.
 """
 import os
 
-from libc.errno cimport errno
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.linux cimport (
-    F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, FALLOC_FL_KEEP_SIZE,
-    FALLOC_FL_PUNCH_HOLE, MAP_FAILED, MAP_SHARED, MFD_ALLOW_SEALING, MFD_CLOEXEC, PIECE_BYTES,
-    PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST, PTHREAD_PROCESS_SHARED, close, fallocate, fchmod,
-    fcntl, fstat, ftruncate, getpid, memfd_create, mmap, munmap, pthread_mutex_consistent,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
-    pthread_mutexattr_destroy, pthread_mutexattr_init, pthread_mutexattr_setpshared,
-    pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t, take_pages,
+    F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
+    MFD_ALLOW_SEALING, MFD_CLOEXEC, PIECE_BYTES, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
+    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
+    munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
+    pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
+    take_pages,
 )
 from cydist._native.waiting cimport load_u64, store_int, store_u64, take_turn
 
@@ -48,6 +48,7 @@ cdef void unlock(Head *head) noexcept nogil:
 cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
                       bint *raced) noexcept nogil:
     cdef uint64_t offset = load_u64(&head.used), done = 0, piece
+    cdef int error
     raced[0] = False
     if offset > limit or nbytes > limit - offset:
         return 0
@@ -57,10 +58,13 @@ cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
             raced[0] = True
             return 0
         piece = min(nbytes - done, <uint64_t>PIECE_BYTES)
-        if take_pages(fd, offset + done, piece) != 0:
-            fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, done)
+        error = posix_fallocate(fd, offset + done, piece)
+        if error == 0:
+            done += piece
+        elif error != EINTR:
+            # Pages that came stay, for whoever asks next: another rank may be filling the same
+            # range, or may have been given it by now.
             return 0
-        done += piece
     # Pages that another rank was given meanwhile are there for it. Before anybody says that
     # the memory is his: if nobody has it, it is lost, if two have it, it is two groups'.
     if take_turn(&head.used, &offset, offset + nbytes):
