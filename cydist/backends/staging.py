@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native, devices
+from cydist._native import runs_in_background
 from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
 from cydist.backends.pieces import CHUNK, same_sizes
 from cydist.backends.staged_messages import StagedMessages, current_streams
@@ -99,10 +100,9 @@ class StagedGroup(ProcessGroup):
         streams = current_streams(array, name, self.group_name)
         conveyor = self._conveyor(array)
         events = conveyor.mark(streams)
-        caller = threading.get_ident()
 
         def staged(call: Call) -> None:
-            if threading.get_ident() != caller:
+            if runs_in_background():
                 conveyor.lib.adopt(conveyor.device)
             self._chosen, self._cut = conveyor, False
             conveyor.follow(events)
