@@ -16,7 +16,7 @@ from typing import Any
 from cydist._native import failpoint
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembersStore, PrefixStore
-from cydist.stores.members import served_by
+from cydist.stores.members import first_of, served_by
 
 # What rank 0 writes to say that everybody is here, followed by the meeting's random name, that
 # somebody is missing, or how the ranks differ.
@@ -105,11 +105,10 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
             raise
         raise _failed(meeting, missing, world_size, number) from error
     _heed(_word(meeting), world_size, number)
-    try:
-        _compare([text.partition(b"\n")[2] for text in here], range(world_size), "rendezvous")
-    except RendezvousError as error:
-        meeting.set("job", _DIFFER + str(error).encode())
-        raise
+    asked = [text.partition(b"\n")[2] for text in here]
+    if wrong := differences(asked, range(world_size), "rendezvous"):
+        meeting.set("job", _DIFFER + wrong.encode())
+        raise RendezvousError(wrong)
     meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
@@ -152,25 +151,24 @@ def _heed(word: bytes, world_size: int, number: int) -> None:
 def agree(part: MembersStore, rank: int, ranks: Sequence[int], backend: str, what: str) -> None:
     """All these ranks are about to make a group in this part of a store: of the same backend.
 
-    Raises RendezvousError that says who asks for which, on every rank; StoreTimeoutError and
-    PeerFailedError when one does not come.
+    Raises RendezvousError that says who asks for which, on every rank; and as MembersStore.meet.
     """
-    part.set(f"asks/{rank}", backend)
-    _compare(part.multi_get([f"asks/{each}" for each in ranks]), ranks, what)
+    part.meet("asks", rank, ranks, backend, lambda asked: differences(asked, ranks, what))
 
 
-def _compare(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> None:
-    """Raise RendezvousError if the ranks ask for different backends, each of which would wait for
-    its own ranks only."""
+def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
+    """What to say if the ranks ask for different backends, each of which would wait for its own
+    ranks only; empty if they do not."""
     who: dict[bytes, list[int]] = {}
     for rank, backend in zip(ranks, asked, strict=True):
         who.setdefault(backend, []).append(rank)
-    if len(who) > 1:
-        texts = [f"{backend.decode()!r} on rank {_shown(own)}" for backend, own in who.items()]
-        raise RendezvousError(
-            f"{what}: the ranks ask for different backends: {'; '.join(texts)}. Name one, the same "
-            "on all: None stands for what a process finds, by its launcher, cupy and GPUs"
-        )
+    if len(who) == 1:
+        return ""
+    texts = [f"{backend.decode()!r} on rank {first_of(own)}" for backend, own in who.items()]
+    return (
+        f"{what}: the ranks ask for different backends: {'; '.join(texts)}. Ask for the same on "
+        "all; None stands for what a process finds, by its launcher, cupy and GPUs"
+    )
 
 
 def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
@@ -191,13 +189,9 @@ def _absent(missing: tuple[int, ...], world_size: int, number: int) -> Rendezvou
         if number > 1
         else ""
     )
-    what = f"missing: rank {_shown(missing)}" if missing else "rank 0 has not opened the meeting"
+    what = f"missing: rank {first_of(missing)}" if missing else "rank 0 has not opened the meeting"
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
         f"{what}{doubt}",
         ranks=missing,
     )
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")

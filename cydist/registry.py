@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
     from cydist.group import ProcessGroup
-    from cydist.stores import Store
+    from cydist.stores import MembersStore
 
 ENTRY_POINTS = "cydist.backends"
 DEFAULT_DEVICES = ("cpu", "cuda")
@@ -26,12 +26,12 @@ INTERFACE_VERSION = 1
 class BackendOptions(NamedTuple):
     """What a creator with `extended_api` gets as its first argument.
 
-    store       the group's own part of the store
+    store       the group's own part of the store, in which members can meet
     rank, size  of this process in the group; `ranks` are the members' global ranks
     timeout     seconds that a call may take unless it says otherwise
     """
 
-    store: Store
+    store: MembersStore
     group_rank: int
     group_size: int
     timeout: float
@@ -255,6 +255,16 @@ def parse(spec: str) -> dict[str, str]:
             )
         devices[device] = name
     return devices
+
+
+def plain(spec: str) -> str:
+    """The same backend string without what says nothing: capitals, spaces, and devices where one
+    backend has all that it takes. Raises ValueError as `parse`."""
+    devices = parse(spec)
+    name = next(iter(devices.values()))
+    if devices == dict.fromkeys(find(name).devices, name):
+        return name
+    return ",".join(f"{device}:{name}" for device, name in devices.items())
 
 
 def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGroup:

@@ -79,9 +79,11 @@ class World:
                 if parent is not None and not (alike and parent.splits_alone):
                     from cydist.meeting import agree
 
-                    # Those like the default group share what it has, if they give no options.
-                    options = " with pg_options" if alike and pg_options is not None else ""
-                    agree(meeting, self.rank, ranks, spec + options, "new_group")
+                    # Who gives options has no part in what a parent has, but meets the others.
+                    held = [found for each in devices.values() if (found := self.parent(each))]
+                    alone = pg_options is None or all(each.splits_alone for each in held)
+                    asked = spec if alone else f"{spec} with pg_options"
+                    agree(meeting, self.rank, ranks, asked, "new_group")
                     self.carry(devices.values(), name, timeout)
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
@@ -135,8 +137,7 @@ class World:
         )
         made = registry.create(backend, options, pg_options)
         try:  # an error on one rank, after it has met the others, is still news for all
-            meeting.set(f"made/{backend}/{options.group_rank}", b"")
-            meeting.wait([f"made/{backend}/{rank}" for rank in range(len(ranks))])
+            meeting.meet(f"made/{backend}", self.rank, ranks)
         except BaseException:
             made.destroy()
             raise
@@ -279,8 +280,7 @@ def init_process_group(
         raise ValueError("trying to initialize the default process group twice!")
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
-    spec = (rendezvous.default_backend() if backend is None else backend).lower()
-    registry.parse(spec)  # a wrong name fails before anybody waits
+    spec = registry.plain(rendezvous.default_backend() if backend is None else backend)
     obey_settings()
     meeting, rank, world_size = rendezvous.rendezvous(
         init_method, rank=rank, world_size=world_size, store=store,
@@ -394,7 +394,7 @@ def new_group(
         )
     if not members:
         raise ValueError("new_group: a group needs at least one rank")
-    spec = (world.spec if backend is None else backend).lower()
+    spec = registry.plain(world.spec if backend is None else backend)
     devices = registry.parse(spec)
     if use_local_synchronization:
         if "mpi" in devices.values():

@@ -12,8 +12,9 @@ from meetings import HOST, WAIT, stand_alone, together
 
 import cydist as dist
 from cydist import devices, meeting, registry, world
-from cydist.errors import RendezvousError
-from cydist.stores import HashStore
+from cydist.backends.host import HostGroup
+from cydist.errors import RendezvousError, StoreTimeoutError
+from cydist.stores import HashStore, MembersStore
 from cydist.testing import run_threads
 from transports import free_port
 
@@ -76,9 +77,42 @@ def test_a_choice_may_be_what_another_rank_names() -> None:
 
 def test_the_ranks_of_a_large_job_are_not_all_listed() -> None:
     """Sixteen of each kind are."""
-    with pytest.raises(RendezvousError) as error:
-        meeting._compare([b"tcp"] * 40 + [b"mpi"], range(41), "rendezvous")
-    assert "14, 15, ...; 'mpi' on rank 40. " in str(error.value)
+    said = meeting.differences([b"tcp"] * 40 + [b"mpi"], range(41), "rendezvous")
+    assert "14, 15, ...; 'mpi' on rank 40. " in said
+
+
+def test_spelling_is_no_difference() -> None:
+    """Capitals, spaces, and the devices of a backend that has all that it takes."""
+    assert started(["tcp", "cpu:tcp, cuda:TCP"], store=HashStore()) == ["tcp", "tcp"]
+
+
+def test_options_on_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a group with options meets the others, and one without shares what a part of the
+    default group has."""
+    monkeypatch.setattr(HostGroup, "splits_alone", False)
+
+    def body(rank: int) -> None:
+        with pytest.raises(RendezvousError, match="'tcp' on rank 0; 'tcp with pg_options' on rank"):
+            dist.new_group(backend="tcp", pg_options=object() if rank else None)
+        dist.barrier(dist.new_group())
+
+    run_threads(body, 2, "cpu:gloo,cuda:tcp", timeout=60)
+
+
+def test_who_does_not_come_is_named() -> None:
+    """By the rank that judges, and by those that wait for its judgement."""
+    store = HashStore()
+
+    def come(rank: int) -> str:
+        part = MembersStore("here", store, range(3))
+        part.set_timeout(0.3)
+        with pytest.raises(StoreTimeoutError) as error:
+            part.meet("topic", rank, range(3))
+        return str(error.value)
+
+    assert together(partial(come, 0), partial(come, 1)) == [
+        "rendezvous: timeout, rank 2 did not come"
+    ] * 2
 
 
 @pytest.mark.parametrize(

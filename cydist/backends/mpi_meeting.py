@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 def meet_before_mpi(options: BackendOptions) -> None:
     """Who cannot join tells the others here: MPI's start waits for all its ranks, and for ever."""
-    store = options.store
-    store.set(f"joins/{options.group_rank}", b"")
-    store.wait([f"joins/{peer}" for peer in range(options.group_size)], options.timeout)
+    ranks = options.global_ranks_in_group
+    options.store.meet("joins", ranks[options.group_rank], ranks)
 
 
 def reports_of(options: BackendOptions) -> Connections | None:
@@ -61,9 +60,8 @@ def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list
     if world.Get_size() == 1 and launchers.under_mpi():
         launchers.check_mpi_agrees(0, 1)
     store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
-    keys = [f"mpi/{peer}" for peer in range(size)]
-    store.wait(keys, options.timeout)
-    said = [text.decode().split() for text in store.multi_get(keys)]
+    words = store.multi_get([f"mpi/{peer}" for peer in range(size)])
+    said = [text.decode().split() for text in words]
     places, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
     if all(count == 1 for count in sizes):
         raise RendezvousError(

@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.errors import DistStoreError, PeerFailedError, StoreTimeoutError
+from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
 from cydist.stores.store import Store, Timeout, Value, many, seconds
@@ -179,6 +179,40 @@ class MembersStore(PrefixStore):
         self.wait(keys, timeout)
         return super().multi_get(keys)
 
+    def meet(
+        self,
+        topic: str,
+        rank: int,
+        ranks: Sequence[int],
+        word: Value = b"",
+        judge: Callable[[list[bytes]], str] = lambda words: "",
+    ) -> None:
+        """Wait until all of `ranks` have come here with the same topic. The first of them looks at
+        what each one says, and the others wait for its judgement: N ranks look at 2N keys.
+
+        judge    what is wrong with the words, by rank; empty: nothing
+
+        Raises RendezvousError with that on all ranks, StoreTimeoutError that names the ranks that
+        did not come, PeerFailedError as `wait`.
+        """
+        judgement = f"{topic}/all"
+        self.set(f"{topic}/{rank}", word)
+        try:
+            if rank == ranks[0]:
+                wrong = judge(self.multi_get([f"{topic}/{each}" for each in ranks]))
+                self.set(judgement, wrong)
+            else:
+                wrong = self.get(judgement).decode()
+        except StoreTimeoutError as error:
+            missing = [each for each in ranks if not self.check([f"{topic}/{each}"])]
+            if not missing or not error.answered:
+                raise
+            raise StoreTimeoutError(
+                f"{self._what}: timeout, {self._noun} {first_of(missing)} did not come"
+            ) from error
+        if wrong:
+            raise RendezvousError(wrong)
+
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of the queue `key`, waiting for one as long as `get` does."""
         below, path = _below(self)
@@ -210,6 +244,11 @@ class MembersStore(PrefixStore):
                 f"{self._what}: {text}, before all {len(self._members)} had met",
                 ranks=tuple(lost),
             )
+
+
+def first_of(ranks: Sequence[int]) -> str:
+    """Their numbers, for a message, unless they are many."""
+    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
 @contextlib.contextmanager

@@ -46,10 +46,10 @@ class Table:
         if request.op is Op.QUEUE_POP:
             key = request.keys[0]
             return None if self._queues.get(key) else (True, key)
-        missing = self.missing(request)
-        if not missing or self._news(request):
+        missing = next(self._missing(request), None)
+        if missing is None or self._news(request):
             return None
-        return (False, missing[0])
+        return (False, missing)
 
     def touched(self, request: Request) -> list[Place]:
         """The keys or queues at which waiting requests may go on after this one."""
@@ -63,8 +63,11 @@ class Table:
         """Every key that a request still waits for."""
         if request.op is Op.QUEUE_POP:
             return request.keys
+        return tuple(self._missing(request))
+
+    def _missing(self, request: Request) -> Iterator[bytes]:
         keys = request.keys[1:] if request.op is Op.WATCH else request.keys
-        return tuple(key for key in keys if key not in self._values)
+        return (key for key in keys if key not in self._values)
 
     def _news(self, request: Request) -> tuple[bytes, ...]:
         """The value of the key that a request watches, if it is another than the one it knows."""
