@@ -36,10 +36,10 @@ NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
 ONE_ROUNDING = frozenset({"direct", "either", "flat", "staged", "ordered", "ordered_scatter"})
-# What "either" chooses between, as the job runs.
-WAYS_OF_EITHER = frozenset({"direct", "flat", "staged"})
 # These can copy from array to array.
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
+# What "either" chooses between as the job runs, by collective.
+WAYS_OF_EITHER = {each: ("direct", "staged" if each == "all_reduce" else "flat") for each in DIRECT}
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 
 # Nobody knows all blocks' sizes before these calls, so these do not count.

@@ -111,7 +111,7 @@ def test_who_does_not_come_is_named() -> None:
         return str(error.value)
 
     assert together(partial(come, 0), partial(come, 1)) == [
-        "rendezvous: timeout, rank 2 did not come"
+        "rendezvous: timeout after 0.3 s, rank 2 did not come"
     ] * 2
 
 

@@ -404,6 +404,7 @@ def test_ranks_of_a_step_of_slurm(transport: str) -> None:
     assert [f"rank {rank} of 3 on mpi: 3" for rank in range(3)] == said
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_bits_of_two_runs(mpi: Path, transport: str) -> None:
     """Sums that round have the same bits whoever comes last, and in the next job."""

@@ -74,7 +74,7 @@ class Trials:
         """The algorithms to compare with that in force, and itself. Where it is one that chooses as
         the job runs, not those that it chooses between: which is faster now changes within the
         hour, with where the host puts the cores."""
-        known = tuning.WAYS_OF_EITHER if in_force == "either" else frozenset()
+        known = tuning.WAYS_OF_EITHER[op] if in_force == "either" else ()
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:

@@ -208,7 +208,8 @@ class MembersStore(PrefixStore):
             if not missing or not error.answered:
                 raise
             raise StoreTimeoutError(
-                f"{self._what}: timeout, {self._noun} {first_of(missing)} did not come"
+                f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
+                f"{self._noun} {first_of(missing)} did not come"
             ) from error
         if wrong:
             raise RendezvousError(wrong)
