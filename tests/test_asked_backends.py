@@ -110,9 +110,10 @@ def test_who_does_not_come_is_named() -> None:
             part.meet("topic", rank, range(3))
         return str(error.value)
 
-    assert together(partial(come, 0), partial(come, 1)) == [
-        "rendezvous: timeout after 0.3 s, rank 2 did not come"
-    ] * 2
+    assert (
+        together(partial(come, 0), partial(come, 1))
+        == ["rendezvous: timeout after 0.3 s, rank 2 did not come"] * 2
+    )
 
 
 @pytest.mark.parametrize(

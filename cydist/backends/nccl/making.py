@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cydist.backends.nccl.alarms import Alarm
 from cydist.backends.nccl.binding import Binding, abort_all, load
@@ -32,7 +32,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     priority = high_priority(pg_options)
     binding()
     current_gpu()
-    store = cast("MembersStore", options.store)
+    store = options.store
     members = list(options.global_ranks_in_group)
     inner = store.part("host", members, f"making group {options.group_id!r}")
     host = ControlGroup(
