@@ -131,16 +131,16 @@ cdef class Enqueuer:
             if watch.comparison is not None:
                 watch.comparison.note(seq, note)
             function(*arguments, stream)
+            event = watch.spare_event()
+            if event is None:
+                event = self.lib.event(self.index)
+            self.lib.record(event, self.index, stream)
         except BaseException as error:
             watch.drop(flight)
             group.refused(call, error)
             raise
         finally:
             call.over = True
-        event = watch.spare_event()
-        if event is None:
-            event = self.lib.event(self.index)
-        self.lib.record(event, self.index, stream)
         flight.event = event
         if async_op:
             return self.new_work(group, flight, [result], [current], False)

@@ -183,6 +183,21 @@ def test_who_ends_it_waits_for_who_asks(alone: Any) -> None:
     assert alone.async_error() == ""
 
 
+def test_an_ended_communicator_takes_no_factors(alone: Any) -> None:
+    """NCCL is not given the address of what it has freed."""
+    op = alone.premul(TYPES["float64"], scaled_one("float64", 3))
+    alone.abort()
+    asked: list[str] = []
+    alone._supplement = types.SimpleNamespace(
+        premul=lambda *given: asked.append("made") or 0,
+        drop_premul=lambda *given: asked.append("dropped"),
+    )
+    alone.drop_premul(op)
+    with pytest.raises(NcclError, match="was ended meanwhile"):
+        alone.premul(TYPES["float64"], scaled_one("float64", 2))
+    assert asked == []
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
     """PREMUL_SUM's factor reaches the library as that dtype has it."""

@@ -127,3 +127,30 @@ def test_a_call_that_ended_before_a_capture_is_not_in_it(job: Any, gpus: Any) ->
 
     gpus.waits.clear()
     assert job.run(body) == [False, False]
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_a_call_that_a_broken_capture_refuses_does_not_count(
+    job: Any, gpus: Any, async_op: bool
+) -> None:
+    """CUDA answers by an error whether a stream is captured: the rank is not ahead of the others,
+    whose next calls would be a MismatchError."""
+
+    def invalid(stream: int) -> bool:
+        raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    def body(rank: int) -> float:
+        group: Any = dist.group.WORLD
+        if rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(group.gpu, "is_captured", invalid)
+                with pytest.raises(RuntimeError, match="Invalidated"):
+                    dist.all_reduce(gpus.array(np.ones(3)), async_op=async_op)
+        for width in (1, 2):
+            x = gpus.array(np.ones(width))
+            dist.all_reduce(x)
+        thread_gpu.until(lambda: group._failed or not group._watch.comparison.busy)
+        assert group._failed is None
+        return float(x.get()[0])
+
+    assert job.run(body) == [2.0, 2.0]

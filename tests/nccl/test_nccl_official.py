@@ -18,6 +18,7 @@ import pytest
 
 import cydist as dist
 from cydist.backends.nccl import making
+from cydist.backends.nccl.binding import NcclError
 from cydist.testing import run_threads
 
 INSTALLED = ["nccl4py"] if any(distributions(name="nccl4py")) else []
@@ -112,6 +113,20 @@ def test_factors_are_made_and_let_go_of(alone: Any, standin: Any) -> None:
     standin.log()
     alone.drop_premul(op)
     assert standin.log() == ["0 premul_destroy"]
+
+
+def test_an_ended_communicator_takes_no_calls(alone: Any, standin: Any) -> None:
+    """NCCL is not given the address of what it has freed."""
+    x = np.ones(2)
+    op = alone.premul(8, np.float64(3).tobytes())
+    alone.abort()
+    standin.log()
+    alone.drop_premul(op)
+    with pytest.raises(NcclError, match="was ended meanwhile"):
+        alone.premul(8, np.float64(2).tobytes())
+    with pytest.raises(NcclError, match="was ended meanwhile"):
+        alone.all_reduce(x.ctypes.data, x.ctypes.data, 2, 8, 0, 0)
+    assert standin.log() == []
 
 
 def test_the_end_is_nccls(alone: Any, standin: Any) -> None:

@@ -64,7 +64,8 @@ class Communicator(Protocol):
         """The operation that sums contributions times `scalar`, an element of that type."""
 
     def drop_premul(self, op: int) -> None:
-        """Let go of it, outside of groups, when all calls that were given it have returned."""
+        """Let go of it, outside of groups, when all calls that were given it have returned; it
+        has gone with a communicator that ended."""
 
     def abort(self) -> None:
         """End what is under way, and the communicator. Idempotent; may take a while."""
@@ -149,6 +150,11 @@ class Ending:
         self._gone = threading.Event()
         alive.add(self)
 
+    def _check(self) -> None:
+        """Raise where it has ended: its address may be another's by now."""
+        if self._ended:
+            raise NcclError("the communicator was ended meanwhile")
+
     def _end(self, *steps: Callable[[], object]) -> None:
         with self._lock:
             first, self._ended = not self._ended, True
@@ -204,10 +210,14 @@ class CupyCommunicator(Ending):
         return ""
 
     def premul(self, type_code: int, scalar: bytes) -> int:
-        return self._supplement.premul(self._pointer, type_code, scalar)
+        with self._lock:
+            self._check()
+            return self._supplement.premul(self._pointer, type_code, scalar)
 
     def drop_premul(self, op: int) -> None:
-        self._supplement.drop_premul(self._pointer, op)
+        with self._lock:
+            if not self._ended:
+                self._supplement.drop_premul(self._pointer, op)
 
     def abort(self) -> None:
         self._end(self._comm.abort)

@@ -139,7 +139,7 @@ class NcclGroup(Failures, ProcessGroup):
         with self._lock:
             self.check_usable(name)
             self.gpu.use()
-            call = self._call = StreamCall(name, self.next_seq(), deadline)
+            call = StreamCall(name, 0, deadline)  # it has its number once its streams are known
             if async_op or array is None or self._blocking_wait:
                 work = self._start_work(call, array, async_op or array is None, body, result)
             else:
@@ -187,6 +187,8 @@ class NcclGroup(Failures, ProcessGroup):
         """
         current, capturing = self._captured_of(current)
         self._capturing = capturing
+        call.seq = self.next_seq()
+        self._call = call
         on_own = stream == self._stream
         flight = Flight(call, (body, array, result))
         if not capturing:
@@ -199,6 +201,7 @@ class NcclGroup(Failures, ProcessGroup):
                     body(call)
             else:
                 body(call)
+            self._record(flight, stream, capturing)
         except UnsupportedError:
             self._watch.drop(flight)
             if not call.agreed:  # nobody has heard of it: the next call has the number
@@ -211,7 +214,6 @@ class NcclGroup(Failures, ProcessGroup):
         finally:
             call.over = True
             self._flight = None
-        self._record(flight, stream, capturing)
         return flight, capturing
 
     @contextmanager
@@ -257,8 +259,7 @@ class NcclGroup(Failures, ProcessGroup):
                 "not part of the graph and still runs: wait before the capture begins",
                 op=flight.call.name, group=self.group_name,
             )  # fmt: skip
-        # A graph waits for its own calls only, and nobody else for those.
-        if capturing == flight.captured and (capturing or not flight.over):
+        if capturing == flight.captured and (capturing or not flight.over):  # a graph: its own
             for stream in streams:
                 self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams
@@ -370,13 +371,13 @@ class NcclGroup(Failures, ProcessGroup):
                 if packed is not into:  # on the group's stream, behind the receive
                     with self._current(into, self._stream):
                         into.take(packed)
+            for flight in flights:
+                self._record(flight, self._stream, capturing)
         except BaseException as error:
             for flight in flights:
                 self._watch.drop(flight)
             self.refused(flights[0].call, error)
             raise
-        for flight in flights:
-            self._record(flight, self._stream, capturing)
 
     # Collectives. What all ranks must agree on is noted first.
 

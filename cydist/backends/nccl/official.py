@@ -69,7 +69,12 @@ class Nccl4pyCommunicator(Ending):
 
         def bound(function: Any) -> Any:
             """NCCL's call, whose last argument but one is the communicator."""
-            return lambda *arguments: function(*arguments[:-1], comm, arguments[-1])
+
+            def call(*arguments: int) -> None:
+                self._check()
+                function(*arguments[:-1], comm, arguments[-1])
+
+            return call
 
         self.all_reduce = bound(nccl.all_reduce)
         self.reduce = bound(nccl.reduce)
@@ -89,10 +94,15 @@ class Nccl4pyCommunicator(Ending):
     def premul(self, type_code: int, scalar: bytes) -> int:
         held = ctypes.create_string_buffer(scalar, len(scalar))
         address = ctypes.addressof(held)
-        return int(self._nccl.red_op_create_pre_mul_sum(address, type_code, ON_HOST, self._comm))
+        with self._lock:
+            self._check()
+            made = self._nccl.red_op_create_pre_mul_sum(address, type_code, ON_HOST, self._comm)
+        return int(made)
 
     def drop_premul(self, op: int) -> None:
-        self._nccl.red_op_destroy(op, self._comm)
+        with self._lock:
+            if not self._ended:
+                self._nccl.red_op_destroy(op, self._comm)
 
     def abort(self) -> None:
         self._end(lambda: self._nccl.comm_abort(self._comm))

@@ -59,9 +59,13 @@ class StreamWork(Work):
         """A future has its result when the GPU has come past the call."""
 
         def run() -> None:
-            with contextlib.suppress(Exception):  # which `task` meets again
+            with contextlib.suppress(Exception):  # the questions below meet it again
                 self._group.gpu.adopt()
+            try:
                 self._block(None)
+            except Exception as error:  # which `task` raises: its wait() does not look at the GPU
+                if self._error is None:
+                    self._error = error
             task()
 
         super()._on_thread(run)
