@@ -5,7 +5,7 @@ cydistrun --nproc-per-node gpu docs/examples/parallel_cupy.py
 Logistic regression on data of its own making. Gradients are averaged by one coalesced call, which
 runs behind the kernels that make them; the host waits for nothing until it prints. With numpy in
 cupy's place (--on cpu) it runs on CPUs, and prints the same but for rounding; with --on staged
-cupy's arrays go over TCP, through pinned memory.
+cupy's arrays go over TCP, through pinned memory. It has not yet run on a GPU.
 """
 
 from __future__ import annotations

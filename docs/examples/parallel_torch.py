@@ -4,7 +4,8 @@ cydistrun --nproc-per-node gpu docs/examples/parallel_torch.py
 
 Each gradient is reduced as soon as it is there, behind the backward pass that goes on: an
 asynchronous call runs on the group's stream, and `wait` orders torch's current stream after it.
-With --on staged the tensors go over TCP instead of NCCL; with --on cpu they are the CPU's.
+With --on staged the tensors go over TCP instead of NCCL; with --on cpu they are the CPU's. It
+has not yet run on a GPU.
 """
 
 from __future__ import annotations

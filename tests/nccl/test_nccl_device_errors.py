@@ -12,7 +12,6 @@ import thread_gpu
 import cydist as dist
 from cydist.testing import run_threads
 
-
 CALLS: dict[str, Callable[[Any, Any], object]] = {
     "long": lambda group, x: dist.all_reduce(x, dist.ReduceOp.BOR, group, True),
     "short": lambda group, x: dist.all_reduce(x, dist.ReduceOp.SUM, group, True),

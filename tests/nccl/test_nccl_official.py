@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.nccl import making
+from cydist.backends.nccl import making, official
 from cydist.backends.nccl.binding import NcclError
 from cydist.testing import run_threads
 
@@ -82,6 +82,25 @@ def test_every_call(binding: Any, gpus: Any, standin: Any) -> None:
     assert first == second == common
     named = {line.split()[1] for line in standin.log()}
     assert {"group_start", "group_end", "init", "premul_create"} <= named
+
+
+@pytest.mark.parametrize("installed", ["0.3.1", "0.5.9"])
+def test_an_old_nccl4py_is_named(
+    binding: Any, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    """UnsupportedError with both versions, and not the TypeError of a call's arguments."""
+    monkeypatch.setattr(official, "version", lambda package: installed)
+    with pytest.raises(dist.UnsupportedError, match=rf"0\.6 or later, and {installed} is"):
+        official.Nccl4py()
+
+
+@pytest.mark.parametrize("installed", ["0.6.0", "0.10", "1.0rc1"])
+def test_a_newer_nccl4py_is_taken(
+    binding: Any, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    """Versions are compared as numbers."""
+    monkeypatch.setattr(official, "version", lambda package: installed)
+    assert official.Nccl4py().name == "nccl4py"
 
 
 def test_a_refusal_has_nccls_result(alone: Any, binding: Any) -> None:

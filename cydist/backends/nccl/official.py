@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from cydist.backends.nccl.binding import (
@@ -19,6 +21,8 @@ from cydist.backends.nccl.binding import (
 )
 from cydist.backends.nccl.supplement import ON_HOST
 from cydist.errors import UnsupportedError
+
+OLDEST = (0, 6)  # of nccl4py: 0.3.1 has another comm_init_rank
 
 
 class Nccl4py:
@@ -35,6 +39,7 @@ class Nccl4py:
                 f"CYDIST_NCCL_BINDING=nccl4py, and nccl4py cannot be used ({error}): "
                 f"`pip install nccl4py`; streams are cupy's: {INSTALL}"
             ) from None
+        check_version()
         self.group_start: Callable[[], None] = self._nccl.group_start
         self.group_end: Callable[[], None] = self._nccl.group_end
 
@@ -57,6 +62,21 @@ class Nccl4py:
             status: int | None = getattr(error, "status", None)
             return NcclError(str(error), status)
         return None
+
+
+def check_version() -> None:
+    """Raises UnsupportedError where the package says that it is too old; one that was put there
+    without pip says nothing."""
+    try:
+        installed = version("nccl4py")
+    except PackageNotFoundError:
+        return
+    found = re.match(r"(\d+)\.(\d+)", installed)
+    if found and tuple(map(int, found.groups())) < OLDEST:
+        raise UnsupportedError(
+            f"CYDIST_NCCL_BINDING=nccl4py needs nccl4py 0.6 or later, and {installed} is "
+            "installed: `pip install --upgrade nccl4py`, or leave CYDIST_NCCL_BINDING unset"
+        )
 
 
 class Nccl4pyCommunicator(Ending):
