@@ -144,6 +144,23 @@ def test_misaligned():
     assert np.arange(50.0).tobytes() == packed(records["b"])
 
 
+@pytest.mark.parametrize("behind", [-9, -1, 0, 1, 8, 15, 16, 4100], ids="{} behind".format)
+@pytest.mark.parametrize("nbytes", [1023, 1024, 1025, 4096, 70_001])
+def test_copies_wherever_they_begin(nbytes, behind):
+    """All bytes are copied, and no other is written, however far within a page the target begins
+    behind the source; so near, long copies are made in pieces."""
+    page = 4096
+    memory = np.zeros(nbytes + 4 * page, np.uint8)
+    start = -memory.ctypes.data % page + page
+    source = numbered((nbytes + 2 * page,), 1).view(np.uint8)
+    begin = -source.ctypes.data % page
+    blocks = [source[begin : begin + nbytes]]
+    kernels.flatten_buffers(memory[start + behind : start + behind + nbytes], blocks)
+    expected = np.zeros_like(memory)
+    expected[start + behind : start + behind + nbytes] = blocks[0]
+    assert np.array_equal(expected, memory)
+
+
 SIZES = st.lists(st.integers(0, 200) | st.sampled_from((0, 1, 4, 16, 64, 65, 5000)), max_size=40)
 
 

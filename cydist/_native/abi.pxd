@@ -7,7 +7,6 @@ Everything here is `noexcept nogil` C. Errors are data: a function returns a
 `Status`, and the `Call` or `Request` holds what the error message will need.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
@@ -421,10 +420,8 @@ cdef inline size_t largest(const Block *blocks, int count) noexcept nogil:
     return most
 
 
-cdef inline void copy(char *out, const char *source, size_t nbytes) noexcept nogil:
-    if out != source and nbytes > 0:
-        memcpy(out, source, nbytes)
-
+cdef extern from "kernels/copy.h" nogil:
+    void copy "cydist_copy"(char *out, const char *source, size_t nbytes)
 
 cdef extern from "kernels/stream.h" nogil:
     void stream "cydist_stream"(char *out, const char *source, size_t nbytes)

@@ -1,4 +1,5 @@
 /* Copies between strided and packed memory, and between many blocks and one buffer. */
+#include "copy.h"
 #include "formats.h"
 #include "kernels.h"
 #include "stream.h"
@@ -19,8 +20,10 @@ enum { PAST = 4 << 20, MOSTLY_LINES = 256, PIECE = 256, PAST_AHEAD = 4096 };
 /* Short copies by a few moves that overlap; a call of memcpy costs more than the copy. */
 ALWAYS_INLINE void copy(char *to, const char *from, size_t n)
 {
-    if (__builtin_constant_p(n) || n > 64) {
+    if (__builtin_constant_p(n)) {
         memcpy(to, from, n);
+    } else if (n > 64) {
+        cydist_copy(to, from, n);
     } else if (n >= 16) {
         const size_t last = n - 16;
         char a[16], b[16], c[16], d[16];

@@ -396,7 +396,7 @@ cdef bint feed(Connection *c, const char *data, size_t nbytes) noexcept nogil:
         if c.to_read != 0:
             part = min(nbytes, c.to_read)
             if c.sink != NULL:
-                memcpy(c.sink, data, part)
+                copy(c.sink, data, part)
             consumed(c, part)
         else:
             part = min(nbytes, sizeof(Header) - c.header_read)

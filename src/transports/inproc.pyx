@@ -5,9 +5,8 @@ import weakref
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
-from cydist._native.abi cimport Link, OK, Transport, Window, Windows
+from cydist._native.abi cimport Link, OK, Transport, Window, Windows, copy
 from cydist._native.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, getpid, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
@@ -32,13 +31,13 @@ cdef bint ended(Transport *t, int peer) noexcept nogil:
 
 cdef int pull(Transport *t, int peer, char *into, const char *theirs,
               size_t nbytes) noexcept nogil:
-    memcpy(into, theirs, nbytes)
+    copy(into, theirs, nbytes)
     return OK
 
 
 cdef int push(Transport *t, int peer, char *theirs, const char *source,
               size_t nbytes) noexcept nogil:
-    memcpy(theirs, source, nbytes)
+    copy(theirs, source, nbytes)
     return OK
 
 

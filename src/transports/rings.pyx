@@ -1,7 +1,7 @@
 """Rings in shared memory; see rings.pxd."""
 from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
 
+from cydist._native.abi cimport copy
 from cydist._native.memory cimport PORTION, give_back, reserve
 from cydist._native.neighbours cimport Nearby, ring_bell, tell_news
 from cydist._native.waiting cimport (
@@ -60,8 +60,8 @@ cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
 cdef inline void put(const Nearby *n, Ring *ring, const char *bytes, size_t nbytes) noexcept nogil:
     cdef size_t place = ring.at & (n.ring_bytes - 1)
     cdef size_t part = min(nbytes, n.ring_bytes - place)
-    memcpy(ring.data + place, bytes, part)
-    memcpy(ring.data, bytes + part, nbytes - part)
+    copy(ring.data + place, bytes, part)
+    copy(ring.data, bytes + part, nbytes - part)
     ring.at += nbytes
 
 
