@@ -23,7 +23,8 @@ from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.failures cimport keep_visited, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    CALL_BYTES, Notice, close_notices, enter, fail, new_notice, notice_of, open_notices, remember,
+    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
+    remember,
 )
 from cydist._native.turn cimport Turn
 from cydist._native.waiting cimport load_int, store_int
@@ -245,6 +246,21 @@ cdef class Group:
                 notice = new_notice(status, self.view.rank, -1, -1)
                 notice.ours = call.fingerprint
                 fail(&self.notices, &self.view, &notice)
+        self.running -= 1
+        self.leave_view()
+        if status == CLOSED:
+            raise failure(status, -1, -1)
+        if status != OK:
+            raise told_failure(&self.notices, self.view.rank)
+
+    def hear(self) -> None:
+        """For a call that waits for something else. Raises Failure when the group has failed."""
+        cdef int status
+        self.running += 1
+        with nogil:
+            status = load_int(&self.aborted)
+            if status == OK:
+                status = hear_now(&self.notices, &self.view)
         self.running -= 1
         self.leave_view()
         if status == CLOSED:

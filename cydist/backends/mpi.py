@@ -391,7 +391,9 @@ class MpiGroup(HostGroup):
         Communicators.begun.append(over)
         THREADS.run(make)
         while not over.wait(min(LOOK_SECONDS, call.remaining())):
-            self.check_usable(call.name)  # another thread may have ended the group
+            self.check_usable(call.name)  # another thread may have ended the group, or a rank
+            with self.failures(call.name, call.seq, call.deadline, call.began):
+                self._native.hear()
             if call.remaining() == 0:
                 raise from_failure(
                     _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,

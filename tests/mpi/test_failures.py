@@ -161,16 +161,17 @@ def later(function, *arguments):
     threading.Timer(0.2, function, arguments).start()
 
 
-@pytest.mark.parametrize("way", ["timeout", "ctrl-c", "abort"])
+@pytest.mark.parametrize("way", ["timeout", "ctrl-c", "abort", "abort-elsewhere"])
 def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
     """One rank is not there, though all have come: it failed in between."""
     dist.barrier(spare)  # some MPI makes one communicator at a time
-    group = dist.new_group()
+    group, word = dist.new_group(), np.zeros(1)
     if rank == 0:
         limit, error, begin = {
             "timeout": (0.3, dist.DistTimeoutError, lambda: None),
             "ctrl-c": (60, KeyboardInterrupt, lambda: request.getfixturevalue("ctrl_c")),
             "abort": (60, dist.GroupFailedError, lambda: later(dist.abort, group)),
+            "abort-elsewhere": (15, dist.GroupFailedError, lambda: dist.send(word, 1, spare)),
         }[way]
 
         def make(call):
@@ -181,9 +182,14 @@ def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
             group.execute("all_reduce", make, timeout=limit)
         with pytest.raises(dist.GroupFailedError):
             dist.barrier(group)
+    elif rank == 1 and way == "abort-elsewhere":
+        dist.recv(word, 0, spare)
+        dist.abort(group)
     dist.barrier(spare)
     if rank:
-        group._make(Call("all_reduce", 1, time.monotonic() + 20))  # which MPI waits for, there
+        # Which MPI waits for, on rank 0; all have heard of the failure, or do meanwhile.
+        with suppress(dist.DistError):
+            group._make(Call("all_reduce", 1, time.monotonic() + 20))
     dist.barrier(spare)
     dist.destroy_process_group(group)
 
