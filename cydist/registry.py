@@ -68,7 +68,7 @@ _plugins: dict[str, Plugin] = {
     "tcp": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
     "gloo": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
     "inproc": Plugin("cydist.backends.host:create_inproc", True, DEFAULT_DEVICES),
-    "mpi": Plugin("cydist.backends.mpi:create", True, DEFAULT_DEVICES, of_all=True),
+    "mpi": Plugin("cydist.backends.mpi.making:create", True, DEFAULT_DEVICES, of_all=True),
     "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
 }
 

@@ -8,14 +8,15 @@ from late_device import install
 
 import cydist as dist
 from cydist import tuning
-from cydist.backends import mpi, mpi_process
+from cydist.backends.mpi import group as mpi_group
+from cydist.backends.mpi import process
 
 
 @pytest.fixture
 def device(monkeypatch):
     """A GPU on which all happens as late as it may; MPI does not say what it takes."""
     monkeypatch.setenv("CYDIST_MPI_CUDA_AWARE", "1")
-    monkeypatch.setattr(mpi, "check_cuda_aware", lambda: None)
+    monkeypatch.setattr(mpi_group, "check_cuda_aware", lambda: None)
     return install(monkeypatch, "late", 1 << 16)
 
 
@@ -165,9 +166,9 @@ def test_a_forced_algorithm_is_staged(device, group, size, monkeypatch):
 
 def test_an_mpi_that_says_no_is_refused(device, group, size, monkeypatch):
     """UnsupportedError before anything is sent, and the group goes on."""
-    monkeypatch.setattr(mpi, "check_cuda_aware", mpi_process.check_cuda_aware)
+    monkeypatch.setattr(mpi_group, "check_cuda_aware", process.check_cuda_aware)
     said = SimpleNamespace(MPIX_Query_cuda_support=lambda: 0)
-    monkeypatch.setattr(mpi_process, "_library", lambda: said)
+    monkeypatch.setattr(process, "_library", lambda: said)
     with pytest.raises(dist.UnsupportedError, match=r"CYDIST_MPI_CUDA_AWARE is set.*no support"):
         dist.all_reduce(device.array(np.ones(3)), group=group)
     on_host = np.ones(3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends import mpi
+from cydist.backends.mpi import communicators
 
 
 def test_halves(rank, size, spare):
@@ -86,7 +86,7 @@ def test_ranks_of_a_host_share_memory(group, size):
 
 def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
     """What a group computes does not depend on whether it has a communicator."""
-    monkeypatch.setattr(mpi, "COMMUNICATORS", 2 if rank else 3)
+    monkeypatch.setattr(communicators, "COMMUNICATORS", 2 if rank else 3)
     groups = [dist.new_group() for _ in range(5)]
     for i, group in enumerate(groups):
         mine = np.full(1000, i + rank, "i4")
@@ -103,9 +103,9 @@ def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
     """Among those that may have a communicator at a time. MPI does not get theirs back, and so
     there is a limit to these, too."""
     dist.barrier(spare)
-    now = mpi.Communicators
-    monkeypatch.setattr(mpi, "COMMUNICATORS", now.made + 1)
-    monkeypatch.setattr(mpi, "WITH_FAILED", now.made + now.spent + len(now.begun) + 4)
+    now = communicators.Communicators
+    monkeypatch.setattr(communicators, "COMMUNICATORS", now.made + 1)
+    monkeypatch.setattr(communicators, "WITH_FAILED", now.made + now.spent + len(now.begun) + 4)
     found = []
     for _ in range(6):
         group = dist.new_group()

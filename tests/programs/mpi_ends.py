@@ -102,9 +102,9 @@ def given_up():
 @way
 def failed_in_two_jobs():
     """Groups fail in one job, and in the next one; MPI gets no communicator of theirs back."""
-    from cydist.backends import mpi
+    from cydist.backends.mpi import communicators
 
-    mpi.WITH_FAILED = 6
+    communicators.WITH_FAILED = 6
     own = 0
     for _ in range(2):
         rank, _ = join()

@@ -14,9 +14,9 @@ from cydist import launchers
 @way
 def beside_tcp():
     """Many groups of "mpi", of some ranks and of all, beside a default group of "tcp"."""
-    from cydist.backends import mpi
+    from cydist.backends.mpi import communicators, endpoint
 
-    mpi.COMMUNICATORS = 3
+    communicators.COMMUNICATORS = 3
     rank, size = join("tcp")
     os.environ["CYDIST_TRANSPORT"] = "mpi"
     members = [list(range(size)), [0, size - 1], list(range(1, size))] * 4
@@ -29,7 +29,9 @@ def beside_tcp():
     own = [group for group in groups if group]
     assert dist.get_pg_count() == 1 + len(own)
     with_one = sum(group._native.comm != 0 for group in own)
-    print(f"rank {rank}: {len(mpi._open)} for all groups, {with_one} communicators", flush=True)
+    print(
+        f"rank {rank}: {len(endpoint._open)} for all groups, {with_one} communicators", flush=True
+    )
     for group in own[1:]:
         dist.destroy_process_group(group)
     if rank < size - 1:  # a world of those that are left shares it, too
@@ -38,9 +40,9 @@ def beside_tcp():
         array = np.full(500, rank)
         dist.all_reduce(array, group=group)
         assert [sum(range(size - 1))] * 500 == array.tolist()
-        print(f"rank {rank}: {len(mpi._open)} after the shrink", flush=True)
+        print(f"rank {rank}: {len(endpoint._open)} after the shrink", flush=True)
     dist.destroy_process_group()
-    assert not mpi._open
+    assert not endpoint._open
 
 
 @way
@@ -58,13 +60,13 @@ def unfit():
 @way
 def deaf():
     """Rank 0 can listen nowhere: the job works, and what late ranks do is not told."""
-    from cydist.backends import mpi_meeting
+    from cydist.backends.mpi import meeting
 
     def refuse(*given, **named):
         raise OSError("no descriptor is left")
 
     if launchers.place().rank == 0:
-        mpi_meeting.Connections = refuse
+        meeting.Connections = refuse
     rank, size = join()
     assert total(1) == size
     try:

@@ -19,7 +19,7 @@ from cydist.types import Op
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.mpi import MpiGroup
+    from cydist.backends.mpi.group import MpiGroup
 
 
 class DeviceGroup(StagedGroup):

@@ -1,0 +1,164 @@
+"""A process's end of a communicator, for the groups that share it, and how it is left.
+
+A process leaves when its last group ends, when it exits, or when somebody ends MPI.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native
+from cydist.backends.endpoint import Endpoint
+from cydist.backends.mpi.communicators import Communicators
+from cydist.backends.mpi.process import ExitGuard, Threads, call_before_the_end, wait_until
+from cydist.errors import MismatchError
+
+if TYPE_CHECKING:
+    from cydist.backends.connections import Connections
+
+# From a call of MPI that ended until a neighbour's word of what it calls, or of a mismatch.
+NEWS_SECONDS = 1.0
+LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
+
+
+class MpiEndpoint(Endpoint):
+    """This process's end of one communicator, shared by groups and closed by the last.
+
+    messages    over the communicator; the link itself, or what carries its messages
+    reports     by which late ranks are asked what they do; None: they are not
+    hosts       the name of each rank's
+    """
+
+    def __init__(
+        self, MPI: Any, comm: Any, link: _native.Link, messages: _native.MpiLink,
+        hosts: Sequence[str], reports: Connections | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(link, self._leave, reports)
+        self.MPI = MPI
+        self._reports = reports
+        self.host_of = hosts.__getitem__
+        self.comm = comm
+        self.messages = messages
+        self.threads = Threads(MPI)
+        self.trouble = self._trouble
+        self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
+        self._guard = ExitGuard(MPI, self.leave_at_exit)
+        _open.append(self)
+
+    def attend(self, event: threading.Event, timeout: float | None) -> bool:
+        """Wait for what a call in the background sets; the thread there may not call MPI."""
+        messages = self.messages
+        if not messages.allows():
+            return event.wait(timeout)
+
+        def done() -> bool:
+            if messages.needed():  # which may begin at any time
+                messages.move()
+                return event.is_set()
+            return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        return wait_until(done, deadline)
+
+    def _trouble(self, peer: int) -> str:
+        code = self.messages.error
+        return f"MPI: {self.MPI.Get_error_string(code)}" if code else ""
+
+    def _leave(self) -> None:
+        """The last group has ended. MPI may give the communicator's number to another one when
+        it is freed, which must not find what is still on its way to this one."""
+        self._guard.remove()
+        _open.remove(self)
+        if self._reports is not None:
+            self._reports.close()
+        self.link.close()
+        _closing.append(self)
+        sweep()
+
+    def leave_at_exit(self) -> None:
+        """The process ends: tell all members, and go when they do.
+
+        MPI's own finalization would wait for them, deaf to what they ask; and without this
+        notice they would wait for us until their deadlines. Raises MismatchError as `settle`.
+        """
+        self.end_together()
+        with ExitStack() as leaving:  # all of it, also when one raises
+            leaving.callback(self._wait_for_others)
+            leaving.callback(self.link.close)
+            for known in tuple(self.groups.values()):
+                group: Any = known()
+                if group is not None:
+                    leaving.callback(group.settle)
+
+    def end_together(self) -> None:
+        """All groups end now, and wait no longer than one for who has not made their last calls."""
+        self.heard_by = min(self.heard_by, time.monotonic() + NEWS_SECONDS)
+
+    def _wait_for_others(self) -> None:
+        wait_until(self.messages.advance)  # as MPI's finalization, without a deadline
+        self.messages.end()
+
+    def over(self) -> bool:
+        """Is MPI itself?"""
+        return bool(self.MPI.Is_finalized())
+
+    def end(self) -> None:
+        """Everybody has left, and nothing is under way that may end."""
+        if self.messages.end() and not self.over():
+            self.comm.Free()
+
+
+_open: list[MpiEndpoint] = []
+_closing: list[MpiEndpoint] = []
+
+
+def sweep() -> None:
+    """End what every rank has left by now."""
+    for each in tuple(_closing):
+        if each.messages.advance():
+            _closing.remove(each)
+            each.end()
+
+
+def _end_all(MPI: Any) -> None:
+    """Somebody ends MPI: so do all groups, while it still works."""
+    for endpoint in tuple(_open):
+        endpoint.end_together()
+        for known in tuple(endpoint.groups.values()):
+            if (group := known()) is not None:
+                try:
+                    group.destroy()
+                except MismatchError as error:  # MPI would not say what its callback raised
+                    print(f"cydist: {error}", file=sys.stderr, flush=True)
+    _leave_all(os.getpid())
+    if not Communicators.all_made() and MPI.get_vendor()[0] != "Open MPI":
+        print(
+            "cydist: the job is aborted: a group's first call was given up while MPI made the "
+            "group's communicator. MPI still does, and MPICH crashes when it ends meanwhile",
+            file=sys.stderr,
+        )
+        ExitGuard.abort(MPI, 1)
+
+
+def _leave_all(pid: int) -> None:
+    if os.getpid() == pid and not ExitGuard.aborting:
+        for each in _closing:
+            if not each.MPI.Is_finalized():
+                each.leave_at_exit()
+        _closing.clear()
+
+
+@cache
+def leave_with(MPI: Any) -> None:
+    """See to it that all is left when the process or MPI ends."""
+    atexit.register(_leave_all, os.getpid())
+    call_before_the_end(MPI, partial(_end_all, MPI))

@@ -1,0 +1,189 @@
+"""A group of ranks of one MPI job, and the communicator that MPI makes for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native, config, tuning
+from cydist.backends.endpoint import Endpoint
+from cydist.backends.host import HostGroup
+from cydist.backends.messages import NEWS_TAG
+from cydist.backends.mpi.communicators import CREATION_TAGS, Communicators
+from cydist.backends.mpi.endpoint import LOOK_SECONDS, NEWS_SECONDS, MpiEndpoint
+from cydist.backends.mpi.layouts import layouts
+from cydist.backends.mpi.process import check_cuda_aware
+from cydist.backends.mpi.reductions import REDUCTIONS
+from cydist.backends.pieces import everywhere
+from cydist.errors import DistTimeoutError, from_failure
+from cydist.executor import THREADS
+from cydist.group import Call, ProcessGroup
+from cydist.types import Op, UserReduction, op_and_factor
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+
+
+class MpiGroup(HostGroup):
+    """A group of ranks of one MpiEndpoint."""
+
+    _endpoint: MpiEndpoint
+
+    def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
+        super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
+        self.sends_short = not self._endpoint.threads.main_only
+        if not self._endpoint.threads.concurrent:
+            self._serial.attend = self._endpoint.attend
+        self._comm: Any = None
+        self._met = self._size == 1
+        self._met_for_devices = False
+
+    def for_device(self, device: str) -> ProcessGroup:
+        if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
+            from cydist.backends.mpi.device import DeviceGroup  # few need it
+
+            check_cuda_aware()
+            return DeviceGroup.of(self)
+        return super().for_device(device)
+
+    def settle(self) -> None:
+        """Compare the group's last call, where MPI made it, with the rank before this one; not
+        for long. Raises MismatchError."""
+        if self._failed is None and self._comm is not None and not self._endpoint.over():
+            name = "destroy_process_group"
+            deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
+            try:
+                with self.failures(name, None, deadline):
+                    self._native.settle(int(deadline * 1e9))
+            except BaseException as error:
+                self.fail(error, name)
+                raise
+
+    def leave_job(self) -> None:
+        self._endpoint.end_together()
+
+    def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        comm, self._comm = self._comm, None
+        if comm is not None and not self._endpoint.over():
+            Communicators.made -= 1
+            # Both Open MPI and MPICH free a communicator without waiting for its other members,
+            # and may give its number to another one, which would hear what they have sent here.
+            if self._failed is None:
+                comm.Free()
+            else:
+                Communicators.spent += 1
+        super().close()
+
+    def trouble_with(self, rank: int) -> str:
+        return super().trouble_with(rank) or self._endpoint.trouble(rank)
+
+    # Messages.
+
+    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+        messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
+        makes = self._endpoint.threads.concurrent
+        return makes and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
+
+    def layout_of(self, array: Array) -> int:
+        return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)
+
+    # Which threads may call.
+
+    def check_usable(self, name: str) -> None:
+        super().check_usable(name)
+        self._endpoint.threads.check(name)
+
+    def hear(self, name: str) -> None:
+        """As the base class. MPI may have ended a call here with wrong numbers that a neighbour
+        has found: a receive that nobody answers waits for the news."""
+        super().hear(name)
+        if self._native.comm:
+            news = self.irecv(_native.asarray(bytearray(1)), 1 - min(self._rank, 1), NEWS_TAG)
+            with suppress(DistTimeoutError):
+                news.wait(NEWS_SECONDS)
+
+    # Its communicator.
+
+    def _run(self, call: Call, *what: Any, **options: Any) -> None:
+        if not self._met:
+            self._meet(call)
+        super()._run(call, *what, **options)
+
+    def _meet(self, call: Call) -> None:
+        """The group's first collective begins: make its communicator, unless it has windows.
+
+        It is the group's alone: MPI matches collectives in the order in which a communicator's
+        members call them, and groups of the same members do not wait for each other. Nor may the
+        making of one wait for that of another: where not every thread may be in MPI there is none,
+        and the group's calls go over messages.
+        """
+        if not self._native.windows and self._endpoint.threads.concurrent:
+            self._agree_and_make(call)
+        self._met = True
+
+    def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
+        """Has MPI itself this collective on blocks of one size, joined and on a device? All
+        members say the same. The first that it might have makes the group's communicator."""
+        block = blocks[0]
+        if isinstance(op, UserReduction):
+            return False
+        if op is not None:
+            code, factor = op_and_factor(op)
+            _, operations = REDUCTIONS.get(block.dtype_name, ("", {}))
+            if factor is not None or code not in operations:
+                return False
+        if self._size == 1 or not self._endpoint.threads.concurrent:
+            return False
+        if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
+            return False
+        # The table's limits are for algorithms that cannot reach a device.
+        if not tuning.leaves_to_library(name, self._size):
+            return False
+        if not self._met:
+            self._meet(call)
+        if self._native.windows and not self._met_for_devices:
+            self._agree_and_make(call)
+            self._met_for_devices = True
+        return self._comm is not None
+
+    def _agree_and_make(self, call: Call) -> None:
+        if everywhere(self, call, Communicators.few(), about_gaps=False):
+            self._make(call)
+
+    def _make(self, call: Call) -> None:
+        """All members have come. One that fails now may leave the others in MPI, which has no
+        deadline here and hears no Ctrl-C, so a thread of its own waits there."""
+        world, MPI = self._endpoint.comm, self._endpoint.MPI
+        members = world.Get_group().Incl(self._peers)
+        over, found = threading.Event(), []
+
+        def make() -> None:
+            with suppress(MPI.Exception):  # on all members: MPI has no more of them
+                found.append(world.Create_group(members, self._context % CREATION_TAGS))
+            over.set()
+
+        Communicators.begun.append(over)
+        THREADS.run(make)
+        while not over.wait(min(LOOK_SECONDS, call.remaining())):
+            self.check_usable(call.name)  # another thread may have ended the group, or a rank
+            with self.failures(call.name, call.seq, call.deadline, call.began):
+                self._native.hear()
+            if call.remaining() == 0:
+                raise from_failure(
+                    _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,
+                    call.seq, call.deadline - call.began, "MPI makes the group's communicator",
+                )  # fmt: skip
+        Communicators.begun.remove(over)
+        if found:
+            self._comm = found[0]
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            Communicators.made += 1
+            self._native.comm = MPI._handleof(self._comm)

@@ -1,0 +1,78 @@
+"""How a group of backend "mpi" is made: MPI is started, and its ranks are found to be the job's."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cydist import _native, launchers
+from cydist.backends.mpi import reductions
+from cydist.backends.mpi.communicators import CREATION_TAGS
+from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
+from cydist.backends.mpi.group import MpiGroup
+from cydist.backends.mpi.meeting import meet_before_mpi, places_and_hosts, reports_of
+from cydist.backends.mpi.process import Threads, load, start
+from cydist.backends.sharing import offer, share_memory, transport_of
+from cydist.group import ProcessGroup
+
+if TYPE_CHECKING:
+    from cydist.registry import BackendOptions
+
+
+def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "mpi": every rank is a rank of MPI's COMM_WORLD, in any order.
+
+    Raises UnsupportedError without mpi4py or MPI, RendezvousError when MPI's ranks are not
+    the job's.
+    """
+    transport_of("mpi")
+    MPI = load()
+    meet_before_mpi(options)
+    start(MPI)
+    _prepare(MPI)
+    sweep()
+    places, hosts = places_and_hosts(MPI, options)
+    world = MPI.COMM_WORLD
+    members = world.Get_group().Incl(places)
+    digest = hashlib.sha256(options.group_id.encode()).digest()
+    tag = int.from_bytes(digest[:4], "little") % CREATION_TAGS
+    comm = world.Create_group(members, tag)
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    messages = _native.MpiLink(
+        options.group_rank,
+        options.group_size,
+        MPI._handleof(comm),
+        MPI._handleof(MPI.BYTE),
+        MPI.ANY_SOURCE,
+        launchers.place().local_size or 1,
+        comm.Get_attr(MPI.TAG_UB),
+        Threads(MPI).callers,
+    )
+    store = options.store
+    link: _native.Link = messages
+    try:
+        store.set(f"place/{options.group_rank}", offer("mpi"))
+        offers = store.multi_get([f"place/{peer}" for peer in range(options.group_size)])
+        link = share_memory(store, messages, offers, "mpi")
+        reports = reports_of(options)
+    except BaseException:  # the others wait for its end
+        MpiEndpoint(MPI, comm, link, messages, hosts).share().release()
+        raise
+    return MpiGroup(
+        MpiEndpoint(MPI, comm, link, messages, hosts, reports),
+        options.group_rank,
+        range(options.group_size),
+        timeout=options.timeout,
+        name=options.group_id,
+        ranks=options.global_ranks_in_group,
+    )
+
+
+@cache
+def _prepare(MPI: Any) -> None:
+    """Tell the compiled part where MPI is, and what it can reduce."""
+    _native.load_mpi(MPI.__file__)
+    _native.use_in_place(int(MPI.IN_PLACE) % 2**64)
+    reductions.use(MPI)
+    leave_with(MPI)
