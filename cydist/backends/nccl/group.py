@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cydist import config, devices
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.failing import Failures
 from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
 from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.reductions import SMALL_FLOATS, Reduction, check_fp8, reduction
 from cydist.backends.nccl.running import Item, Runner
+from cydist.backends.nccl.streams import Streams
 from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
 from cydist.backends.nccl.works import StreamWork, short_way
 from cydist.errors import UnsupportedError
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 2.0  # the longest that a goodbye may take
 
 
-class NcclGroup(Failures, ProcessGroup):
+class NcclGroup(Streams):
     """A group of ranks with a GPU each.
 
     host    the group of CPU memory with the same ranks
@@ -108,166 +107,7 @@ class NcclGroup(Failures, ProcessGroup):
     def on_host(self) -> ProcessGroup:
         return self.host
 
-    def _checked(self, name: str, arrays: Sequence[Array]) -> None:
-        for array in arrays:
-            if array.device_index != self.gpu.index:
-                raise ValueError(
-                    f"{name}: the array is on GPU {array.device_index}, and group "
-                    f"{self.group_name!r} was made on GPU {self.gpu.index}, which was current then"
-                )
-
-    # How calls run.
-
-    def execute(
-        self,
-        name: str,
-        body: Callable[[Call], None],
-        *,
-        async_op: bool = False,
-        timeout: float | timedelta | None = None,
-        result: object = None,
-        array: Array | None = None,
-    ) -> Work | None:
-        """Enqueue one collective; the order in which calls are issued is that in which they run.
-
-        A blocking call returns when it is on the stream that was current, as everything else that
-        the caller does on the GPU. Raises what can be known by then.
-        """
-        deadline = self.deadline(timeout)
-        if array is not None:
-            self._checked(name, [array])
-        with self._lock:
-            self.check_usable(name)
-            self.gpu.use()
-            call = StreamCall(name, 0, deadline)  # it has its number once its streams are known
-            if async_op or array is None or self._blocking_wait:
-                work = self._start_work(call, array, async_op or array is None, body, result)
-            else:
-                stream, own = devices.place_of(array)
-                flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
-                flight.reusable = not capturing
-                if own and not capturing:
-                    # What comes to this stream comes later, so the library may give the memory
-                    # out again.
-                    flight.keep = None
-                return None
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def _start_work(
-        self,
-        call: StreamCall,
-        array: Array | None,
-        on_own: bool,
-        body: Callable[[Call], None],
-        result: object,
-    ) -> StreamWork:
-        """Enqueue a call that somebody will wait for."""
-        current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
-        stream = self._stream if on_own else current[0]
-        flight, capturing = self._enqueue(call, array, current, stream, body, result)
-        blocking = not capturing and (array is None or self._blocking_wait)
-        return StreamWork(self, flight, result, current, blocking)
-
-    def _enqueue(
-        self,
-        call: StreamCall,
-        array: Array | None,
-        current: list[int],
-        stream: int,
-        body: Callable[[Call], None],
-        result: object,
-    ) -> tuple[Flight, bool]:
-        """Enqueue a call; and is it captured?
-
-        current     the streams that it comes after
-        stream      the one that it is on: the group's, or the only one of those
-        """
-        current, capturing = self._captured_of(current)
-        self._capturing = capturing
-        call.seq = self.next_seq()
-        self._call = call
-        on_own = stream == self._stream
-        flight = Flight(call, (body, array, result))
-        if not capturing:
-            self._watch.begin(flight)
-        self._stream_now, self._flight = stream, flight
-        try:
-            if on_own:
-                self._after(stream, current)
-                with self._current(array, stream):
-                    body(call)
-            else:
-                body(call)
-            self._record(flight, stream, capturing)
-        except UnsupportedError:
-            self._watch.drop(flight)
-            if not call.agreed:  # nobody has heard of it: the next call has the number
-                self._seq -= 1
-            raise
-        except BaseException as error:
-            self._watch.drop(flight)
-            self.refused(call, error)
-            raise
-        finally:
-            call.over = True
-            self._flight = None
-        return flight, capturing
-
-    @contextmanager
-    def _current(self, array: Array | None, stream: int) -> Iterator[None]:
-        """Strided results are unpacked on the stream of the call, by the array's library."""
-        library = self.gpu.lib if array is None else devices.whose(array)
-        with library.on_stream(self.gpu.index, stream):
-            yield
-
-    def _record(self, flight: Flight, stream: int, capturing: bool) -> None:
-        library = self.gpu.lib
-        spare = None if capturing else self._watch.spare_event()
-        event = spare or library.event(self.gpu.index)
-        library.record(event, self.gpu.index, stream)
-        flight.event = event
-        if capturing:
-            flight.captured = flight.over = True
-            self._captured.append((event, flight.keep))
-
-    def _after(self, stream: int, current: Sequence[int]) -> None:
-        """What is enqueued on `stream` from now on comes after what those streams hold."""
-        library, index = self.gpu.lib, self.gpu.index
-        for each in current:
-            event = library.event(index)
-            library.record(event, index, each)
-            library.wait(index, stream, event)
-
-    def _captured_of(self, streams: list[int]) -> tuple[list[int], bool]:
-        """Those streams that are captured, if any is, and whether: a captured call has no
-        business on others, and CUDA ends the capture if it is brought there."""
-        if len(streams) == 1:
-            return streams, self.gpu.is_captured(streams[0])
-        captured = [stream for stream in streams if self.gpu.is_captured(stream)]
-        return captured or streams, bool(captured)
-
-    def follow(self, flight: Flight) -> list[int]:
-        """Make the current streams wait for a call; which they are."""
-        self.gpu.use()
-        streams, capturing = self._captured_of(self.gpu.current_streams())
-        if capturing and not (flight.captured or self.is_over(flight)):
-            raise UnsupportedError(
-                f"{flight.call.name}: wait() while a CUDA graph is captured, for a call that is "
-                "not part of the graph and still runs: wait before the capture begins",
-                op=flight.call.name, group=self.group_name,
-            )  # fmt: skip
-        if capturing == flight.captured and (capturing or not flight.over):  # a graph: its own
-            for stream in streams:
-                self.gpu.lib.wait(self.gpu.index, stream, flight.event)
-        return streams
-
-    def is_over(self, flight: Flight) -> bool:
-        if flight.over or flight.event is None:
-            return flight.over
-        return self.gpu.lib.is_over(flight.event)
+    # What other ranks hear of a call, and how it becomes NCCL's.
 
     def _note(self, call: Call, text: str) -> None:
         """What the next rank has to do too."""

@@ -16,7 +16,7 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Communicator
-    from cydist.backends.nccl.group import NcclGroup
+    from cydist.backends.nccl.streams import Streams
     from cydist.backends.nccl.watch import Watch
 
 LONGEST_NAP = 0.001  # seconds
@@ -33,7 +33,7 @@ class StreamWork(Work):
     """
 
     def __init__(
-        self, group: NcclGroup, flight: Flight, result: object, streams: list[int], blocking: bool
+        self, group: Streams, flight: Flight, result: object, streams: list[int], blocking: bool
     ) -> None:
         super().__init__(result)
         self._group = group
@@ -99,7 +99,7 @@ class StreamWork(Work):
 
 
 def short_way(
-    group: NcclGroup, comm: Communicator, watch: Watch, lock: threading.RLock, stream: int
+    group: Streams, comm: Communicator, watch: Watch, lock: threading.RLock, stream: int
 ) -> short_streams.Enqueuer:
     """What plain calls on a group go by."""
     return short_streams.Enqueuer(
