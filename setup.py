@@ -1,10 +1,13 @@
-"""The extension modules; everything else is declared in pyproject.toml."""
+"""The compiled modules, in one file; everything else is declared in pyproject.toml."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
-from sysconfig import get_config_var
 
+from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 # What a body may depend on: a change rebuilds everything, and listing it here
 # puts it into the sdist.
@@ -12,79 +15,81 @@ INTERFACES = sorted(
     glob("cydist/_native/*.pxd") + glob("src/**/*.pxd", recursive=True) + glob("src/kernels/*.h")
 )
 
-
-def native(name, *sources):
-    return Extension(
-        f"cydist._native.{name}",
-        list(sources),
-        depends=INTERFACES,
-        include_dirs=["src"],
-        # No -march: instruction sets are chosen at import, and -ffp-contract=off
-        # keeps every variant's bits the same.
-        extra_compile_args=[
-            "-std=gnu11",
-            "-O3",
-            "-fvisibility=hidden",
-            "-ffp-contract=off",
-            "-pthread",
-        ],
-        extra_link_args=["-pthread"],
-    )
-
-
-def older_than_interfaces(module):
-    """Was the module, as it lies in the tree, built before an interface changed?"""
-    built = module.name.replace(".", "/") + get_config_var("EXT_SUFFIX")
-    changed = max(map(os.path.getmtime, INTERFACES))
-    return os.path.exists(built) and os.path.getmtime(built) < changed
-
-
 MODULES = [
-    native("abi", "src/abi.pyx"),
-    native("failpoints", "src/failpoints.pyx"),
-    native("array", "src/array.pyx"),
-    native("overlaps", "src/overlaps.pyx"),
-    native("exporters", "src/exporters.pyx"),
-    native("parts", "src/parts.pyx"),
-    native("plain", "src/plain.pyx"),
-    native("kernels", "src/kernels.pyx", *sorted(glob("src/kernels/*.c"))),
-    native("notices", "src/notices.pyx"),
-    native("failures", "src/failures.pyx"),
-    native("engine", "src/engine.pyx"),
-    native("messages", "src/messages.pyx"),
-    native("choices", "src/choices.pyx"),
-    native("turn", "src/turn.pyx"),
-    native("short", "src/short.pyx"),
-    native("short_messages", "src/short_messages.pyx"),
-    native("short_streams", "src/short_streams.pyx"),
-    native("shortcuts", "src/shortcuts.pyx"),
-    native("torch_options", "src/torch_options.pyx"),
-    native("rehearsal", "src/rehearsal.pyx"),
-    *(
-        native(name, f"src/{room}/{name}.pyx")
-        for room in ("algorithms", "transports")
-        for name in sorted(path[len(f"src/{room}/") : -4] for path in glob(f"src/{room}/*.pyx"))
-    ),
+    Extension(
+        f"cydist._native.{os.path.basename(path)[:-4]}",
+        [path, *(sorted(glob("src/kernels/*.c")) if path == "src/kernels.pyx" else ())],
+    )
+    for path in sorted(glob("src/**/*.pyx", recursive=True))
 ]
 
+# No -march: instruction sets are chosen at import, and -ffp-contract=off
+# keeps every variant's bits the same.
+COMPILE = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+
+DIRECTIVES = {
+    "language_level": "3",
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+    "embedsignature": True,
+    "freethreading_compatible": True,
+}
+
+
+class BuildTogether(build_ext):
+    """Compiles each module for itself, and links all of them into one file.
+
+    To open a file for each took half of `import cydist`.
+    """
+
+    def build_extension(self, ext):
+        workers = self.parallel if self.parallel is not True else None  # as many as cores
+        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            objects = [path for some in pool.map(self.objects, MODULES) for path in some]
+        whole = self.get_ext_fullpath(ext.name)
+        if self.force or newer_group(objects, whole):
+            self.compiler.link_shared_object(
+                objects, whole, extra_postargs=["-pthread"], build_temp=self.build_temp
+            )
+
+    def objects(self, module):
+        """A module's objects, made anew when a source or an interface has changed."""
+        # The C that Cython makes never lands in the tree.
+        sources = [
+            os.path.join(self.build_temp, path[:-4] + ".c") if path.endswith(".pyx") else path
+            for path in module.sources
+        ]
+        objects = self.compiler.object_filenames(sources, output_dir=self.build_temp)
+        # Cython takes no module's own .pxd for something that it depends on.
+        depends = [*module.sources, *INTERFACES]
+        if self.force or any(newer_group(depends, path) for path in objects):
+            cythonize(
+                module,
+                force=True,
+                quiet=not self.verbose,
+                build_dir=self.build_temp,
+                include_path=[".", "src"],  # else a module misses its own .pxd
+                compiler_directives=DIRECTIVES,
+            )
+            self.compiler.compile(
+                sources,
+                output_dir=self.build_temp,
+                include_dirs=["src"],
+                debug=self.debug,
+                extra_postargs=COMPILE,
+            )
+        return objects
+
+
 setup(
-    ext_modules=MODULES,
-    options={
-        "build_ext": {
-            # Cython takes no module's own .pxd for something that it depends on.
-            "force": any(map(older_than_interfaces, MODULES)),
-            "parallel": True,  # as many compilers as there are cores
-            "cython_c_in_temp": True,  # generated C never lands in the tree
-            "cython_include_dirs": ["."],  # else a module misses its own .pxd
-            "cython_directives": {
-                "language_level": "3",
-                "boundscheck": False,
-                "wraparound": False,
-                "cdivision": True,
-                "initializedcheck": False,
-                "embedsignature": True,
-                "freethreading_compatible": True,
-            },
-        }
-    },
+    ext_modules=[
+        Extension(
+            "cydist._native.compiled",
+            [source for module in MODULES for source in module.sources],
+            depends=INTERFACES,
+        )
+    ],
+    cmdclass={"build_ext": BuildTogether},
 )

@@ -257,6 +257,13 @@ def test_launcher_loads_only_what_it_needs(library: str) -> None:
     assert fresh(program) == "False"
 
 
+def test_compiled_modules_come_from_one_file() -> None:
+    """All compiled modules come out of one file, whatever older builds left beside it."""
+    files = "{m.__file__ for n, m in sys.modules.items() if n.startswith('cydist._native.')}"
+    (file,) = fresh(f"import sys, cydist; print(*{files})").split()
+    assert Path(file).name.startswith("compiled.")
+
+
 def test_import_starts_nothing() -> None:
     """`import cydist` starts no thread."""
     program = "import cydist, os; print(len(os.listdir('/proc/self/task')))"

@@ -1,53 +1,72 @@
 """The one door to compiled code: everything above imports it from here."""
 
+# ruff: noqa: E402  the compiled modules are imported when something finds them
+
 import sys
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 
 if sys.platform != "linux":
     raise ImportError(f"cydist works on Linux only for now, and this is {sys.platform!r}")
 
-try:
-    from cydist._native import short, short_messages, short_streams
-    from cydist._native.abi import Link, algorithms
-    from cydist._native.array import Array, empty, use_memory
-    from cydist._native.choices import forget_choices
-    from cydist._native.engine import Group
-    from cydist._native.exporters import asarray
-    from cydist._native.failpoints import arm as arm_failpoint
-    from cydist._native.failpoints import failpoint
-    from cydist._native.failures import Failure
-    from cydist._native.forks import keep_in_child, replace_in_child
-    from cydist._native.heap import Heap, Held
-    from cydist._native.inproc import Hub, InprocLink, hub
-    from cydist._native.kernels import (
-        DTYPES,
-        combine_all,
-        flatten_buffers,
-        prepare,
-        supports,
-        unflatten_buffers,
-        why_not,
-    )
-    from cydist._native.kernels import use as use_isa
-    from cydist._native.libmpi import load as load_mpi
-    from cydist._native.memory import SharedMemory
-    from cydist._native.messages import Message, irecv, isend
-    from cydist._native.mpi import MpiLink
-    from cydist._native.mpi_callers import run_in_background, runs_in_background
-    from cydist._native.mpi_collectives import use_in_place, use_reduction
-    from cydist._native.neighbours import Neighbours
-    from cydist._native.overlaps import overlapping
-    from cydist._native.parts import hash_of_sizes, pack_part, unpack_part
-    from cydist._native.shm import ShmLink
-    from cydist._native.shortcuts import shortcut, use_operation
-    from cydist._native.tcp import MessageLink, TcpLink
-    from cydist._native.turn import Turn
-except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("cydist._native"):
-        raise
+_file = PathFinder.find_spec(f"{__name__}.compiled", __path__)
+if _file is None or _file.origin is None:
     raise ImportError(
-        f"cydist's compiled part is not built ({error.name} is missing): run `pip install -e .` "
-        "in the source tree, or import from another directory to use an installed cydist"
-    ) from error
+        f"cydist's compiled part is not built ({__path__[0]} has no file for this Python): run "
+        "`pip install -e .` in the source tree, or import from another directory to use an "
+        "installed cydist"
+    )
+
+
+class _Modules:
+    """Finds every compiled module in the one file that holds them all."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if not name.startswith(f"{__name__}."):
+            return None
+        spec = ModuleSpec(name, ExtensionFileLoader(name, _file.origin), origin=_file.origin)
+        spec.has_location = True
+        return spec
+
+
+# First of all: what older builds may have left beside it, a file for each module, is not looked at.
+sys.meta_path.insert(0, _Modules)
+
+from cydist._native import short, short_messages, short_streams
+from cydist._native.abi import Link, algorithms
+from cydist._native.array import Array, empty, use_memory
+from cydist._native.choices import forget_choices
+from cydist._native.engine import Group
+from cydist._native.exporters import asarray
+from cydist._native.failpoints import arm as arm_failpoint
+from cydist._native.failpoints import failpoint
+from cydist._native.failures import Failure
+from cydist._native.forks import keep_in_child, replace_in_child
+from cydist._native.heap import Heap, Held
+from cydist._native.inproc import Hub, InprocLink, hub
+from cydist._native.kernels import (
+    DTYPES,
+    combine_all,
+    flatten_buffers,
+    prepare,
+    supports,
+    unflatten_buffers,
+    why_not,
+)
+from cydist._native.kernels import use as use_isa
+from cydist._native.libmpi import load as load_mpi
+from cydist._native.memory import SharedMemory
+from cydist._native.messages import Message, irecv, isend
+from cydist._native.mpi import MpiLink
+from cydist._native.mpi_callers import run_in_background, runs_in_background
+from cydist._native.mpi_collectives import use_in_place, use_reduction
+from cydist._native.neighbours import Neighbours
+from cydist._native.overlaps import overlapping
+from cydist._native.parts import hash_of_sizes, pack_part, unpack_part
+from cydist._native.shm import ShmLink
+from cydist._native.shortcuts import shortcut, use_operation
+from cydist._native.tcp import MessageLink, TcpLink
+from cydist._native.turn import Turn
 
 __all__ = [
     "DTYPES",
