@@ -42,6 +42,7 @@ def _check_tag(name: str, tag: int) -> None:
         raise ValueError(f"{name}: tag must be between 0 and {LARGEST_TAG}, not {tag}")
 
 
+@shortcut
 def isend(
     tensor: Any,
     dst: int | None = None,
@@ -75,6 +76,7 @@ def _sending(
     return lambda: backend.isend(packed, peer, tag)
 
 
+@shortcut
 def irecv(
     tensor: Any,
     src: int | None = None,

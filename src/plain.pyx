@@ -10,7 +10,7 @@ from cpython.object cimport PyTypeObject
 from libc.stdint cimport int64_t
 from libc.string cimport strcmp
 
-from cydist._native.dlpack cimport DL_COMPLEX, DL_CPU, DLPackExchangeAPI, DLTensor
+from cydist._native.dlpack cimport DL_COMPLEX, DL_CPU, DL_CUDA, DLPackExchangeAPI, DLTensor
 from cydist._native.exporters cimport code_of_dlpack, code_of_kind, torch_exchange
 from cydist._native.kernels cimport DT_OTHER
 
@@ -87,14 +87,13 @@ cdef int learn_numpy() except -1:
 
 cdef bint look(object obj, Plain *out) except -1:
     cdef PyTypeObject *kind = type_of(obj)
-    cdef DLPackExchangeAPI *torch
+    cdef DLTensor t
     if kind == numpy_array:
         return look_at_numpy(<NumpyArray *>obj, out)
     if not asked_numpy and strcmp(kind.tp_name, b"numpy.ndarray") == 0:
         learn_numpy()
         return look(obj, out)
-    torch = torch_exchange(obj)
-    return torch != NULL and look_at_torch(torch, obj, out)
+    return show_torch(obj, &t) and t.device.device_type == DL_CPU and read_torch(obj, &t, out)
 
 
 cdef inline bint look_at_numpy(const NumpyArray *array, Plain *out) noexcept:
@@ -139,18 +138,33 @@ cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1:
     return head.byteorder in b"=|"
 
 
-cdef bint look_at_torch(DLPackExchangeAPI *torch, object tensor, Plain *out) except -1:
+cdef bint look_at_torch(object obj, Plain *out, int *device) except -1:
     cdef DLTensor t
-    cdef int64_t expected = 1
-    cdef int i
-    if torch.tensor_from_object(<void *>tensor, &t) != 0:
+    if not show_torch(obj, &t) or t.device.device_type != DL_CUDA:
+        return False
+    device[0] = t.device.device_id
+    return read_torch(obj, &t, out)
+
+
+cdef inline bint show_torch(object obj, DLTensor *t) except -1:
+    """Fill in what torch says of a tensor; False for what is none."""
+    cdef DLPackExchangeAPI *torch = torch_exchange(obj)
+    if torch == NULL:
+        return False
+    if torch.tensor_from_object(<void *>obj, t) != 0:
         PyErr_Clear()
         return False
+    return True
+
+
+cdef inline bint read_torch(object tensor, const DLTensor *t, Plain *out) except -1:
+    cdef int64_t expected = 1
+    cdef int i
     out.dtype = code_of_dlpack(t.dtype)
     # A lazily conjugated or negated view shows other values than its memory holds.
     if out.dtype == DT_OTHER or t.dtype.code == DL_COMPLEX or tensor.is_neg():
         return False
-    if t.dtype.lanes != 1 or t.device.device_type != DL_CPU or t.data == NULL:
+    if t.dtype.lanes != 1 or t.data == NULL:
         return False
     for i in range(t.ndim - 1, -1, -1):
         if t.strides != NULL and t.shape[i] != 1 and t.strides[i] != expected:

@@ -1,4 +1,4 @@
-"""The short way of a call on GPUs: a plain collective of cupy's arrays, put on a stream in one go.
+"""The short way of a call on GPUs: plain arrays of cupy's or torch's, put on a stream in one go.
 
 What the long way does in a dozen functions of Python's (arguments.py, collectives.py, and group.py
 of backend "nccl") is done here in one: the same checks, the same note for the next rank, the same
@@ -11,11 +11,12 @@ cimport cython
 from cydist._native.kernels import DTYPES
 
 from cydist._native.kernels cimport OP_PREMUL_SUM
-from cydist._native.plain cimport Plain, look_at_cupy
+from cydist._native.plain cimport Plain, look_at_cupy, look_at_torch
 from cydist._native.short cimport forked, number, operations_class, streams_of
 
 cdef enum:
     UINT8 = 1                   # ncclDataType_t: what is only moved goes as bytes
+    LARGEST_TAG = 0x7fffffff
 
 cdef object LONG = object()     # take the long way: nothing has happened
 cdef dict names = {code: name for name, code in DTYPES.items()}
@@ -28,18 +29,19 @@ cdef class Enqueuer:
     group       ranks, timeout, `next_seq`, `refused`
     lock        of the group, held while a call is put on a stream
     stream      the group's own, for asynchronous calls
+    torch       says which library torch's tensors are of, if they can be on GPUs here
     at_once     says of an operation and a dtype what NCCL calls them (backends/nccl/reductions.py)
     call, flight, work      the classes of what a call leaves behind
     """
     cdef object group, gpu, lib, comm, binding, watch, lock, stream
-    cdef object at_once, new_call, new_flight, new_work
-    cdef object owned           # a type whose arrays are the library's
+    cdef object torch, at_once, new_call, new_flight, new_work
+    cdef object owned           # a type whose arrays are the GPU's library's
     cdef object order           # an event: what a caller's stream holds comes first
     cdef dict operations        # by operation and dtype, as `at_once` says
     cdef int rank, size, index, pid
 
     def __init__(self, object group, object comm, object watch, object lock, object stream,
-                 object at_once, object call, object flight, object work):
+                 object torch, object at_once, object call, object flight, object work):
         self.group = group
         self.gpu = group.gpu
         self.lib = self.gpu.lib
@@ -48,6 +50,7 @@ cdef class Enqueuer:
         self.watch = watch
         self.lock = lock
         self.stream = stream
+        self.torch = torch
         self.at_once = at_once
         self.new_call = call
         self.new_flight = flight
@@ -58,14 +61,23 @@ cdef class Enqueuer:
         self.index = self.gpu.index
         self.pid = group._pid
 
-    cdef bint look(self, object tensor, Plain *out) except -1:
-        """Is it a plain array on the group's GPU?"""
+    cdef object look(self, object tensor, Plain *out):
+        """The library of a plain array on the group's GPU; None for anything else."""
         cdef int device
+        library = self.lib
+        if type(tensor) is self.owned or not look_at_torch(tensor, out, &device):
+            if not self.owns(tensor) or not look_at_cupy(tensor, out, &device):
+                return None
+        else:
+            library = self.torch()
+        return library if out.count != 0 and device == self.index else None
+
+    cdef bint owns(self, object tensor) except -1:
         if type(tensor) is not self.owned:
             if not self.lib.owns(tensor):
                 return False
             self.owned = type(tensor)
-        return look_at_cupy(tensor, out, &device) and out.count != 0 and device == self.index
+        return True
 
     cdef int root(self, object given) except -2:
         """The group rank of a global one, or -1."""
@@ -96,10 +108,12 @@ cdef class Enqueuer:
                     or group.host._failed is not None or group._blocking_wait
                     or group._collected is not None)
 
-    cdef object put(self, str name, tuple note, object function, tuple arguments, object result,
-                    object other, bint async_op):
+    cdef object put(self, str name, tuple note, object function, tuple arguments, object library,
+                    object result, object other, bint async_op):
         """Call NCCL's function, with a stream as last argument, in the group's turn.
 
+        note            None for a message
+        library         whose current stream the call comes after
         result, other   the arrays that the call is about; the first is written
         """
         self.lock.acquire()
@@ -107,7 +121,7 @@ cdef class Enqueuer:
             if not self.usable():
                 return LONG
             self.gpu.use()
-            current = self.lib.current_stream(self.index)
+            current = library.current_stream(self.index)
             if self.gpu.is_captured(current):
                 return LONG
             return self.enqueue(name, note, function, arguments, result, other, async_op, current)
@@ -118,17 +132,18 @@ cdef class Enqueuer:
                         object result, object other, bint async_op, object current):
         group, watch = self.group, self.watch
         cdef double deadline = now_ns() * 1e-9 + <double>group.timeout
-        seq = group.next_seq()
+        seq = 0 if note is None else group.next_seq()
         call = self.new_call(name, seq, deadline)
-        group._call = call
-        # The memory of a blocking call's arrays comes free for what comes to this stream later.
-        flight = self.new_flight(call, (result, other) if async_op else None)
-        watch.begin(flight)
+        if note is not None:
+            group._call = call
         stream = self.stream if async_op else current
+        # The memory of a blocking call's arrays comes free for what comes to this stream later.
+        flight = self.new_flight(call, (result, other) if async_op else None, stream)
+        watch.begin(flight)
         try:
             if async_op:
                 self.after(current)
-            if watch.comparison is not None:
+            if note is not None and watch.comparison is not None:
                 watch.comparison.note(seq, note)
             function(*arguments, stream)
             event = watch.spare_event()
@@ -181,7 +196,8 @@ cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexce
 cdef object all_reduce(object tensor, object op, object group, bint async_op):
     cdef Plain p
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(tensor, &p):
+    library = None if self is None else self.look(tensor, &p)
+    if library is None:
         return LONG
     cdef tuple how = self.operation(op, p.dtype)
     if how is None:
@@ -191,13 +207,14 @@ cdef object all_reduce(object tensor, object op, object group, bint async_op):
     return self.put(
         "all_reduce", ("all_reduce of %d %s, op %s", p.count, names[p.dtype], name),
         self.comm.all_reduce, (address, address, p.count * <size_t>width, kind, operation),
-        tensor, None, async_op)
+        library, tensor, None, async_op)
 
 
 cdef object reduce(object tensor, object dst, object op, object group, bint async_op):
     cdef Plain p
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(tensor, &p):
+    library = None if self is None else self.look(tensor, &p)
+    if library is None:
         return LONG
     cdef int root = self.root(dst)
     cdef tuple how = self.operation(op, p.dtype)
@@ -208,13 +225,14 @@ cdef object reduce(object tensor, object dst, object op, object group, bint asyn
     return self.put(
         "reduce", ("reduce of %d %s, op %s, root %d", p.count, names[p.dtype], name, root),
         self.comm.reduce, (address, address, p.count * <size_t>width, kind, operation, root),
-        tensor, None, async_op)
+        library, tensor, None, async_op)
 
 
 cdef object broadcast(object tensor, object src, object group, bint async_op):
     cdef Plain p
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(tensor, &p):
+    library = None if self is None else self.look(tensor, &p)
+    if library is None:
         return LONG
     cdef int root = self.root(src)
     if root < 0:
@@ -222,13 +240,15 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
     address = <size_t>p.ptr
     return self.put(
         "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
-        self.comm.broadcast, (address, address, p.nbytes, UINT8, root), tensor, None, async_op)
+        self.comm.broadcast, (address, address, p.nbytes, UINT8, root), library, tensor, None,
+        async_op)
 
 
 cdef object all_gather_into_tensor(object output, object input, object group, bint async_op):
     cdef Plain small, large
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(input, &small) or not self.look(output, &large):
+    library = None if self is None else self.look(input, &small)
+    if library is None or self.look(output, &large) is not library:
         return LONG
     if not times(&large, &small, self.size):
         return LONG
@@ -238,14 +258,15 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
         "all_gather_into_tensor",
         ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
         self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, UINT8),
-        output, input, async_op)
+        library, output, input, async_op)
 
 
 cdef object reduce_scatter_tensor(object output, object input, object op, object group,
                                   bint async_op):
     cdef Plain small, large
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(output, &small) or not self.look(input, &large):
+    library = None if self is None else self.look(output, &small)
+    if library is None or self.look(input, &large) is not library:
         return LONG
     cdef tuple how = self.operation(op, small.dtype)
     if how is None or not times(&large, &small, self.size) or not apart(&small, &large):
@@ -257,14 +278,15 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
          names[small.dtype], name),
         self.comm.reduce_scatter,
         (<size_t>large.ptr, <size_t>small.ptr, small.count * <size_t>width, kind, operation),
-        output, input, async_op)
+        library, output, input, async_op)
 
 
 cdef object all_to_all_single(object output, object input, object group, bint async_op):
     """Of vectors that all ranks cut evenly."""
     cdef Plain given, due
     cdef Enqueuer self = streams_of(group)
-    if self is None or not self.look(input, &given) or not self.look(output, &due):
+    library = None if self is None else self.look(input, &given)
+    if library is None or self.look(output, &due) is not library:
         return LONG
     if (given.count != due.count or given.dtype != due.dtype or given.ndim != 1 or due.ndim != 1
             or given.count % self.size != 0 or not apart(&given, &due)):
@@ -275,4 +297,34 @@ cdef object all_to_all_single(object output, object input, object group, bint as
         ("all_to_all_single of %d for each, %d bytes an element", count,
          given.nbytes // given.count),
         self.exchange, (<size_t>given.ptr, <size_t>due.ptr, given.nbytes // self.size),
-        output, input, async_op)
+        library, output, input, async_op)
+
+
+cdef object send(object tensor, object dst, object group, object tag, bint async_op):
+    return message("send", tensor, dst, group, tag, async_op)
+
+
+cdef object recv(object tensor, object src, object group, object tag, bint async_op):
+    """None when it is enqueued, or its Work."""
+    return message("recv", tensor, src, group, tag, async_op)
+
+
+cdef object message(str name, object tensor, object given, object group, object tag,
+                    bint async_op):
+    """One message, by itself: NCCL has no tags."""
+    cdef Plain p
+    cdef Enqueuer self = streams_of(group)
+    library = None if self is None else self.look(tensor, &p)
+    if library is None:
+        return LONG
+    cdef int peer = self.root(given)
+    cdef long label = number(tag)
+    cdef bint sends = name == "send"
+    if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
+        return LONG
+    done = self.put(
+        name, None, self.comm.send if sends else self.comm.recv,
+        (<size_t>p.ptr, p.nbytes, UINT8, peer), library, tensor, None, async_op)
+    if async_op and not sends and done is not LONG:
+        done._source = self.group.ranks[peer]
+    return done

@@ -16,7 +16,8 @@ from cydist._native.short_messages cimport recv as short_recv, send as short_sen
 from cydist._native.short_streams cimport (
     LONG, all_gather_into_tensor as stream_all_gather, all_reduce as stream_all_reduce,
     all_to_all_single as stream_all_to_all, broadcast as stream_broadcast,
-    reduce as stream_reduce, reduce_scatter_tensor as stream_reduce_scatter,
+    recv as stream_recv, reduce as stream_reduce, reduce_scatter_tensor as stream_reduce_scatter,
+    send as stream_send,
 )
 
 cdef dict long_ways = {}        # by name
@@ -144,17 +145,36 @@ def barrier(group=None, async_op=False, device_ids=None, timeout=None):
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None, *, timeout=None):
-    if timeout is None and group_dst is None and short_send(tensor, dst, group, tag):
-        return None
+    if timeout is None and group_dst is None:
+        if short_send(tensor, dst, group, tag):
+            return None
+        if stream_send(tensor, dst, group, tag, False) is not LONG:
+            return None
     return long_ways["send"](tensor, dst, group, tag, group_dst, timeout=timeout)
 
 
 def recv(tensor, src=None, group=None, tag=0, group_src=None, *, timeout=None):
-    if timeout is None and group_src is None and short_recv(tensor, src, group, tag):
-        return src
+    if timeout is None and group_src is None:
+        if short_recv(tensor, src, group, tag):
+            return src
+        if stream_recv(tensor, src, group, tag, False) is not LONG:
+            return src
     return long_ways["recv"](tensor, src, group, tag, group_src, timeout=timeout)
 
 
+def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
+    if group_dst is None and (done := stream_send(tensor, dst, group, tag, True)) is not LONG:
+        return done
+    return long_ways["isend"](tensor, dst, group, tag, group_dst)
+
+
+def irecv(tensor, src=None, group=None, tag=0, group_src=None):
+    if group_src is None and (done := stream_recv(tensor, src, group, tag, True)) is not LONG:
+        return done
+    return long_ways["irecv"](tensor, src, group, tag, group_src)
+
+
 for public in (all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor,
-               all_to_all_single, reduce, scan, exscan, gather, scatter, barrier, send, recv):
+               all_to_all_single, reduce, scan, exscan, gather, scatter, barrier, send, recv, isend,
+               irecv):
     by_name[public.__name__] = public

@@ -18,6 +18,7 @@ from cydist.testing import run_threads
 NAMES = (
     "all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor",
     "all_to_all_single", "reduce", "gather", "scatter", "scan", "exscan", "barrier", "send", "recv",
+    "isend", "irecv",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from cupy_arrays import cupy, pointer
 from device_array import HostMemory
 
-from cydist import asarray
+from cydist import asarray, devices
 from cydist._native import Array
 
 DEADLINE = 30.0  # seconds that a test waits for a stream
@@ -108,6 +108,16 @@ class Gpus(HostMemory):
                 yield
         finally:
             _current.gpu = before
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Arrays that this thread passes are on its GPU."""
+        yield
+
+    def get(self, array: Any) -> np.ndarray:
+        """What is in an array when the current stream has come so far."""
+        found: np.ndarray = array.get()
+        return found
 
     # The timeline.
 
@@ -209,7 +219,10 @@ class Gpu:
         return self.lib.stream(self.index)
 
     def current_streams(self) -> list[int]:
-        return [self.lib.current_stream(self.index)]
+        found = [self.lib.current_stream(self.index)]
+        if (torch := devices._libraries.get("torch")) is not None:  # tests/gpu_tensors.py
+            found.append(torch.current_stream(self.index))
+        return found
 
     def is_captured(self, stream: int) -> bool:
         return self.lib.capturing or stream in self.lib.captured

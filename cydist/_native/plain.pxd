@@ -14,5 +14,6 @@ ctypedef struct Plain:
 # False, and nothing raised, for everything that is not plain: `asarray` says what it is.
 cdef bint look(object obj, Plain *out) except -1
 
-# The same for an array of cupy's, on that device.
+# The same for an array of cupy's, or a tensor of torch's on a GPU, on that device.
 cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1
+cdef bint look_at_torch(object obj, Plain *out, int *device) except -1

@@ -9,3 +9,5 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
 cdef object reduce_scatter_tensor(object output, object input, object op, object group,
                                   bint async_op)
 cdef object all_to_all_single(object output, object input, object group, bint async_op)
+cdef object send(object tensor, object dst, object group, object tag, bint async_op)
+cdef object recv(object tensor, object src, object group, object tag, bint async_op)

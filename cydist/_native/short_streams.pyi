@@ -11,6 +11,7 @@ class Enqueuer:
         watch: Any,
         lock: Any,
         stream: int,
+        torch: Any,
         at_once: Any,
         call: type,
         flight: type,

@@ -11,8 +11,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import gpu_tensors
 import pytest
 import thread_gpu
+
+from cydist import asarray
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
@@ -81,6 +84,31 @@ def gpus(standin: Standin) -> Generator[thread_gpu.Gpus, None, None]:
     standin.use_streams(None)
     devices._others.discard(library.name)
     del devices._libraries[library.name]
+
+
+@pytest.fixture(scope="session")
+def loaded_tensors(
+    gpus: thread_gpu.Gpus, tmp_path_factory: pytest.TempPathFactory
+) -> gpu_tensors.Tensors:
+    """torch, whose tensors cydist has not looked at yet."""
+    pytest.importorskip("torch")
+    loaded = gpu_tensors.Tensors(gpus, tmp_path_factory.mktemp("tensors"))
+    with loaded.here():
+        if asarray(loaded.array([1.0])).device != "cuda":
+            pytest.fail("a test before has shown tensors to cydist: run tests/nccl alone")
+    return loaded
+
+
+@pytest.fixture
+def tensors(
+    loaded_tensors: gpu_tensors.Tensors, monkeypatch: pytest.MonkeyPatch
+) -> gpu_tensors.Tensors:
+    """torch's tensors on the same GPUs, whose current streams are others."""
+    from cydist import devices
+
+    monkeypatch.setattr(devices, "_libraries", dict(devices._libraries))
+    loaded_tensors.use()
+    return loaded_tensors
 
 
 class GpuJobs:

@@ -31,6 +31,12 @@ def job(gpu_jobs: Any) -> Any:
     return gpu_jobs.get(SIZE)
 
 
+@pytest.fixture(params=["cupy", "torch"])
+def library(request: pytest.FixtureRequest, gpus: Any) -> Any:
+    """Whose arrays a test takes."""
+    return gpus if request.param == "cupy" else request.getfixturevalue("tensors")
+
+
 def given(rank: int, dtype: str = "f4") -> np.ndarray:
     return (np.arange(COUNT) + 10 * rank).astype(dtype)
 
@@ -80,8 +86,21 @@ def expected(call: Call, rank: int) -> np.ndarray:
         all_gather: np.concatenate([each[:PART] for each in everybodys]),
         reduce_scatter: total[own],
         all_to_all: np.concatenate([each[own] for each in everybodys]),
+        message: everybodys[0 if rank == 2 else rank],
     }
     return results[call]
+
+
+def message(gpus: Any, rank: int, *, async_op: bool = False, **options: Any) -> Any:
+    """From rank 0 to rank 2."""
+    x = gpus.array(given(rank))
+    if rank == 0:
+        return x, (dist.isend if async_op else dist.send)(x, 2, **options)
+    if rank == 2 and async_op:
+        return x, dist.irecv(x, 0, **options)
+    if rank == 2:
+        assert dist.recv(x, 0, **options) == 0
+    return x, None
 
 
 CALLS = [all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all]
@@ -95,31 +114,35 @@ class Long:
         self.calls = 0
 
     def __enter__(self) -> Long:
-        execute = self.group.execute
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            return execute(*arguments, **options)
-
-        self.group.execute = counted
+        for name in ("execute", "isend", "irecv"):
+            setattr(self.group, name, self._counted(getattr(self.group, name)))
         return self
 
+    def _counted(self, function: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            return function(*arguments, **options)
+
+        return counted
+
     def __exit__(self, *_: object) -> None:
-        del self.group.execute
+        del self.group.execute, self.group.isend, self.group.irecv
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
-@pytest.mark.parametrize("call", CALLS)
-def test_plain_calls_are_short(job: Any, gpus: Any, call: Call, async_op: bool) -> None:
-    """Every plain collective gives what it must, and the long way is not taken."""
+@pytest.mark.parametrize("call", [*CALLS, message])
+def test_plain_calls_are_short(job: Any, library: Any, call: Call, async_op: bool) -> None:
+    """Every plain call gives what it must, and the long way is not taken."""
 
     def body(rank: int) -> Any:
-        with Long() as long:
-            x, work = call(gpus, rank, group=long.group, async_op=async_op)
-            if async_op:
+        with Long() as long, library.here():
+            x, work = call(library, rank, group=long.group, async_op=async_op)
+            if async_op and work is not None:
                 work.wait()
-            assert isinstance(work, dist.Work) == async_op
-            return x.get(), long.calls
+                if call is message and rank == 2:
+                    assert work.source_rank() == 0
+            assert isinstance(work, dist.Work) == (async_op and (call is not message or rank != 1))
+            return library.get(x), long.calls
 
     for rank, (found, calls) in enumerate(job.run(body)):
         np.testing.assert_array_equal(found, expected(call, rank))
@@ -195,6 +218,15 @@ def test_an_undefined_reduction_is_refused(job: Any, gpus: Any) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "to itself": (
+        lambda g, w: dist.send(g.array(np.ones(3)), w.rank(), w), ValueError, "itself"
+    ),
+    "no peer": (lambda g, w: dist.isend(g.array(np.ones(3)), SIZE, w), ValueError, "dst=3"),
+    "from anyone": (
+        lambda g, w: dist.irecv(g.array(np.ones(3)), None, w), dist.UnsupportedError, "anyone"
+    ),
+    "tag": (lambda g, w: dist.recv(g.array(np.ones(3)), 1 - min(w.rank(), 1), w, -1),
+            ValueError, "tag"),
     "host": (lambda g, w: dist.all_reduce(np.ones(3), SUM, w), dist.UnsupportedError, "on GPUs"),
     "other GPU": (
         lambda g, w: dist.all_reduce(thread_gpu.GpuArray(g, np.ones(3), 7), SUM, w),
@@ -270,6 +302,88 @@ def test_what_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
         return [x.get().ravel()[-1] for x in (strided, scaled, collected)], calls
 
     assert job.run(body) == [([3.0, 6.0, 3.0], 4)] * SIZE
+
+
+def test_a_message_that_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
+    """Strides, no elements, one that is collected: all arrive."""
+
+    def body(rank: int) -> Any:
+        with Long() as long:
+            x = gpus.array(np.full((2, 3), float(rank)))
+            whole, none = gpus.array(np.full(2, float(rank))), gpus.array(np.ones(0))
+            if rank < 2:
+                move, peer = (dist.send, 1) if rank == 0 else (dist.recv, 0)
+                move(x.view(x.memory[:, :1]), peer, long.group)
+                move(none, peer, long.group)
+                start = dist.isend if rank == 0 else dist.irecv
+                for work in dist.batch_isend_irecv([dist.P2POp(start, whole, peer, long.group)]):
+                    work.wait()
+            return x.get().tolist(), whole.get().tolist(), long.calls
+
+    rows = [[0.0, 1.0, 1.0]] * 2
+    said = job.run(body)
+    assert said[0] == ([[0.0] * 3] * 2, [0.0, 0.0], 3)
+    assert said[1] == (rows, [0.0, 0.0], 3)
+
+
+def test_tensors_that_are_not_plain_take_the_long_way(job: Any, tensors: Any) -> None:
+    """Strides, no elements, complex ones (which may be lazily conjugated), a Parameter's own
+    class: all are right, and what a view shows is not mistaken for what its memory holds."""
+    torch = tensors.torch
+
+    def body(rank: int) -> Any:
+        with Long() as long, tensors.here():
+            strided = tensors.array(np.ones((2, 3), "f4"))
+            dist.all_reduce(strided.T, SUM, long.group)
+            dist.all_reduce(tensors.array(np.ones(0)), SUM, long.group)
+            pairs = tensors.array(np.full(2, 1 + 2j, "c8"))
+            dist.all_reduce(pairs, SUM, long.group)
+            with pytest.raises(ValueError, match="conjugated"):
+                dist.all_reduce(pairs.conj(), SUM, long.group)
+            calls = long.calls
+            parameter = torch.nn.Parameter(tensors.array(np.ones(3, "f4")))
+            dist.all_reduce(parameter, SUM, long.group)
+            found = [tensors.get(x.detach()).ravel()[-1] for x in (strided, pairs, parameter)]
+            return found, calls, long.calls
+
+    assert job.run(body) == [([3.0, 3 + 6j, 3.0], 3, 3)] * SIZE
+
+
+def test_arrays_of_two_libraries_take_the_long_way(job: Any, gpus: Any, tensors: Any) -> None:
+    """They come after the stream of the one that is written."""
+
+    def body(rank: int) -> Any:
+        with Long() as long, tensors.here():
+            x, y = gpus.array(np.zeros(SIZE, "f4")), tensors.array(np.full(1, rank + 1.0, "f4"))
+            dist.all_gather_into_tensor(x, y, long.group)
+            dist.all_gather_into_tensor(tensors.array(x.get()), gpus.array(y.numpy()), long.group)
+            return x.get().tolist(), long.calls
+
+    assert job.run(body) == [([1.0, 2.0, 3.0], 2)] * SIZE
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_a_call_comes_after_its_own_librarys_stream(
+    job: Any, gpus: Any, tensors: Any, async_op: bool
+) -> None:
+    """torch's, for a tensor: cupy's may be held back by something else for as long as it takes."""
+
+    def body(rank: int) -> Any:
+        with Long() as long, tensors.here():
+            other = gpus.hold()
+            gate = gpus.hold(tensors.current_stream(rank))
+            x = tensors.array(np.ones(3))
+            work = dist.all_reduce(x, SUM, long.group, async_op)
+            if async_op:
+                with gpus.on_stream(rank, 95 + rank):  # which would wait for cupy's, too
+                    work.wait()
+            early = bool((x == SIZE).any())
+            gate.set()
+            found = tensors.get(x).tolist()
+            other.set()
+            return early, found, long.calls
+
+    assert job.run(body) == [(False, [3.0] * 3, 0)] * SIZE
 
 
 def test_a_capture_is_left_to_the_long_way(job: Any, gpus: Any) -> None:

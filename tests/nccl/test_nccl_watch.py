@@ -90,25 +90,40 @@ class Scene:
         self.comparison = Comparison(self.neighbours)
         self.watch = Watch(self.group, self.comparison, clock=lambda: self.now)
 
-    def call(self, seq: int, deadline: float = 10.0, event: Any = None) -> Flight:
-        flight = Flight(StreamCall("all_reduce", seq, deadline), object())
+    def call(self, seq: int, deadline: float = 10.0, event: Any = None, stream: int = 0) -> Flight:
+        flight = Flight(StreamCall("all_reduce", seq, deadline), object(), stream)
         flight.event = event
         self.watch.begin(flight)
         return flight
 
 
 def test_calls_retire_in_order(scene: Scene) -> None:
-    """What is over lets go of its arrays; one behind another that is not stays."""
-    first, second, third = (scene.call(n, event=n) for n in (1, 2, 3))
+    """What is over lets go of its arrays, whatever another stream does; the first that is not is
+    the oldest."""
+    first, second = (scene.call(n, event=n) for n in (1, 2))
+    third = scene.call(3, event=3, stream=1)
     scene.group.over = {1, 3}
     scene.watch.tick()
-    assert [each.over for each in (first, second, third)] == [True, False, False]
-    assert first.keep is None
-    assert second.keep is not None
-    scene.group.over = {2, 3}
+    assert [each.over for each in (first, second, third)] == [True, False, True]
+    assert [each.keep is None for each in (first, second, third)] == [True, False, True]
+    assert scene.watch.oldest is second.call
+    scene.group.over = {2}  # nobody asks for the others again
     scene.watch.tick()
-    assert third.over
+    assert scene.watch.oldest is None
     assert not scene.group.failed
+
+
+@pytest.mark.parametrize("over", [0, 1, 500, 999, 1000])
+def test_many_calls_retire_by_few_questions(scene: Scene, over: int) -> None:
+    """A stream comes past its calls in their order, so most need not be asked for."""
+    flights = [scene.call(n, event=n) for n in range(1000)]
+    asked = []
+    is_over = scene.group.is_over
+    scene.group.over = set(range(over))
+    scene.group.is_over = lambda flight: asked.append(flight) or is_over(flight)  # type: ignore
+    scene.watch.tick()
+    assert [each.over for each in flights] == [n < over for n in range(1000)]
+    assert len(asked) <= 11
 
 
 def test_a_late_call_fails_once(scene: Scene) -> None:
@@ -202,6 +217,28 @@ def test_notes_are_sent_and_compared(scene: Scene) -> None:
     scene.comparison.note(2, "broadcast")
     scene.watch.tick()
     assert scene.group.failed == [("differ", 2, "broadcast", "barrier ")]
+
+
+def test_a_call_that_one_rank_captured_is_compared_with_nothing(scene: Scene) -> None:
+    """It has no note there; the calls around it are compared all the same."""
+    for seq in (1, 2, 4):
+        scene.comparison.note(seq, "a")
+    scene.neighbours.coming = [b"1 a\n3 a\n4 a"]
+    scene.watch.tick()
+    assert scene.group.failed == []
+    scene.comparison.note(5, "a")
+    scene.neighbours.coming = [b"5 b"]
+    scene.watch.tick()
+    assert scene.group.failed == [("differ", 5, "a", "b")]
+
+
+def test_notes_are_compared_though_none_can_be_sent(scene: Scene) -> None:
+    """The next rank may be busy with something else."""
+    scene.neighbours.stuck = True
+    scene.comparison.note(1, "a")
+    scene.neighbours.coming = [b"1 b"]
+    scene.watch.tick()
+    assert scene.group.failed == [("differ", 1, "a", "b")]
 
 
 def test_notes_wait_for_the_last_ones(scene: Scene) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -123,13 +126,28 @@ class Standin:
         return {"nccl": "stand-in"}
 
 
-def all_kinds(standin: str | None) -> list[Any]:
+class StandinTensors:
+    """torch's tensors beside those."""
+
+    name = "torch"
+
+    def __init__(self, standin: Standin) -> None:
+        import gpu_tensors
+
+        with tempfile.TemporaryDirectory() as folder:
+            tensors = gpu_tensors.Tensors(standin.gpus, folder)
+        tensors.use()
+        tensors.tensors_on(int(os.environ["RANK"]))
+        self.array, self.get = tensors.array, tensors.get
+
+    def reduces(self, dtype: np.dtype) -> bool:
+        return True
+
+
+def all_kinds(standin: str | None) -> Iterator[Any]:
     """The kinds of arrays that there are here; the first is whose versions are told."""
-    if standin:
-        return [Standin(standin)]
-    kinds: list[Any] = [Cupy()]
-    try:
-        kinds.append(Torch())
-    except ImportError:  # no torch, or one without a GPU
-        pass
-    return kinds
+    first = Standin(standin) if standin else Cupy()
+    yield first
+    # no torch, or one without a GPU
+    with contextlib.suppress(ImportError):
+        yield StandinTensors(first) if isinstance(first, Standin) else Torch()

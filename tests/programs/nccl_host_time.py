@@ -64,10 +64,24 @@ def replace_cuda(library: Any) -> None:
     runtime.getDevice, runtime.getDeviceCount = zero.__int__, (1).__int__
 
 
+def tensor(folder: str) -> Any:
+    """One of torch's, which are on the GPU from now on; None without torch."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return None
+    import gpu_tensors
+
+    torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
+    torch._C._cuda_getCurrentRawStream = {0: STREAM}.__getitem__
+    gpu_tensors.shown_on_gpus(folder)(0)
+    return torch.ones(COUNT)
+
+
 kept: list[Any] = []  # what C reads for as long as the process lives
 
 
-def ways(x: Any, other: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+def ways(x: Any, other: Any, y: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """By name: a call of cydist's, and cupy's own of the same kind."""
     import cydist as dist
 
@@ -110,16 +124,22 @@ def ways(x: Any, other: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], 
         ),
         "all_to_all_single": (lambda: dist.all_to_all_single(other, x), exchange),
     }
+    if y is not None:
+        found |= {
+            "all_reduce of torch's": (lambda: dist.all_reduce(y), reduce),
+            "all_reduce of torch's async": (
+                lambda: waited(dist.all_reduce(y, async_op=True)), reduce,
+            ),
+        }  # fmt: skip
     if SIZE > 1:
         peer = 1 - RANK
+        move, start = (dist.send, dist.isend) if RANK == 0 else (dist.recv, dist.irecv)
 
         def sent() -> None:
             comm.send(small, COUNT, f4, peer, STREAM)
 
-        if RANK == 0:
-            found["send"] = (lambda: dist.send(x, peer), sent)
-        else:
-            found["send"] = (lambda: dist.recv(x, peer), sent)
+        found["send"] = (lambda: move(x, peer), sent)
+        found["isend"] = (lambda: waited(start(x, peer)), sent)
     return found
 
 
@@ -129,6 +149,7 @@ def main() -> None:
         source = Path(folder, "nothing.c")
         source.write_text(NOTHING, encoding="ascii")
         replace_cuda(built(source, folder, "nothing.so"))
+        y = tensor(folder)
     warnings.simplefilter("ignore")  # that there is no CUDA
     import cupy_arrays
     from gpu_overhead import measured
@@ -138,12 +159,11 @@ def main() -> None:
 
     cupy = cupy_arrays.cupy
     cupy.cuda.is_available = lambda: True
-    vars(gpu.CupyGpu)["identity"]
     gpu.CupyGpu.identity = lambda self: f"nothing/{RANK}"  # type: ignore[method-assign]
     dist.init_process_group("nccl", timeout=60)
     arrays = [cupy_arrays.on_gpu(np.ones(COUNT, np.float32)) for _ in range(2)]
     with cupy.cuda.stream._BaseStream(STREAM, 0):
-        chosen = ways(*arrays)
+        chosen = ways(*arrays, y)
         standin.standin_do_nothing()
         both = {f"{name}{way}": pair[i] for name, pair in chosen.items()
                 for i, way in enumerate(("", " raw"))}  # fmt: skip

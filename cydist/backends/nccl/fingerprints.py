@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
@@ -105,26 +106,27 @@ class Differ(Exception):
         self.theirs = theirs
 
 
+@lru_cache(1024)
 def _text(note: Note) -> str:
     return note if isinstance(note, str) else note[0] % note[1:]
 
 
 class Comparison:
-    """This rank's notes against those of the rank before."""
+    """This rank's notes against those of the rank before, both in lines: a number and a text."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._unsent: deque[tuple[int, Note]] = deque()
-        self._ours: dict[int, Note] = {}
-        self._theirs: dict[int, str] = {}
+        self._noted: deque[tuple[int, Note]] = deque()  # by threads that make calls
+        self._unsent: list[str] = []
+        self._ours: list[str] = []
+        self._theirs: list[str] = []
         self.before_left = False
         self.lost: DistError | None = None
         self.before_reached = 0  # the last call of the rank before that we know of
 
     def note(self, seq: int, note: Note) -> None:
         """This rank makes a call now. From any thread; costs next to nothing."""
-        self._ours[seq] = note
-        self._unsent.append((seq, note))
+        self._noted.append((seq, note))
 
     def leave(self, seconds: float) -> None:
         """The last word to the next rank, after all notes; best effort."""
@@ -132,7 +134,7 @@ class Comparison:
             return
         end = time.monotonic() + seconds
         try:
-            while self._unsent and time.monotonic() < end:
+            while (self._noted or self._unsent) and time.monotonic() < end:
                 self._send()
                 time.sleep(0.001)
             self._neighbours.leave(max(0.0, end - time.monotonic()))
@@ -142,7 +144,8 @@ class Comparison:
     @property
     def busy(self) -> bool:
         """Is there anything to send, or to wait for?"""
-        return bool(self._unsent or self._ours) and not (self.before_left or self.lost)
+        left = self._noted or self._unsent or self._ours
+        return bool(left) and not (self.before_left or self.lost)
 
     def step(self) -> None:
         """Send and receive what can be now. Raises Differ."""
@@ -151,19 +154,36 @@ class Comparison:
             self._receive()
         except DistError as error:
             self.lost = error
-        for seq in [seq for seq in self._theirs if seq in self._ours]:
-            ours, theirs = _text(self._ours.pop(seq)), self._theirs.pop(seq)
-            if ours != theirs:
-                raise Differ(seq, ours, theirs)
+        count = min(len(self._ours), len(self._theirs))
+        if self._ours[:count] == self._theirs[:count]:  # as ever; to look at each costs more
+            del self._ours[:count], self._theirs[:count]
+        else:
+            self._compare()
+
+    def _compare(self) -> None:
+        """By number: a call that one of the ranks captured has no note there. Raises Differ."""
+        theirs = {line.partition(" ")[0]: line for line in self._theirs}
+        for line in self._ours:
+            number = line.partition(" ")[0]
+            other = theirs.get(number, line)
+            if line != other:
+                raise Differ(int(number), *(each.partition(" ")[2] for each in (line, other)))
+        same = set(self._ours) & set(self._theirs)
+        self._ours = [line for line in self._ours if line not in same]
+        self._theirs = [line for line in self._theirs if line not in same]
 
     def _send(self) -> None:
-        count = len(self._unsent)
-        if count and self.lost is None:
-            unsent = [self._unsent[i] for i in range(count)]
-            notes = "\n".join([f"{seq} {_text(note)}" for seq, note in unsent])
-            if self._neighbours.send(notes.encode()):
-                for _ in range(count):
-                    self._unsent.popleft()
+        lines = [f"{seq} {_text(note)}" for seq, note in self._taken()]
+        self._ours += lines
+        self._unsent += lines
+        if not self._unsent or self.lost is not None:
+            return
+        if self._neighbours.send("\n".join(self._unsent).encode()):
+            self._unsent = []
+
+    def _taken(self) -> list[tuple[int, Note]]:
+        """What was noted until now, once."""
+        return [self._noted.popleft() for _ in range(len(self._noted))]
 
     def _receive(self) -> None:
         while not self.before_left and self.lost is None:
@@ -172,7 +192,7 @@ class Comparison:
                 return
             if not found:
                 self.before_left = True
-            for line in found.decode(errors="replace").splitlines():
-                number, _, text = line.partition(" ")
-                self._theirs[int(number)] = text
-                self.before_reached = int(number)
+            lines = found.decode(errors="replace").splitlines()
+            self._theirs += lines
+            if lines:
+                self.before_reached = int(lines[-1].partition(" ")[0])

@@ -78,7 +78,7 @@ class CupyGpu:
         found = [self.lib.current_stream(self.index)]
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            stream = int(torch.cuda.current_stream(self.index).cuda_stream)
+            stream = int(torch._C._cuda_getCurrentRawStream(self.index))
             if stream not in found:
                 found.append(stream)
         return found

@@ -184,7 +184,7 @@ class NcclGroup(Streams):
         item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
         with self._lock:
             self.check_usable(name)
-            flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed))
+            flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream)
             streams = [devices.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
             work = StreamWork(self, flight, [array.owner], streams, blocking)

@@ -117,7 +117,7 @@ class Streams(Failures):
         call.seq = self.next_seq()
         self._call = call
         on_own = stream == self._stream
-        flight = Flight(call, (body, array, result))
+        flight = Flight(call, (body, array, result), stream)
         if not capturing:
             self._watch.begin(flight)
         self._stream_now, self._flight = stream, flight

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -31,16 +32,18 @@ class StreamCall(Call):
 class Flight:
     """One call, from its beginning until the stream has come past it.
 
+    stream      that it is on
     event       behind it on its stream; None: the calling thread is still in it
     keep        what must stay alive until then
     over        it has ended well
     captured    it is part of a CUDA graph: nobody asks for its event, streams may wait for it
     """
 
-    __slots__ = ("call", "captured", "event", "keep", "over", "reusable")
+    __slots__ = ("call", "captured", "event", "keep", "over", "reusable", "stream")
 
-    def __init__(self, call: StreamCall, keep: object) -> None:
+    def __init__(self, call: StreamCall, keep: object, stream: int) -> None:
         self.call = call
+        self.stream = stream
         self.event: Any = None
         self.keep: object = keep
         self.over = False
@@ -174,15 +177,22 @@ class Watch:
         return (lambda: group.late(first)) if self._clock() > first.deadline else None
 
     def _retire(self) -> None:
-        while self._flights and self._flights[0].event is not None:
-            flight = self._flights[0]
-            if not self._group.is_over(flight):
-                return
-            flight.over = True
-            flight.keep = None
+        by_stream: dict[int, list[Flight]] = {}
+        for flight in tuple(self._flights):
+            if flight.event is None:
+                break
+            if not flight.over:
+                by_stream.setdefault(flight.stream, []).append(flight)
+        for flights in by_stream.values():
+            # A stream comes past its calls in their order, and to ask for each costs more.
+            reached = bisect_left(flights, True, key=lambda each: not self._group.is_over(each))
+            for flight in flights[:reached]:
+                flight.over = True
+                flight.keep = None
+        while self._flights and self._flights[0].over:
+            flight = self._flights.popleft()
             if flight.reusable:
                 self._spare.append(flight.event)
-            self._flights.popleft()
 
     def stop(self) -> None:
         """The group has failed."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cydist._native import short_streams
 from cydist.backends.nccl.reductions import at_once
 from cydist.backends.nccl.watch import Flight, StreamCall
+from cydist.devices import loaded_torch
 from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
@@ -103,5 +104,5 @@ def short_way(
 ) -> short_streams.Enqueuer:
     """What plain calls on a group go by."""
     return short_streams.Enqueuer(
-        group, comm, watch, lock, stream, at_once, StreamCall, Flight, StreamWork
+        group, comm, watch, lock, stream, loaded_torch, at_once, StreamCall, Flight, StreamWork
     )

@@ -1,0 +1,102 @@
+"""torch's tensors on a machine without a GPU: their memory is the CPU's, their streams are those of
+thread_gpu.py. What shows them to cydist is torch's own C interface (tests/nccl/tensors.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import subprocess
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import thread_gpu
+from device_array import POISON
+
+from cydist import asarray, devices
+from cydist._native import Array
+
+SOURCE = Path(__file__).parent / "nccl/tensors.c"
+NAME = b"dlpack_exchange_api"
+FIRST = 3000  # torch's default streams are FIRST + device
+
+
+def shown_on_gpus(folder: str | Path) -> Callable[[int], int]:
+    """Says of all tensors that the calling thread passes from now on that they are on a GPU, or for
+    -1 where they are; returns what was said before. Made before cydist looks at any tensor."""
+    path = Path(folder) / "tensors.so"
+    command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    subprocess.run([*command, "-o", str(path), str(SOURCE)], check=True, timeout=60)
+    shown: Any = ctypes.CDLL(str(path))
+    shown.tensors_table.restype = ctypes.c_void_p
+    read, make = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
+    read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    kind: Any = importlib.import_module("torch").Tensor
+    real = ctypes.c_void_p(read(kind.__dlpack_c_exchange_api__, NAME))
+    kind.__dlpack_c_exchange_api__ = make(shown.tensors_table(real), NAME, None)
+    on: Callable[[int], int] = shown.tensors_on
+    return on
+
+
+class Tensors(thread_gpu.Gpus):
+    """The library of torch's tensors, beside another one of the same GPUs."""
+
+    name = "torch"
+    first_stream = FIRST
+
+    def __init__(self, gpus: thread_gpu.Gpus, folder: str | Path) -> None:
+        super().__init__()
+        self._streams, self.waits, self.captured = gpus._streams, gpus.waits, gpus.captured
+        self.torch: Any = importlib.import_module("torch")
+        self.tensors_on = shown_on_gpus(folder)
+
+    def use(self) -> None:
+        """Torch has GPUs from now on, as far as cydist knows."""
+        devices._libraries[self.name] = self
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Tensors that this thread passes are on its GPU."""
+        with self._on(thread_gpu.here()):
+            yield
+
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        before = self.tensors_on(device)
+        try:
+            yield
+        finally:
+            self.tensors_on(before)
+
+    def allocate(self, device: int, nbytes: int) -> Array:
+        with self._on(device):
+            return asarray(self.array(np.zeros(nbytes, np.uint8)))
+
+    def owns(self, owner: object) -> bool:
+        return isinstance(owner, self.torch.Tensor)
+
+    def array(self, values: Any) -> Any:
+        given = np.ascontiguousarray(values)
+        dtype = getattr(self.torch, given.dtype.name)
+        if not given.size:
+            return self.torch.empty(np.shape(values), dtype=dtype)
+        memory = np.frombuffer(given.tobytes(), "u1").copy()
+        shown, stream = memory[:], self.current_stream(thread_gpu.here())
+        # Once given up it is used again by its stream, as torch's pool does.
+        weakref.finalize(shown, self.enqueue, stream, lambda: memory.fill(POISON))
+        return self.torch.from_numpy(shown).view(dtype).reshape(np.shape(values))
+
+    def get(self, array: Any) -> np.ndarray:
+        """What is in a tensor when torch's current stream has come so far."""
+        import ml_dtypes
+
+        self.synchronize(self.current_stream(thread_gpu.here()))
+        name = str(array.dtype).removeprefix("torch.")
+        kind = np.dtype(getattr(ml_dtypes, name, None) or name)
+        raw = array.contiguous().reshape(-1).view(self.torch.uint8).numpy()
+        return np.frombuffer(raw.tobytes(), kind).reshape(tuple(array.shape))
