@@ -11,7 +11,7 @@ from cydist.calling import Timeout
 from cydist.errors import DistBackendError, GroupFailedError
 from cydist.group import ProcessGroup
 from cydist.nonmember import NonMember
-from cydist.world import AnyGroup, GroupMember, current, usable_group
+from cydist.world import AnyGroup, GroupMember, replace, usable_group
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
@@ -76,7 +76,7 @@ def shrink_group(
         excluded, chosen.deadline(timeout, "shrink_group"), abort=shrink_flags == SHRINK_ABORT,
         pg_options=pg_options,
     )  # fmt: skip
-    current().replace(chosen, made)
+    replace(chosen, made)
     return made
 
 

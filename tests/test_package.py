@@ -31,7 +31,7 @@ LAYERS = {
     "crossings nonmember "
     "rendezvous meeting names interfaces launchers multicast stores door auth secret",
     3: "backends",
-    4: "world",
+    4: "making world",
     5: "arguments calling collectives coalesced deprecated entries monitored scans p2p objects "
     "shared shrinking",
     6: "launch testing bench interop",

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cydist import codec, world
 from cydist.errors import StoreTimeoutError
+from cydist.making import DEFAULT_GROUP, World
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds that a body may take, and what the ranks wait for each other
@@ -63,13 +64,13 @@ class LaunchedJob:
         self.size = size
         self.broken = False
         self._launched = launched
-        self._mine: world.World | None = None
+        self._mine: World | None = None
         whole = launched.whole
         group = world.member(world.new_group(range(size)))
         if group is not None:
-            self._mine = world.World(whole.store, whole.rank, size, whole.timeout, whole.spec)
+            self._mine = World(whole.store, whole.rank, size, whole.timeout, whole.spec)
             self._mine.prefix = prefix
-            self._mine.groups[world.DEFAULT_GROUP] = group
+            self._mine.groups[DEFAULT_GROUP] = group
 
     def run(self, body: Callable[[int], T]) -> list[T]:
         """Call `body(rank)` on every rank of the job; what they return, by rank, on all ranks.

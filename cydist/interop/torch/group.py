@@ -23,8 +23,8 @@ from cydist.group import ProcessGroup
 from cydist.interop.torch import sparse
 from cydist.interop.torch.options import given, limit, only, op_of, rooted
 from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
+from cydist.making import World
 from cydist.work import Work
-from cydist.world import World
 
 DEVICES = ("cpu", "cuda")  # whose tensors we take; a GPU's go through the host
 Limit = timedelta | None

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from cydist import crossings
 from cydist.backends.addresses import where_to_listen
 from cydist.interop.torch.group import DEVICES, Group
+from cydist.making import DEFAULT_GROUP, World
 from cydist.rendezvous import rendezvous_by
 from cydist.stores import PrefixStore
 from cydist.stores.members import released_on_error
-from cydist.world import DEFAULT_GROUP, World, obey_settings
+from cydist.world import obey_settings
 
 NAME = "cydist"
 

@@ -1,0 +1,163 @@
+"""What one rank knows of its job: its groups, how they are made, and what they share.
+
+A group is made by its members, who meet in the job's store. What a backend makes once for all
+ranks (a link, MPI's communicator) is shared by its groups, and held by their parent: a group of
+all ranks, which is the default group or, where that has another backend, a carrier, made for this
+alone. Members of a group that the default group's backend can split off meet nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cydist import registry
+from cydist.group import ProcessGroup
+from cydist.registry import BackendOptions
+from cydist.routing import RoutedGroup
+
+if TYPE_CHECKING:
+    from cydist.stores import MembersStore
+
+DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
+
+
+class World:
+    """What one rank knows of the job: its store, its default group, the groups made since."""
+
+    def __init__(
+        self,
+        store: MembersStore,
+        rank: int,
+        size: int,
+        timeout: float,
+        spec: str,
+        *,
+        owns_store: bool = False,
+    ) -> None:
+        self.store = store
+        self.owns_store = owns_store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.spec = spec
+        self.groups: dict[str, ProcessGroup] = {}
+        # Of all ranks, by backend: what its groups share, where the default group has no such part.
+        self.carriers: dict[str, ProcessGroup] = {}
+        self.made = 0  # by new_group, members or not: the same on every rank
+        self.made_locally: dict[tuple[int, ...], int] = {}
+        self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
+        self.allow_pickle = True
+
+    def let_go(self) -> None:
+        """The job is over, for this rank: leave its store; if that is the user's, the meeting."""
+        from cydist.stores.members import release  # imported with the store
+
+        if self.owns_store:
+            release(self.store)
+        else:
+            self.store.take_back()
+
+    def make(
+        self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
+    ) -> ProcessGroup:
+        """A group of these global ranks, which include this one."""
+        devices = registry.parse(spec)
+        meeting = self.store.part(name, ranks, f"making group {name!r}", timeout)
+        parts: dict[str, ProcessGroup] = {}
+        try:
+            with meeting.told_on_error(self.rank):
+                parent = self.groups.get(DEFAULT_GROUP)
+                alike = parent is not None and parent.backend == spec
+                if parent is not None and not (alike and parent.splits_alone):
+                    from cydist.meeting import agree
+
+                    # Who gives options has no part in what a parent has, but meets the others.
+                    held = [found for each in devices.values() if (found := self.parent(each))]
+                    alone = pg_options is None or all(each.splits_alone for each in held)
+                    asked = spec if alone else f"{spec} with pg_options"
+                    agree(meeting, self.rank, ranks, asked, "new_group")
+                    self.carry(devices.values(), name, timeout)
+                for backend in dict.fromkeys(devices.values()):
+                    parts[backend] = self.make_one(
+                        meeting, ranks, name, backend, timeout, pg_options
+                    )
+        except BaseException:
+            for made in parts.values():
+                made.destroy()
+            raise
+        group = next(iter(parts.values()))
+        if len(parts) > 1:
+            by_device = {device: parts[backend] for device, backend in devices.items()}
+            group = RoutedGroup(by_device, name)
+        self.groups[name] = group
+        return group
+
+    def parent(self, backend: str) -> ProcessGroup | None:
+        """The group of all ranks that shares what it holds with those of this backend, if any."""
+        default = self.groups.get(DEFAULT_GROUP)
+        parts = () if default is None else default.parts()
+        found = (part for part in parts if part.backend == backend)
+        return next(found, None) or self.carriers.get(backend)
+
+    def carry(self, backends: Iterable[str], name: str, timeout: float) -> None:
+        """Every rank of the world is here: make the parents that these backends want."""
+        name, everybody = f"{name}/all", range(self.size)
+        for backend in dict.fromkeys(backends):
+            if registry.find(backend).of_all and self.parent(backend) is None:
+                meeting = self.store.part(name, everybody, f"making group {name!r}", timeout)
+                with meeting.told_on_error(self.rank):
+                    made = self.make_one(meeting, everybody, name, backend, timeout, None)
+                self.carriers[backend] = made
+
+    def make_one(
+        self, meeting: MembersStore, ranks: Sequence[int], name: str, backend: str,
+        timeout: float, pg_options: object,
+    ) -> ProcessGroup:  # fmt: skip
+        """The part of a group that one backend serves."""
+        parent = self.parent(backend)
+        if parent is not None and (pg_options is None or parent.splits_alone):
+            shared = parent.subgroup(ranks, name, timeout)
+            if shared is not None:
+                return shared
+        options = BackendOptions(
+            meeting.part(backend, ranks, f"making group {name!r}", timeout),
+            list(ranks).index(self.rank),
+            len(ranks),
+            timeout,
+            name,
+            list(ranks),
+        )
+        made = registry.create(backend, options, pg_options)
+        try:  # an error on one rank, after it has met the others, is still news for all
+            meeting.meet(f"made/{backend}", self.rank, ranks)
+        except BaseException:
+            made.destroy()
+            raise
+        return made
+
+    def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
+        """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""
+        if old is self.groups[DEFAULT_GROUP]:
+            self.groups[DEFAULT_GROUP] = new
+            self._shrink_carriers(new)
+            self.rank, self.size = new.rank(), new.size()
+            self.store.renumber(new.ranks)
+            new.renumber(range(new.size()))
+            # Ranks may have made different numbers of groups when one of them died.
+            self.prefix = f"{new.group_name}/"
+            self.made = 0
+            self.made_locally.clear()
+        else:
+            self.groups.pop(old.group_name, None)
+            self.groups[new.group_name] = new
+        old.destroy()
+
+    def _shrink_carriers(self, new: ProcessGroup) -> None:
+        """The ranks of the new default group, by their old numbers, are all that are left."""
+        for backend, old in self.carriers.items():
+            made = old.subgroup(new.ranks, f"{old.group_name}:{new.group_name}", self.timeout)
+            assert made is not None
+            made.renumber(range(new.size()))
+            self.carriers[backend] = made
+            old.destroy()
