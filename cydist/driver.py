@@ -1,4 +1,5 @@
-"""Events by CUDA's driver: asked without Python's lock, and while other threads capture graphs.
+"""Events and captures by CUDA's driver: asked without Python's lock, and while other threads
+capture graphs.
 
 cupy asks holding the lock, so that a device which does not answer would stop every thread; and
 CUDA's own way of asking ends a graph that another thread captures in the mode "global", torch's.
@@ -11,6 +12,7 @@ from typing import Any
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: this thread's questions end nobody's capture
 NOT_READY = 600  # cudaErrorNotReady
+ACTIVE = 1  # cudaStreamCaptureStatusActive
 
 
 class Driver:
@@ -21,6 +23,11 @@ class Driver:
         self._query.argtypes = [ctypes.c_void_p]
         self._exchange = library.cuThreadExchangeStreamCaptureMode
         self._exchange.argtypes = [ctypes.POINTER(ctypes.c_int)]
+        self._capture = library.cuStreamGetCaptureInfo_v2
+        self._capture.argtypes = [
+            ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        ]  # fmt: skip
 
     def query(self, event: int) -> int:
         """CUDA's answer about an event: 0 when it is over, NOT_READY, or an error. Any thread
@@ -30,6 +37,13 @@ class Driver:
         status: int = self._query(event)
         self._exchange(ctypes.byref(mode))  # as it was
         return status
+
+    def capture(self, stream: int) -> int | None:
+        """The number of the capture that a stream takes part in; None: CUDA does not say."""
+        active, number = ctypes.c_int(), ctypes.c_uint64()
+        refs = ctypes.byref(active), ctypes.byref(number)
+        status = self._capture(stream, *refs, None, None, None)
+        return None if status or active.value != ACTIVE else number.value
 
 
 def load() -> Driver | None:

@@ -1,4 +1,4 @@
-"""Events by CUDA's driver, over functions that note how they are called."""
+"""Events and captures by CUDA's driver, over functions that note how they are called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cydist import devices, driver
 
 
 class Library:
-    """cuEventQuery and cuThreadExchangeStreamCaptureMode, for a thread in the mode "global"."""
+    """Functions of the driver, for a thread in the mode "global".
+
+    captures    by stream: its state and the number of its capture
+    """
 
     def __init__(self) -> None:
         self.mode = 0
@@ -26,7 +29,17 @@ class Library:
             self.asked.append((event, self.mode))
             return self.answer
 
+        def capture(stream: int, state: object, number: object, *nothing: object) -> int:
+            assert nothing == (None, None, None)
+            state[0], number[0] = self.captures.get(stream, (0, 0))  # type: ignore[index]
+            return 0 if stream != 9 else 901  # cudaErrorStreamCaptureInvalidated
+
+        self.captures = {7: (driver.ACTIVE, 1 << 40), 8: (2, 3), 9: (driver.ACTIVE, 4)}
+        long, address = ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p
         pointer = ctypes.POINTER(ctypes.c_int)
+        self.cuStreamGetCaptureInfo_v2 = ctypes.CFUNCTYPE(
+            ctypes.c_int, address, pointer, long, address, address, address
+        )(capture)
         self.cuThreadExchangeStreamCaptureMode = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(exchange)
         self.cuEventQuery = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(query)
 
@@ -37,6 +50,12 @@ def test_a_question_ends_no_capture() -> None:
     assert driver.Driver(library).query(1 << 40) == driver.NOT_READY
     assert library.asked == [(1 << 40, driver.RELAXED)]
     assert library.mode == 0
+
+
+def test_captures_have_numbers() -> None:
+    """None for a stream that is not captured, or in a capture that is broken."""
+    found = driver.Driver(Library())
+    assert [found.capture(stream) for stream in (7, 6, 8, 9)] == [1 << 40, None, None, None]
 
 
 def test_cupys_events_are_asked_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,8 @@ class Gpus(HostMemory):
         self._streams: dict[int, Stream] = {}
         self.waits: list[int] = []  # streams that were made to wait
         self.captured: set[int] = set()  # streams, into graphs; `capturing` is all of them
+        self.capture = 1  # the number of the graph
+        self.dropped: list[int] = []  # streams that were given up
         self._numbers = itertools.count(5000)
 
     def array(self, values: Any) -> GpuArray:
@@ -226,6 +228,12 @@ class Gpu:
 
     def is_captured(self, stream: int) -> bool:
         return self.lib.capturing or stream in self.lib.captured
+
+    def capture(self, stream: int) -> int:
+        return self.lib.capture
+
+    def drop_stream(self, stream: int) -> None:
+        self.lib.dropped.append(stream)
 
     def view(self, address: int, count: int, dtype: str) -> np.ndarray:
         kind = np.dtype(dtype)

@@ -129,6 +129,43 @@ def test_a_call_that_ended_before_a_capture_is_not_in_it(job: Any, gpus: Any) ->
     assert job.run(body) == [False, False]
 
 
+@pytest.mark.parametrize("kind", ["collective", "message"])
+def test_a_captured_call_is_waited_for_in_its_own_capture(job: Any, gpus: Any, kind: str) -> None:
+    """UnsupportedError in another one and outside of any, where CUDA would refuse it; nothing is
+    enqueued then, and the call can still be waited for in its own."""
+
+    def begun(rank: int) -> Any:
+        x = gpus.array(np.ones(3))
+        if kind == "collective":
+            return dist.all_reduce(x, async_op=True)
+        return (dist.isend if rank == 0 else dist.irecv)(x, 1 - rank)
+
+    def body(rank: int) -> Any:
+        group: Any = dist.group.WORLD
+        captured, found = 7400 + rank, []
+        with gpus.on_stream(rank, captured), pytest.MonkeyPatch.context() as patch:
+            gpus.captured.add(captured)
+            patch.setattr(group.gpu, "capture", lambda stream: 1)
+            work = begun(rank)
+            waits = gpus.waits.count(captured)
+            patch.setattr(group.gpu, "capture", lambda stream: 2)
+            with pytest.raises(dist.UnsupportedError, match="outside of the CUDA graph"):
+                work.wait()
+            gpus.captured.remove(captured)
+            with pytest.raises(dist.UnsupportedError, match="outside of the CUDA graph"):
+                work.wait()
+            found.append(gpus.waits.count(captured) - waits)
+            gpus.captured.add(captured)
+            patch.setattr(group.gpu, "capture", lambda stream: 1)
+            work.wait()
+            found.append(gpus.waits.count(captured) - waits)
+            gpus.captured.remove(captured)
+            gpus.synchronize(captured)
+        return found
+
+    assert job.run(body) == [[0, 1]] * 2
+
+
 @pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
 def test_a_call_that_a_broken_capture_refuses_does_not_count(
     job: Any, gpus: Any, async_op: bool

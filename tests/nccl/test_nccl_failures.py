@@ -128,8 +128,8 @@ def test_a_group_outlives_its_timeout(gpus: Any) -> None:
     together = threading.Barrier(2, timeout=thread_gpu.DEADLINE)
 
     def body(rank: int) -> float:
-        group: Any = dist.new_group([0, 1], timeout=2)
-        x, end = gpus.array(np.ones(3)), time.monotonic() + 3
+        group: Any = dist.new_group([0, 1], timeout=5)
+        x, end = gpus.array(np.ones(3)), time.monotonic() + 6
         while not old.is_set():
             dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
             dist.barrier(group)

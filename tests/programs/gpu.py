@@ -244,8 +244,21 @@ def streams() -> dict[str, Any]:
         y += 1
         dist.all_reduce(y)
         y += 1
-        dist.all_reduce(y, async_op=True).wait()
+        captured: Any = dist.all_reduce(y, async_op=True)
+        captured.wait()
         graph = stream.end_capture()
+        for other in (False, True):  # outside of its graph, and in another one
+            if other:
+                stream.begin_capture()
+            try:
+                captured.wait()
+            except dist.UnsupportedError:
+                pass
+            else:
+                raise AssertionError("wait() for a captured call outside of its graph")
+            finally:
+                if other:
+                    stream.end_capture()
         for _ in range(3):
             graph.launch(stream)
         stream.synchronize()

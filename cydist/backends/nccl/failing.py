@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
 ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
+CALL_SECONDS = 0.5  # the longest that it waits for a thread that is in a call
 
 
 class Failures(ProcessGroup):
@@ -41,6 +42,7 @@ class Failures(ProcessGroup):
     gpu: Gpu
     _watch: Watch
     _alarm: Alarm | None
+    _lock: threading.RLock  # held by a thread that is in a call, which looks at `_failed` first
     _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
 
     @property
@@ -220,15 +222,22 @@ class Failures(ProcessGroup):
         self._watch.stop()
         self.end_comm(abort=True)
 
-    def end_comm(self, *, abort: bool) -> None:
-        """End the communicator; come back after ABORT_SECONDS, even if NCCL does not."""
-        _joined(self._ending(abort=abort))
+    def end_comm(self, *, abort: bool) -> bool:
+        """End the communicator; come back after ABORT_SECONDS, even if NCCL does not. Has it?"""
+        ending = self._ending(abort=abort)
+        _joined(ending)
+        return not ending.is_alive()
 
     def _ending(self, *, abort: bool) -> threading.Thread:
         """A thread that ends the communicator."""
         comm, gpu = self.comm, self.gpu
+        nobody = self._left(0.0)  # asked here, since this thread may be in a call itself
 
         def run() -> None:
+            # A thread that is about to call NCCL must not find the communicator gone; but one that
+            # hangs there comes back by the abort only.
+            if not nobody:
+                self._left(CALL_SECONDS)
             # A thread of its own is on GPU 0 at first, and would leave a context there.
             with contextlib.suppress(Exception):  # it ends where that fails, too
                 gpu.adopt()
@@ -240,6 +249,14 @@ class Failures(ProcessGroup):
         thread = threading.Thread(target=run, name="cydist-nccl-end", daemon=True)
         thread.start()
         return thread
+
+    def _left(self, seconds: float) -> bool:
+        """Wait until no other thread is in a call; those that come now find out that there are no
+        more."""
+        left = self._lock.acquire(timeout=seconds)
+        if left:
+            self._lock.release()
+        return left
 
     def check_usable(self, name: str) -> None:
         """Also learns here what the host group has been told."""

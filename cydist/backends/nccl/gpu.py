@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any, Protocol
 
-from cydist import config, devices
+from cydist import config, devices, driver
 from cydist.backends.nccl.binding import INSTALL
 from cydist.errors import UnsupportedError
 
@@ -41,6 +41,13 @@ class Gpu(Protocol):
     def is_captured(self, stream: int) -> bool:
         """Is what goes to the stream now recorded into a CUDA graph?"""
 
+    def capture(self, stream: int) -> int | None:
+        """The number of the capture that a captured stream takes part in, if it can be known."""
+
+    def drop_stream(self, stream: int) -> None:
+        """Let go of a stream that `stream` made, to which nothing comes any more; what is on it
+        still runs."""
+
     def view(self, address: int, count: int, dtype: str) -> Any:
         """So many elements at an address, as `functions` takes them."""
 
@@ -58,6 +65,7 @@ class CupyGpu:
         self.functions: Any = importlib.import_module("cupy")
         self._cuda: Any = self.functions.cuda
         self._runtime: Any = self._cuda.runtime
+        self._driver = driver.load()
         self.lib: devices.ArrayLibrary = devices.Cupy()
         self.index = int(self._runtime.getDevice())
 
@@ -86,6 +94,13 @@ class CupyGpu:
     def is_captured(self, stream: int) -> bool:
         # CUDA takes no question about the legacy default stream, which is never captured.
         return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
+
+    def capture(self, stream: int) -> int | None:
+        return None if self._driver is None else self._driver.capture(stream)
+
+    def drop_stream(self, stream: int) -> None:
+        self.use()
+        self._runtime.streamDestroy(stream)
 
     def view(self, address: int, count: int, dtype: str) -> Any:
         kind = self.functions.dtype(dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cydist import config, devices
@@ -145,6 +145,8 @@ class NcclGroup(Streams):
             items, self._collected = self._collected, None
             messages, self._messages = self._messages, []
             texts, self._noted = self._noted, []
+            if messages or items:
+                self.check_usable("a coalesced call")
             if messages:
                 self._start_messages(messages)
             elif self._call is not None and items:
@@ -334,6 +336,9 @@ class NcclGroup(Streams):
             time.sleep(0.001)
         if self._failed is None:
             watch.leave(LEAVE_SECONDS)
-        self.end_comm(abort=self._failed is not None)
+        if self.end_comm(abort=self._failed is not None):
+            # Calls are waited for by their events. A lost device has lost its streams, too.
+            with suppress(Exception):
+                self.gpu.drop_stream(self._stream)
         with self._telling:  # by the thread that found the failure
             self.host.destroy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
 class Streams(Failures):
     """The part of NcclGroup that puts calls on streams.
 
-    _lock       a communicator takes one thread at a time
     _stream     the group's own, for asynchronous calls
     _captured   memory that CUDA graphs go on using
     """
 
-    _lock: threading.RLock
     _stream: int
     _captured: list[object]
     _blocking_wait: bool
@@ -158,6 +155,7 @@ class Streams(Failures):
         flight.event = event
         if capturing:
             flight.captured = flight.over = True
+            flight.capture = self.gpu.capture(stream)
             self._captured.append((event, flight.keep))
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
@@ -180,13 +178,22 @@ class Streams(Failures):
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
         streams, capturing = self._captured_of(self.gpu.current_streams())
-        if capturing and not (flight.captured or self.is_over(flight)):
+        wrong = ""  # CUDA refuses these, and ends the capture
+        if flight.captured:
+            streams = [s for s in streams if capturing and self.gpu.capture(s) == flight.capture]
+            if not streams:
+                wrong = "outside of the CUDA graph that the call is part of: wait in its capture"
+        elif capturing and not self.is_over(flight):
+            wrong = (
+                "while a CUDA graph is captured, for a call that is not part of the graph and "
+                "still runs: wait before the capture begins"
+            )
+        if wrong:
             raise UnsupportedError(
-                f"{flight.call.name}: wait() while a CUDA graph is captured, for a call that is "
-                "not part of the graph and still runs: wait before the capture begins",
+                f"{flight.call.name}: wait() {wrong}",
                 op=flight.call.name, group=self.group_name,
             )  # fmt: skip
-        if capturing == flight.captured and (capturing or not flight.over):  # a graph: its own
+        if flight.captured or not (capturing or flight.over):
             for stream in streams:
                 self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams

@@ -36,10 +36,12 @@ class Flight:
     event       behind it on its stream; None: the calling thread is still in it
     keep        what must stay alive until then
     over        it has ended well
-    captured    it is part of a CUDA graph: nobody asks for its event, streams may wait for it
+    captured    it is part of a CUDA graph: nobody asks for its event, and only streams that are
+                captured with it may wait for it
+    capture     the number of that capture, if it is known
     """
 
-    __slots__ = ("call", "captured", "event", "keep", "over", "reusable", "stream")
+    __slots__ = ("call", "capture", "captured", "event", "keep", "over", "reusable", "stream")
 
     def __init__(self, call: StreamCall, keep: object, stream: int) -> None:
         self.call = call
@@ -48,6 +50,7 @@ class Flight:
         self.keep: object = keep
         self.over = False
         self.captured = False
+        self.capture: int | None = None
         self.reusable = False
 
 

@@ -1,0 +1,101 @@
+"""How a group gives up its communicator and its stream: beside calls that are under way, too."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import thread_gpu
+
+import cydist as dist
+from cydist.backends.nccl import failing
+from cydist.testing import run_threads
+
+
+def test_a_communicator_ends_when_nobody_is_in_a_call(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that has seen the group well, and is about to call NCCL, finds what it calls."""
+    monkeypatch.setattr(failing, "CALL_SECONDS", thread_gpu.DEADLINE)
+    assert ended_in_a_call(gpus) == ["call", "end"]
+
+
+def test_a_call_that_hangs_does_not_keep_a_communicator(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's first calls may block in the host until the communicator is aborted."""
+    monkeypatch.setattr(failing, "CALL_SECONDS", 0.01)
+    assert ended_in_a_call(gpus, hangs=True) == ["end", "call"]
+
+
+def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
+    """What comes first, if a group is aborted while a thread is about to call NCCL: the call, or
+    the communicator's end; one that hangs returns when that has come."""
+    order: list[str] = []
+    inside, waiting, going, ended = (threading.Event() for _ in range(4))
+
+    def body(rank: int) -> None:
+        group: Any = dist.new_group()
+        comm, abort, reduce = group.comm, group.comm.abort, group.comm.all_reduce
+
+        def late(*arguments: int) -> None:
+            inside.set()
+            assert (ended if hangs else going).wait(thread_gpu.DEADLINE)
+            order.append("call")
+            reduce(*arguments)
+
+        def end() -> None:
+            order.append("end")
+            ended.set()
+            abort()
+
+        def call() -> None:
+            threading.current_thread().name = "rank 0"
+            with contextlib.suppress(dist.DistError):  # when it finds the group failed
+                dist.all_reduce(gpus.array(np.ones(3)), dist.ReduceOp.SUM, group)
+
+        def left(seconds: float) -> bool:
+            if seconds:  # the thread that is to end the communicator has come
+                waiting.set()
+            return bool(before(seconds))
+
+        before = group._left
+        vars(group).update(_left=left)
+        vars(comm).update(all_reduce=late, abort=end)
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert inside.wait(thread_gpu.DEADLINE)
+        aborter = threading.Thread(target=lambda: dist.abort(group))
+        aborter.start()
+        assert waiting.wait(thread_gpu.DEADLINE)
+        going.set()
+        for thread in (caller, aborter):
+            thread.join(thread_gpu.DEADLINE)
+        assert ended.is_set()
+
+    run_threads(body, 1, "nccl")
+    return order[:2]  # it is asked to end again when the group is destroyed
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
+def test_a_group_gives_its_stream_up(gpus: Any, fails: bool) -> None:
+    """When it is destroyed and its communicator has ended; a call that is over can still be waited
+    for."""
+
+    def body(rank: int) -> Any:
+        group: Any = dist.new_group([0, 1])
+        x = gpus.array(np.ones(3))
+        work = dist.all_reduce(x, group=group, async_op=True)
+        work.synchronize()
+        if fails:
+            dist.abort(group)
+        before = group._stream in gpus.dropped
+        dist.destroy_process_group(group)
+        if not fails:
+            work.wait()
+        return before, gpus.dropped.count(group._stream), x.get()[0]
+
+    assert run_threads(body, 2, "nccl") == [(False, 1, 2.0)] * 2
