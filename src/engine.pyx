@@ -246,12 +246,7 @@ cdef class Group:
                 notice = new_notice(status, self.view.rank, -1, -1)
                 notice.ours = call.fingerprint
                 fail(&self.notices, &self.view, &notice)
-        self.running -= 1
-        self.leave_view()
-        if status == CLOSED:
-            raise failure(status, -1, -1)
-        if status != OK:
-            raise told_failure(&self.notices, self.view.rank)
+        leave(self, status)
 
     def hear(self) -> None:
         """For a call that waits for something else. Raises Failure when the group has failed."""
@@ -261,12 +256,7 @@ cdef class Group:
             status = load_int(&self.aborted)
             if status == OK:
                 status = hear_now(&self.notices, &self.view)
-        self.running -= 1
-        self.leave_view()
-        if status == CLOSED:
-            raise failure(status, -1, -1)
-        if status != OK:
-            raise told_failure(&self.notices, self.view.rank)
+        leave(self, status)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
@@ -360,6 +350,17 @@ cdef class Group:
         if status == CLOSED or (status == INTERRUPTED and raised_by_handler is not None):
             return failure(status, c.failed_peer, c.failed_step)
         return told_failure(&self.notices, self.view.rank)
+
+
+cdef int leave(Group group, int status) except -1:
+    """A call that only looked at what others say is over. Raises Failure."""
+    group.running -= 1
+    group.leave_view()
+    if status == CLOSED:
+        raise failure(status, -1, -1)
+    if status != OK:
+        raise told_failure(&group.notices, group.view.rank)
+    return 0
 
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept:

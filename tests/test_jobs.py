@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,23 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transports import free_port
+from transports import free_port, has_ipv6
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("programs") / "everything.py"
 DEADLINE = 50.0  # seconds for a job
 
 Commands = list[tuple[list[str], dict[str, str]]]
-
-
-def has_ipv6() -> bool:
-    """Can this machine listen on ::1?"""
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def cydistrun(ranks: int, directory: Path) -> Commands:

@@ -279,22 +279,18 @@ def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -
         assert ranks.said(process)[:2] == ("PeerFailedError", [2])
 
 
-def test_trouble_before_the_first_group_is_told_at_once(ranks: Ranks) -> None:
-    """A rank that cannot use what rank 0's host measured says so to those who wait for it."""
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        pytest.param("crossings", "share", id="before-the-first-group"),
+        pytest.param("backends.host", "of_link", id="after-ranks-have-met"),
+    ],
+)
+def test_trouble_is_told_at_once(ranks: Ranks, module: str, function: str) -> None:
+    """A rank that fails says so to those who wait for it: one that cannot use what rank 0's
+    host measured, and one that has nothing more to ask the others."""
     how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
-    wrong = "from cydist import crossings; crossings.share = lambda *given: int('trouble')"
-    others = [ranks.start(how.format(rank=rank)) for rank in range(2)]
-    ranks.start(how.format(rank=2), wrong)
-    for process in others:
-        name, about, text = ranks.said(process)
-        assert (name, about) == ("PeerFailedError", [2])
-        assert "trouble" in text
-
-
-def test_trouble_after_ranks_have_met_is_told_at_once(ranks: Ranks) -> None:
-    """A rank that fails when it has nothing more to ask the others says so to all."""
-    how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
-    wrong = "from cydist.backends import host; host.of_link = lambda *given: int('trouble')"
+    wrong = f"import cydist.{module}; cydist.{module}.{function} = lambda *given: int('trouble')"
     others = [ranks.start(how.format(rank=rank)) for rank in range(2)]
     ranks.start(how.format(rank=2), wrong)
     for process in others:

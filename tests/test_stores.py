@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,19 +12,11 @@ import pytest
 
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from cydist.stores import FileStore, HashStore, MembersStore, PrefixStore, Store, TCPStore
+from transports import has_ipv6
 
 pytestmark = pytest.mark.usefixtures("secret")
 
 WAIT = 30  # seconds within which things that must happen happen
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 KINDS = ["hash", "file", "tcp4", "tcp6", "prefix-hash", "prefix-file", "prefix-tcp4"]
