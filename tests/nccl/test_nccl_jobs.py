@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).parent.parent / "programs/gpu.py"
+EXAMPLE = PROGRAM.with_name("gpu_example.py")
 
 
-def started(standin: Any, step: str, ranks: int, **settings: str) -> Any:
+def started(standin: Any, step: str, ranks: int, program: Path = PROGRAM, **settings: str) -> Any:
     """A step, when it is over."""
     command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
     return subprocess.run(
-        [*command, str(PROGRAM), step],
+        [*command, str(program), step],
         env={**os.environ, "STANDIN": str(standin.path), "PYTHONWARNINGS": "ignore", **settings},
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
 
 
-def ran(standin: Any, step: str, ranks: int) -> list[dict[str, Any]]:
+def ran(standin: Any, step: str, ranks: int, program: Path = PROGRAM) -> list[dict[str, Any]]:
     """What the ranks of a step say."""
-    result = started(standin, step, ranks)
+    result = started(standin, step, ranks, program)
     assert result.returncode == 0, result.stderr
     return [json.loads(line[line.index("{") :]) for line in result.stdout.splitlines()]
 
@@ -39,6 +40,16 @@ def test_correctness(standin: Any, ranks: int) -> None:
     assert sorted(each["rank"] for each in said) == [*range(ranks)]
     assert min(each["calls"]["standin"] for each in said) > 500
     assert min(each["calls"]["torch"] for each in said) > 300
+
+
+def test_the_example_for_torch_learns(standin: Any) -> None:
+    """By reductions behind the backward pass: as many ranks as one learn the same."""
+    pytest.importorskip("torch")
+    (alone,) = ran(standin, "", 1, EXAMPLE)
+    together = ran(standin, "", 2, EXAMPLE)
+    assert alone["losses"][-1] < alone["losses"][0] / 2
+    for each in together:
+        assert each["losses"] == pytest.approx(alone["losses"], abs=0.002)
 
 
 def test_faults(standin: Any) -> None:

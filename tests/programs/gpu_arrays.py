@@ -109,8 +109,13 @@ class Standin:
             lambda stream, task: self.gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
         )
         library.standin_use_streams(self.callback)
+        self.library = library
         here = thread_gpu.Gpu(self.gpus)
         gpu.current = lambda: here
+
+    def run_at_once(self) -> None:
+        """NCCL's calls are over when they return, for arrays that the CPU works on."""
+        self.library.standin_use_streams(None)
 
     def array(self, values: Any) -> Any:
         return self.gpus.array(values)
@@ -138,7 +143,7 @@ class StandinTensors:
             tensors = gpu_tensors.Tensors(standin.gpus, folder)
         tensors.use()
         tensors.tensors_on(int(os.environ["RANK"]))
-        self.array, self.get = tensors.array, tensors.get
+        self.torch, self.array, self.get = tensors.torch, tensors.array, tensors.get
 
     def reduces(self, dtype: np.dtype) -> bool:
         return True

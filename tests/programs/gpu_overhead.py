@@ -35,13 +35,15 @@ def free_port() -> int:
         return int(told(free.getsockname()[1]))
 
 
-def by_cydist(x: Any) -> Ways:
-    def waited() -> None:
-        work = dist.all_reduce(x, async_op=True)
-        assert work is not None
-        work.wait()
+def waited(x: Any) -> None:
+    """An asynchronous call of cydist's, which the current stream waits for."""
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    work.wait()
 
-    return {"cydist": lambda: dist.all_reduce(x), "cydist async": waited}
+
+def by_cydist(x: Any) -> Ways:
+    return {"cydist": lambda: dist.all_reduce(x), "cydist async": lambda: waited(x)}
 
 
 def by_nccl(x: Any) -> Ways:
@@ -79,6 +81,7 @@ def by_torch(x: Any) -> Ways:
         "torch": lambda: c10d.all_reduce(y),
         "torch async": lambda: c10d.all_reduce(y, async_op=True).wait(),
         "cydist on torch": lambda: dist.all_reduce(y),
+        "cydist on torch async": lambda: waited(y),
     }
 
 
