@@ -174,6 +174,14 @@ def test_torch_is_not_asked_for_stream_0_as_an_external_one(
     assert library._external(3, 7) == ("ExternalStream", (7,), {"device": 3})
 
 
+def test_torch_is_asked_for_a_streams_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the function that torch's own compiled programs ask, of the array's device."""
+    torch = pytest.importorskip("torch")
+    asked = {3: 0x77}.__getitem__
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", asked, raising=False)
+    assert devices.Torch().current_stream(3) == 0x77
+
+
 def test_cupy_borrows_streams_without_destroying_them() -> None:
     """What makes a stream current for a while does not own it."""
     cupy = pytest.importorskip("cupy")
@@ -196,6 +204,8 @@ def test_cupy_has_what_we_call() -> None:
         "streamWaitEvent": "(intptr_t stream, intptr_t event, unsigned int flags=0)",
         "streamIsCapturing": "(intptr_t stream)",
         "streamCreateWithFlags": "(unsigned int flags)",
+        "streamCreateWithPriority": "(unsigned int flags, int priority)",
+        "streamDestroy": "(intptr_t stream)",
         "getDevice": "()",
     }
     found = {name: getattr(runtime, name).__doc__ or "" for name in expected}
