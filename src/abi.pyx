@@ -105,17 +105,29 @@ cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept no
     follow each other are in different calls: one of them is asked by the other, and knows.
     """
     cdef int64_t patience = PATIENCE_NS
-    cdef int ended
-    while t.board != NULL and r.peer >= 0 and now_ns() + patience < deadline_ns:
+    cdef int ended, asked = r.peer
+    while t.board != NULL and t.size > 1 and now_ns() + patience < deadline_ns:
         ended = t.wait(t, r, now_ns() + patience)
         if ended != TIMEOUT:
             return ended
         if t.windows != NULL and seen_in_window(t, r):
             return MISMATCH
-        t.board.ask(t, r.peer)
+        if r.peer == ANY_SOURCE:        # by turns: it ends when all have left
+            asked = other_member(t, asked)
+        t.board.ask(t, asked)
         if patience < LONGEST_PATIENCE_NS:
             patience *= 2
     return t.wait(t, r, deadline_ns)
+
+
+cdef int other_member(const Transport *t, int rank) noexcept nogil:
+    """The next after this rank that is not ourselves and has not left."""
+    cdef int _rank
+    for _rank in range(t.size):
+        rank = (rank + 1) % t.size
+        if rank != t.rank and not has_left(t, rank):
+            break
+    return rank
 
 
 cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:

@@ -15,7 +15,7 @@ import threading
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, OK, REDUCE_SCATTER,
     SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
-    Reduction, Transport, find, index_of, patiently, set_interrupted,
+    Reduction, find, has_left, index_of, patiently, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
@@ -95,14 +95,14 @@ cdef class Group:
         cdef int i, size = len(ranks)
         self.peers = <int *>malloc(max(size, 1) * sizeof(int))
         self.blocks = <Block *>calloc(2 * size + 1, sizeof(Block))
-        if self.peers == NULL or self.blocks == NULL:
+        self.view.farewells = <uint64_t *>calloc(max(size, 1), sizeof(uint64_t))
+        if self.peers == NULL or self.blocks == NULL or self.view.farewells == NULL:
             raise MemoryError
         for i in range(size):
             self.peers[i] = ranks[i]
         self.link = link
         self.turn = Turn()
         self.pid = getpid()
-        memset(&self.view, 0, sizeof(Transport))
         self.view.rank = rank
         self.view.size = size
         self.view.peers = self.peers
@@ -115,6 +115,7 @@ cdef class Group:
 
     def __dealloc__(self):
         self.close()
+        free(self.view.farewells)
         free(self.peers)
         free(self.blocks)
 
@@ -140,6 +141,10 @@ cdef class Group:
     def told(self) -> bool:
         """Do all members know already that the group has failed?"""
         return self.notices.told
+
+    def said_farewell(self, int rank) -> bool:
+        """Has this member said that it left the group, while the link goes on?"""
+        return 0 <= rank < self.view.size and rank != self.view.rank and has_left(&self.view, rank)
 
     @property
     def windows(self) -> bool:

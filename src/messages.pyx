@@ -26,7 +26,6 @@ cdef class Message:
     cdef Request request
     cdef Fingerprint fingerprint
     cdef bint told                  # it ended because the group failed elsewhere
-    cdef bint asking                # part of a collective: while it waits, the peer is asked
 
     def __dealloc__(self):
         cdef bint ours = self.group is not None and self.group.pid == getpid()
@@ -78,24 +77,15 @@ cdef class Message:
         """
         cdef int status = load_int(&self.request.status)
         if status == PENDING:
-            if self.asking:
-                status = self.wait_asking(deadline_ns)
-            else:
-                with nogil:
-                    status = self.group.view.wait(&self.group.view, &self.request, deadline_ns)
+            self.group.running += 1     # it looks at windows, which must stay
+            with nogil:
+                status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
+            self.group.running -= 1
+            self.group.leave_view()
         if status == INTERRUPTED:       # though it may be complete by now
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING
-
-    cdef int wait_asking(self, int64_t deadline_ns) noexcept:
-        cdef int status
-        self.group.running += 1         # it looks at windows, which must stay
-        with nogil:
-            status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
-        self.group.running -= 1
-        self.group.leave_view()
-        return status
 
     def check(self) -> None:
         """Raise the Failure it ended with, if it did."""
@@ -131,14 +121,13 @@ cdef class Message:
             self.withdraw(ABORTED)
 
 
-cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint asking, Array about,
+cdef Message posted(Group group, Array array, int peer, uint64_t tag, Array about,
                     size_t layout, bint sending):
     cdef Message m = Message.__new__(Message)
     cdef Array subject = array if about is None else about
     cdef int status
     m.group = group
     m.array = array
-    m.asking = asking
     m.fingerprint = Fingerprint(
         0, subject.size, POINT_TO_POINT, subject.dtype, 0, 0 if about is None else CHUNK, -1,
         subject.dtype_hash, 0, 0)
@@ -166,17 +155,16 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, bint askin
 
 
 def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None, size_t layout=0) -> Message:
+          Array about=None, size_t layout=0) -> Message:
     """Post a send to group rank `peer`, of contiguous memory if `layout` is 0.
 
-    asking      it is part of a collective (see `Group.enter`)
     about       an array that this message announces, whose own bytes follow in others
     layout      MPI's datatype of the array, which only a link that `describes` takes
     """
-    return posted(group, array, peer, tag, asking, about, layout, True)
+    return posted(group, array, peer, tag, about, layout, True)
 
 
 def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
-          bint asking=False, Array about=None, size_t layout=0) -> Message:
+          Array about=None, size_t layout=0) -> Message:
     """Post a receive, into contiguous memory if `layout` is 0; peer -1 takes from anyone."""
-    return posted(group, array, peer, tag, asking, about, layout, False)
+    return posted(group, array, peer, tag, about, layout, False)

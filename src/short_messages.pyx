@@ -4,7 +4,7 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     CLOSED, Fingerprint, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, Request, TIMEOUT,
-    now_ns,
+    now_ns, wait_and_ask,
 )
 from cydist._native.engine cimport Group, failure
 from cydist._native.failures cimport described, told_failure
@@ -96,7 +96,7 @@ cdef inline int travel(object group, Group native, str name, Request *r, bint se
     if status == TIMEOUT:
         group.waiting = (name, r.peer)
         with nogil:
-            status = native.view.wait(&native.view, r, deadline_ns)
+            status = wait_and_ask(&native.view, r, deadline_ns)
         group.waiting = None
     return status
 

@@ -95,6 +95,103 @@ def test_a_group_outlives_one_of_an_older_world_with_its_name():
     assert [2] == run_threads(body, 1)
 
 
+CALLS_WITHOUT_THE_LAST = {
+    "all_reduce": lambda group: dist.all_reduce(np.ones(4), group=group),
+    "derived": lambda group: dist.all_gather_object([None] * 3, 1, group=group),
+    "recv": lambda group: dist.recv(np.ones(4), 2, group),
+    "irecv": lambda group: dist.irecv(np.ones(4), 2, group).wait(),
+    "send": lambda group: dist.send(np.ones(300_000), 2, group),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("call", CALLS_WITHOUT_THE_LAST.values(), ids=CALLS_WITHOUT_THE_LAST)
+def test_who_left_a_group_is_not_waited_for(jobs, transport, call):
+    """The others get PeerFailedError, though the rank lives on in its other groups."""
+
+    def body(rank):
+        group = dist.new_group([0, 1, 2])
+        dist.barrier(group)
+        if rank == 2:
+            dist.destroy_process_group(group)
+            dist.barrier()
+        else:
+            dist.barrier()
+            with pytest.raises(dist.PeerFailedError, match=r"rank 2 .*was lost"):
+                call(group)
+        dist.barrier()
+
+    jobs.get(transport, 3).run(body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_receive_from_anyone_ends_when_all_others_have_left(jobs, transport):
+    """Not before: one of them may still send."""
+
+    def body(rank):
+        group = dist.new_group([0, 1, 2])
+        x = np.zeros(4)
+        if rank == 1:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if rank == 0:
+            dist.recv(x, group=group)
+            assert x[0] == 7
+            with pytest.raises(dist.PeerFailedError):
+                dist.recv(x, group=group)
+        if rank == 2:
+            dist.send(np.full(4, 7.0), 0, group)
+            dist.destroy_process_group(group)
+        dist.barrier()
+
+    jobs.get(transport, 3).run(body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_a_rank_sent_before_it_left_arrives(jobs, transport):
+    """Messages and calls in which it had done its part; the error comes after them."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        x = np.zeros(4)
+        if rank == 1:
+            dist.broadcast(np.full(4, 5.0), 1, group)
+            for tag in range(20):
+                dist.send(np.full(4, float(tag)), 0, group, tag)
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if rank == 0:
+            dist.broadcast(x, 1, group)
+            assert x[0] == 5
+            for tag in reversed(range(20)):
+                dist.recv(x, 1, group, tag)
+                assert x[0] == tag
+            with pytest.raises(dist.PeerFailedError, match="it has left the group"):
+                dist.recv(x, 1, group)
+        dist.barrier()
+
+    jobs.get(transport, 2).run(body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_shrank_a_group_is_not_waited_for(jobs, transport):
+    """A rank that was left out learns in its next call of the old group."""
+
+    def body(rank):
+        group = dist.new_group([0, 1, 2])
+        dist.barrier(group)
+        if rank < 2:
+            left = dist.shrink_group([2], group)
+            dist.barrier(left)
+        dist.barrier()
+        if rank == 2:
+            with pytest.raises(dist.PeerFailedError):
+                dist.all_reduce(np.ones(4), group=group)
+        dist.barrier()
+
+    jobs.get(transport, 3).run(body)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_destroy_twice(jobs, transport):
     """The second time does nothing."""

@@ -16,8 +16,9 @@ from transports import DEADLINE, Group, done, eventually, run, soon, status_of
 
 # Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")
-MAGIC = 0x02645943
-EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE = 1, 2, 3, 4, 5, 6, 7
+MAGIC = 0x03645943
+EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = 1, 2, 3, 4, 5, 6, 7, 8
+NOTICE_TAG = 2**64 - 1
 HELD = 150_000  # bytes of small messages that the peer may send ahead
 
 
@@ -138,10 +139,11 @@ def test_broken_frames_lose_the_peer(
         header(OFFER, tag=99, nbytes=1 << 40) * 2 + header(WITHDRAW) * 3,
         HEADER.pack(MAGIC, EAGER, 0, 0, 2**64 - 1, 2**64 - 1, 3, 1, 0, 0, b"\xff" * 40) + b"abc",
         HEADER.pack(MAGIC, OFFER, 0, 65535, 2**64 - 1, 5, 2**64 - 1, 1, 0, 0, b"\xff" * 40),
+        HEADER.pack(MAGIC, FAREWELL, 0, 0, 0, 0, 0, 77, 0, 0, bytes(40)),
     ],
     ids=[
         "answer to nothing", "unknown answer", "withdrawal of nothing", "credit of bytes",
-        "offers of one name", "message to no group", "offer to no group",
+        "offers of one name", "message to no group", "offer to no group", "farewell to no group",
     ],
 )  # fmt: skip
 def test_idle_frames_change_nothing(
@@ -325,3 +327,21 @@ def test_second_connection_of_a_lane_is_not_taken(
     with ours, theirs:
         assert not link.adopt(1, 0, ours.fileno())
     assert link.lane_is_live(1, 0)
+
+
+def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, socket.socket]) -> None:
+    """A message is dropped, an offer sent back, and a notice answered by a farewell."""
+    link, peer = pair
+    ended, other = (Group(_native.Group(link, [0, 1], 0, context)) for context in (1, 2))
+    ended.native.close()
+    receive = other.irecv(np.zeros(3, np.uint8), 1, 5)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 3, 0, 3, 0, 0, -1, 0, 0, 0)
+    peer.sendall(header(EAGER, tag=4, nbytes=3) + b"abc")
+    peer.sendall(header(OFFER, tag=4, nbytes=1 << 40))
+    peer.sendall(header(EAGER, tag=NOTICE_TAG, nbytes=3) + b"abc")
+    peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 2, 5, 3, 0, 0, 0, fingerprint) + b"abc")
+    done(receive)
+    assert link.statistics()["arrived"] == 0
+    answers = [HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL)) for _ in range(2)]
+    kinds, names = [answer[1] for answer in answers], [answer[7] for answer in answers]
+    assert ([ANSWER, FAREWELL], [1, 1]) == (kinds, names)

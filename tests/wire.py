@@ -14,7 +14,7 @@ from transports import Group, soon
 # A header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")
 FINGERPRINT = struct.Struct("=QQBBBBiIIQ")
-MAGIC = 0x02645943
+MAGIC = 0x03645943
 EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE = range(1, 8)
 U8 = 3
 HELD_LIMIT = 300_000

@@ -59,7 +59,7 @@ from cydist._native.memory import SharedMemory
 from cydist._native.messages import Message, irecv, isend
 from cydist._native.mpi import MpiLink
 from cydist._native.mpi_callers import run_in_background, runs_in_background
-from cydist._native.mpi_collectives import use_in_place, use_reduction
+from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.neighbours import Neighbours
 from cydist._native.overlaps import overlapping
 from cydist._native.parts import hash_of_sizes, pack_part, unpack_part
@@ -113,7 +113,7 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "unpack_part",
-    "use_in_place",
+    "use_library",
     "use_isa",
     "use_memory",
     "use_operation",

@@ -55,7 +55,7 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "unpack_part",
-    "use_in_place",
+    "use_library",
     "use_isa",
     "use_memory",
     "use_operation",
@@ -232,7 +232,7 @@ class MpiLink(MessageLink):
 def run_in_background() -> None: ...
 def runs_in_background() -> bool: ...
 def load_mpi(path: str) -> None: ...
-def use_in_place(value: int) -> None: ...
+def use_library(its_in_place: int, most_riding_bytes: int) -> None: ...
 def use_reduction(dtype: int, op: int, type_handle: int, op_handle: int) -> None: ...
 
 DTYPES: dict[str, int]
@@ -275,6 +275,7 @@ class Group:
     def windows(self) -> bool: ...
     @property
     def told(self) -> bool: ...
+    def said_farewell(self, rank: int) -> bool: ...
     @property
     def seq(self) -> int: ...
     @property
@@ -318,7 +319,6 @@ def isend(
     peer: int,
     tag: int,
     *,
-    asking: bool = False,
     about: Array | None = None,
     layout: int = 0,
 ) -> Message: ...
@@ -328,7 +328,6 @@ def irecv(
     peer: int,
     tag: int,
     *,
-    asking: bool = False,
     about: Array | None = None,
     layout: int = 0,
 ) -> Message: ...

@@ -184,6 +184,7 @@ ctypedef struct Transport:
     Windows *windows            # NULL where the link has messages only
     volatile int *aborted       # 0, or the Status that ends every wait of this group
     Board *board                # what other ranks tell this group; NULL: nothing
+    uint64_t *farewells         # see has_left: a bit for each lane by which it came; or NULL
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).
@@ -335,6 +336,11 @@ cdef const Entry *find(const char *name, int collective) noexcept nogil   # NULL
 cdef int index_of(const Entry *entry) noexcept nogil
 
 
+# Has this member left the group, while the link goes on? Of ourselves: has any?
+cdef inline bint has_left(const Transport *t, int rank) noexcept nogil:
+    return t.farewells != NULL and t.farewells[rank] != 0
+
+
 # The clock of every deadline: CLOCK_MONOTONIC, in nanoseconds.
 cdef int64_t now_ns() noexcept nogil
 
@@ -347,9 +353,8 @@ ctypedef int (*Interrupted)() noexcept nogil
 cdef void set_interrupted(Interrupted f) noexcept nogil
 
 
-# For algorithms. A request that was posted always ends in complete(), which
-# withdraws whatever is unfinished when one fails, and notes peer, step and
-# fingerprint in the call. A failure to post is kept in the request's status.
+# For algorithms. A request that was posted always ends in complete(), which withdraws whatever is
+# unfinished when one fails, and notes peer, step and fingerprint. A failure to post is its status.
 cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil
 # What complete() does for one request: wait, and ask the peer, when patience ends, which call
 # it is in. MISMATCH fills r.theirs and r.source.
@@ -467,12 +472,10 @@ cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil
 
 # A pipeline: messages 0, 1, 2, ... with at most `depth` under way in each direction. Message
 # i is step first_step + i of the call. The shape of every use:
-#
 #     for i in range(total + pipe.depth - 1):
 #         if i < total: pipe_post(t, c, &pipe, i, what to send, to whom, into what, from whom)
 #         if i + 1 >= pipe.depth: pipe_take(t, c, &pipe, i + 1 - pipe.depth); use what arrived
 #     return pipe_close(t, c, &pipe)
-#
 # so that when message i is posted, message i - depth has been sent, and has arrived and been used.
 cdef enum:
     PIPE_DEPTH = 4

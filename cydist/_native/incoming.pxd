@@ -14,8 +14,6 @@ cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil
 
 # Read what there is. Returns OK, or a Loss when the stream is over.
 cdef int readable(Connection *c) noexcept nogil
-# Will a receive from this peer, or from anybody, never complete?
-cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil
 # Of a message that both sides copy, `c.taken`: copy some, or give it up.
 cdef bint take_jointly(Connection *c) noexcept nogil
 cdef void give_up_joint(Connection *c) noexcept nogil

@@ -35,6 +35,8 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil
 cdef bint contradicted(Transport *t, Request *r) noexcept nogil
 cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil
 
+# A group begins here.
+cdef void enter_context(End *end, uint64_t context) noexcept nogil
 # A group is gone: drop what arrived for it at this rank.
 cdef void drop_context(End *end, uint64_t context) noexcept nogil
 # Nothing is sent to this rank any more, and nobody waits for it.

@@ -23,9 +23,14 @@ ctypedef struct Item:       # a posted receive, or a message that no receive has
     void *more              # the transport's own, as many bytes as new_item was asked for
 
 
+cdef enum:
+    REMEMBERED = 4096           # a power of two
+
+
 ctypedef struct Queues:
     Item *posted            # BUCKETS list heads each
     Item *arrived
+    uint64_t *closed        # contexts of the groups that this rank left last, by their low bits
 
 
 cdef int init_queues(Queues *q) noexcept nogil          # OK or NO_MEMORY
@@ -73,6 +78,15 @@ cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
 # taken? All receives of that call are over, so its sender took it for another. Fills r.theirs
 # and r.source if so.
 cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noexcept nogil
+
+# A group begins or has ended here. Who asks it for something after its end is told: a rank that
+# waits for this one asks it again and again, as a notice.
+cdef void open_context(Queues *q, uint64_t context) noexcept nogil
+cdef void close_context(Queues *q, uint64_t context) noexcept nogil
+cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil
+# A link peer says that it has left a group, behind what it sent by these lanes. Returns the group's
+# view, whose receives from it may be hopeless now; NULL: there is none.
+cdef Transport *note_farewell(Queues *q, uint64_t context, int peer, uint64_t lanes) noexcept nogil
 
 # The group rank of link peer `peer`, or -1.
 cdef int group_rank(const Transport *t, int peer) noexcept nogil

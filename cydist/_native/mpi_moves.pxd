@@ -15,6 +15,8 @@ cdef enum Later:                # what a thread that may not call MPI leaves to 
 cdef enum:
     INLINE_BYTES = 8192         # what travels with its header
     SLOTS = 8                   # headers that MPI may receive while nobody looks
+    GOODBYE = -1                # Header.under: the sender leaves the link
+    FAREWELL = -2               # it has left the group of the header's context
 
 
 ctypedef struct Header:         # what comes first
@@ -22,7 +24,7 @@ ctypedef struct Header:         # what comes first
     uint64_t tag
     uint64_t nbytes
     int peer                    # who sends
-    int under                   # MPI's tag of the payload; 0: it is behind this; -1: goodbye
+    int under                   # MPI's tag of the payload; 0: it is behind this; or below it
     Fingerprint fingerprint
 
 
@@ -94,8 +96,9 @@ cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count)
 cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil
 # Do what can be done at once; was there anything?
 cdef bint progress(Net *net) noexcept nogil
-# MPI has reported an error: give up the ranks that died, if it was that.
-cdef void bury(Mpi *mpi) noexcept nogil
+# Send a small message behind its header, or a header alone. OK: it is over; PENDING: its request
+# will tell.
+cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil
 # Begin to receive the next header.
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil
 # A group is gone: end what it has under way.

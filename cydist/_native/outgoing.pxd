@@ -1,7 +1,9 @@
 """Writing: see stream.pxd for the protocol and the lock."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Request, Transport
+from cydist._native.abi cimport (
+    COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Request, Transport,
+)
 from cydist._native.stream cimport Connection, Header, Net, Out
 
 
@@ -21,6 +23,13 @@ cdef Header new_header(Connection *c, int kind) noexcept nogil
 cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t other) noexcept nogil
 # A kept message was handed over: its sender may send as much again. c may be NULL.
 cdef void release(Connection *c, size_t nbytes) noexcept nogil
+
+# By number of call or by tag, so that what must not overtake shares a lane.
+cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
+    if tag & COLLECTIVE_TAG:
+        tag = (tag >> SEQUENCE_SHIFT) & SEQUENCE_MASK
+    return <int>(tag % <uint64_t>net.lanes)
+
 
 # The connection's record, made when first asked for; NULL: no memory.
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil

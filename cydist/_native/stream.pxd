@@ -24,7 +24,7 @@ from cydist._native.rings cimport Ring
 
 
 cdef enum:
-    MAGIC = 0x02645943          # "CYd", version 2; another byte order reads another number
+    MAGIC = 0x03645943          # "CYd", version 3; another byte order reads another number
     # The largest message that does not wait for its receiver; of those that ranks of a host can
     # copy together it is the one below JOINT_BYTES.
     EAGER_BYTES = 65536
@@ -40,6 +40,7 @@ cdef enum Kind:                 # of frame; the order is part of the wire format
     WITHDRAW = 5                # id: as in the offer; the rest will not come
     CREDIT = 6                  # carries `released` and nothing else
     GOODBYE = 7                 # the sender leaves on purpose
+    FAREWELL = 8                # it has left the group whose context is in `id`
 
 
 cdef enum Answer:

@@ -29,7 +29,7 @@ from cydist.errors import (
     from_failure,
     named,
 )
-from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.group import Call, ProcessGroup
 from cydist.types import Op, op_and_factor
 from cydist.work import Work
 
@@ -278,9 +278,8 @@ class HostGroup(ProcessGroup):
     def _posted(self, name: str, array: Array, peer: int, tag: int, about: Array | None) -> Work:
         post = _native.isend if name == "send" else _native.irecv
         message = post(
-            self._native, array, peer, wire_tag(tag), asking=tag == COLLECTIVE_TAG, about=about,
-            layout=self.layout_of(array),
-        )  # fmt: skip
+            self._native, array, peer, wire_tag(tag), about=about, layout=self.layout_of(array)
+        )
         return MessageWork(self, name, peer, self._kept(message))
 
     def layout_of(self, array: Array) -> int:
@@ -442,7 +441,8 @@ class HostGroup(ProcessGroup):
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]
-        return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer)
+        parted = "it has left the group" if self._native.said_farewell(rank) else ""
+        return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer) or parted
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

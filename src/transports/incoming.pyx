@@ -14,15 +14,19 @@ from cydist._native.joint cimport (
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
     Item, add_arrived, add_posted, add_posted_first, add_to_ring, any_arrived, blank_item, compare,
-    find_arrived, find_posted, free_item, group_rank, new_item, remove, remove_from_ring,
+    find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
+    remove_from_ring,
 )
 from cydist._native.neighbours cimport Nearby
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
+from cydist._native.peers cimport (
+    ALL_LANES, LANE_BITS, hear_farewell, hopeless, say_farewell, who_died,
+)
 from cydist._native.rings cimport unread, was_read
 from cydist._native.stream cimport (
     ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
-    EAGER_BYTES, FILLING, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, OFFER, OFFERED, POSTED,
-    PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
+    EAGER_BYTES, FAREWELL, FILLING, GONE, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, OFFER,
+    OFFERED, POSTED, PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
 )
 from cydist._native.waiting cimport load_int
 
@@ -32,30 +36,6 @@ cdef enum:
 
 
 # Receiving
-
-cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
-    cdef int i
-    for i in range(t.size):
-        if t.peers[i] != net.rank and net.lost[t.peers[i]] == 0:
-            return False
-    return t.size > 1
-
-
-cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
-    """A member, by group rank, that was lost and did not leave on purpose; or -1."""
-    cdef int i
-    for i in range(t.size):
-        if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
-            return i
-    return -1
-
-
-cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
-    """Will a receive from this peer, or from anybody, never complete?"""
-    if peer != ANY_SOURCE:
-        return net.lost[peer] != 0
-    return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t)
-
 
 cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
     cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
@@ -173,6 +153,11 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
         return False        # a rank would have offered it
     c.to_read = h.nbytes
     item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
+    if item == NULL and is_closed(&c.net.queues, h.context):
+        release(c, h.nbytes + sizeof(Header))   # nobody will take it
+        if h.tag == NOTICE_TAG:
+            say_farewell(c.net, c.peer, h.context)
+        return True
     if item == NULL:
         item = keep(c, h, ARRIVING)
         if item == NULL:
@@ -225,6 +210,9 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     cdef Item *item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
     cdef Request *r
     cdef int fit
+    if item == NULL and is_closed(&c.net.queues, h.context):
+        control(c, ANSWER, GONE, h.id, 0)
+        return True
     if item == NULL:
         return keep(c, h, OFFERED) != NULL
     r = item.request
@@ -363,7 +351,10 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
         withdrawn(c, h)
     elif kind == GOODBYE:
         c.said_goodbye = True
-    return CREDIT >= kind >= ANSWER or kind == GOODBYE
+    elif kind == FAREWELL:
+        hear_farewell(c.net, c.peer, h.id,
+                      ALL_LANES if c.near else <uint64_t>1 << c.lane % LANE_BITS)
+    return CREDIT >= kind >= ANSWER or kind == GOODBYE or kind == FAREWELL
 
 
 cdef void frame_ends(Connection *c) noexcept nogil:

@@ -13,8 +13,8 @@ from cydist._native.linux cimport (
     pthread_mutex_unlock,
 )
 from cydist._native.mailbox cimport (
-    Box, End, cancel, contradicted, drop_context, free_box, init_box, leave, left_over, recv,
-    send, test, wait,
+    Box, End, cancel, contradicted, drop_context, enter_context, free_box, init_box, leave,
+    left_over, recv, send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
 from cydist._native.waiting cimport LOOKS, SPINS, cores, load_int
@@ -228,6 +228,8 @@ cdef class InprocLink(Link):
         t.wait_flag = wait_flag
         t.contradicted = contradicted
         t.left_over = left_over
+        with nogil:
+            enter_context(&self.end, t.context)
         return 0
 
     cdef int open_windows(self, Transport *t) except -1:

@@ -9,16 +9,17 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, Request,
-    Transport, copy, now_ns, slice_end,
+    ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING,
+    Request, Transport, copy, has_left, now_ns, slice_end,
 )
 from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, add_arrived, add_posted, any_arrived, any_of_context, any_posted, compare,
-    contradicted as contradicted_in, find_arrived, find_posted, free_item, free_queues,
-    group_rank, init_queues, left_over as left_over_in, new_item, remove,
+    Chosen, Item, add_arrived, add_posted, any_arrived, any_of_context, any_posted, close_context,
+    compare, contradicted as contradicted_in, find_arrived, find_posted, free_item, free_queues,
+    group_rank, init_queues, is_closed, left_over as left_over_in, new_item, note_farewell,
+    open_context, remove,
 )
 from cydist._native.waiting cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -78,6 +79,14 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
         free_item(message)
         return PEER_LOST
     item = find_posted(&box.queues, t.context, end.rank, r.tag)
+    if item == NULL and is_closed(&box.queues, t.context):
+        pthread_mutex_unlock(&box.lock)
+        free_item(message)
+        if r.tag != NOTICE_TAG:
+            return PEER_LOST
+        hear_farewell(end, t.peers[r.peer], t.context)
+        r.status = OK
+        return OK
     if item != NULL:
         receive = item.request
         remove(item)
@@ -137,6 +146,30 @@ cdef int recv(Transport *t, Request *r) noexcept nogil:
     return lost
 
 
+cdef void hear_farewell(End *end, int peer, uint64_t context) noexcept nogil:
+    """This peer has left a group of ours: receives that only it could answer end."""
+    cdef Box *own = &end.boxes[end.rank]
+    pthread_mutex_lock(&own.lock)
+    note_farewell(&own.queues, context, peer, 1)
+    pthread_mutex_unlock(&own.lock)
+    end_hopeless(end, own)
+
+
+cdef void end_hopeless(End *end, Box *box) noexcept nogil:
+    cdef Item *item
+    while True:
+        pthread_mutex_lock(&box.lock)
+        item = any_posted(&box.queues, waits_for_nobody, NULL)
+        if item != NULL:
+            remove(item)
+            item.request.link = NULL
+        pthread_mutex_unlock(&box.lock)
+        if item == NULL:
+            return
+        complete(box, item.request, PEER_LOST)
+        free_item(item)
+
+
 cdef void take(End *end, Transport *t, Request *r, Item *item) noexcept nogil:
     """Receive a message that was claimed from our box, and let its sender go."""
     cdef const char *data = item.request.ptr if item.request != NULL else item.data
@@ -151,9 +184,12 @@ cdef bint nobody_left(const Transport *t, int peer) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef int i
     if peer != ANY_SOURCE:
-        return load_int(&end.boxes[peer].closed) != OK
+        return (load_int(&end.boxes[peer].closed) != OK
+                or (has_left(t, t.rank) and peer != end.rank
+                    and has_left(t, group_rank(t, peer))))
     for i in range(t.size):
-        if t.peers[i] != end.rank and load_int(&end.boxes[t.peers[i]].closed) == OK:
+        if (t.peers[i] != end.rank and load_int(&end.boxes[t.peers[i]].closed) == OK
+                and not has_left(t, i)):
             return False
     return t.size > 1
 
@@ -242,6 +278,13 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
 
 # Leaving
 
+cdef void enter_context(End *end, uint64_t context) noexcept nogil:
+    cdef Box *own = &end.boxes[end.rank]
+    pthread_mutex_lock(&own.lock)
+    open_context(&own.queues, context)
+    pthread_mutex_unlock(&own.lock)
+
+
 cdef bint of_context(const Item *item, const void *context) noexcept nogil:
     return item.context == (<const uint64_t *>context)[0]
 
@@ -301,7 +344,11 @@ cdef bint mine_in_context(const Item *item, const void *context) noexcept nogil:
 
 cdef void drop_context(End *end, uint64_t context) noexcept nogil:
     cdef Sent mine = Sent(end.rank, context)
+    cdef Box *own = &end.boxes[end.rank]
     cdef int i
+    pthread_mutex_lock(&own.lock)
+    close_context(&own.queues, context)
+    pthread_mutex_unlock(&own.lock)
     drop(end, &end.boxes[end.rank], &context, of_context, &context)
     for i in range(end.size):
         drop(end, &end.boxes[i], &context, mine_in_context, &mine)
@@ -315,7 +362,6 @@ cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
 cdef void leave(End *end) noexcept nogil:
     """Nothing is sent to this rank any more, and nobody waits for it."""
     cdef Box *own = &end.boxes[end.rank]
-    cdef Item *item
     cdef int i
     pthread_mutex_lock(&own.lock)
     store_int(&own.closed, CLOSED)
@@ -323,14 +369,5 @@ cdef void leave(End *end) noexcept nogil:
     drop(end, own, NULL, any_item, NULL)
     for i in range(end.size):
         drop(end, &end.boxes[i], NULL, sent_in_place, &end.rank)
-        while i != end.rank:
-            pthread_mutex_lock(&end.boxes[i].lock)
-            item = any_posted(&end.boxes[i].queues, waits_for_nobody, NULL)
-            if item != NULL:
-                remove(item)
-                item.request.link = NULL
-            pthread_mutex_unlock(&end.boxes[i].lock)
-            if item == NULL:
-                break
-            complete(&end.boxes[i], item.request, PEER_LOST)
-            free_item(item)
+        if i != end.rank:
+            end_hopeless(end, &end.boxes[i])

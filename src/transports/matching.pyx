@@ -29,10 +29,13 @@ cdef int init_queues(Queues *q) noexcept nogil:
     cdef int i
     q.posted = <Item *>calloc(BUCKETS, sizeof(Item))
     q.arrived = <Item *>calloc(BUCKETS, sizeof(Item))
-    if q.posted == NULL or q.arrived == NULL:
+    q.closed = <uint64_t *>calloc(REMEMBERED, sizeof(uint64_t))
+    if q.posted == NULL or q.arrived == NULL or q.closed == NULL:
         free(q.posted)
         free(q.arrived)
+        free(q.closed)
         q.posted = q.arrived = NULL
+        q.closed = NULL
         return NO_MEMORY
     for i in range(BUCKETS):
         q.posted[i].next = q.posted[i].prev = &q.posted[i]
@@ -58,7 +61,9 @@ cdef void free_lists(Item *heads) noexcept nogil:
 cdef void free_queues(Queues *q) noexcept nogil:
     free_lists(q.posted)
     free_lists(q.arrived)
+    free(q.closed)
     q.posted = q.arrived = NULL
+    q.closed = NULL
 
 
 cdef Item *blank_item(size_t more_bytes) noexcept nogil:
@@ -268,3 +273,32 @@ cdef int group_rank(const Transport *t, int peer) noexcept nogil:
         if t.peers[i] == peer:
             return i
     return -1
+
+
+# Groups that have ended here
+
+cdef void open_context(Queues *q, uint64_t context) noexcept nogil:
+    if is_closed(q, context):
+        q.closed[context & (REMEMBERED - 1)] = 0
+
+
+cdef void close_context(Queues *q, uint64_t context) noexcept nogil:
+    q.closed[context & (REMEMBERED - 1)] = context
+
+
+cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil:
+    return context != 0 and q.closed[context & (REMEMBERED - 1)] == context
+
+
+cdef Transport *note_farewell(Queues *q, uint64_t context, int peer,
+                              uint64_t lanes) noexcept nogil:
+    # A group that goes on listens for notices, but for a moment at a time.
+    cdef Item *item = find_posted(q, context, peer, NOTICE_TAG)
+    if item == NULL or item.view.farewells == NULL:
+        return NULL
+    cdef int rank = group_rank(item.view, peer)
+    if rank < 0 or rank == item.view.rank:
+        return NULL
+    item.view.farewells[rank] |= lanes
+    item.view.farewells[item.view.rank] = 1
+    return item.view

@@ -20,7 +20,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_moves cimport Move, Mpi, bury, end_move, mpi_of, new_move
+from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.mpi_partings cimport bury
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
 
@@ -31,19 +32,21 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
-    RIDING_BYTES = 2048         # of a broadcast that travels with a fingerprint, at most
 
 cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messages.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
+cdef size_t riding_bytes = 0    # of a broadcast that travels with a fingerprint, at most
 cdef Handle types[DTYPES]
 cdef Handle operations[DTYPES][OPS]
 
 
-def use_in_place(size_t value) -> None:
-    """MPI_IN_PLACE."""
-    global in_place
-    in_place = <void *>value
+def use_library(size_t its_in_place, size_t most_riding_bytes) -> None:
+    """MPI_IN_PLACE, and up to how many bytes that two ranks broadcast travel with the root's
+    fingerprint."""
+    global in_place, riding_bytes
+    in_place = <void *>its_in_place
+    riding_bytes = most_riding_bytes
 
 
 def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
@@ -326,7 +329,7 @@ cdef int settle(Transport *t, Call *c) noexcept nogil:
 cdef bint rides(const Transport *t, const Call *c) noexcept nogil:
     """Do its numbers travel with the fingerprint?"""
     return (t.size == 2 and c.fingerprint.collective == BROADCAST
-            and c.inputs[0].nbytes <= RIDING_BYTES)
+            and c.inputs[0].nbytes <= riding_bytes)
 
 
 cdef int collective(Transport *t, Call *c) noexcept nogil:

@@ -10,21 +10,21 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
+    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
 )
-from cydist._native.libmpi cimport SUCCESS, Handle, find_dead, is_done, lib
+from cydist._native.libmpi cimport SUCCESS, Handle, is_done, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.matching cimport (
-    Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, remove,
+    Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, is_closed, remove,
 )
 from cydist._native.mpi_callers cimport is_among
-from cydist._native.outgoing cimport begin, complete, forget, is_near
-from cydist._native.peers cimport lose
-from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
+from cydist._native.mpi_partings cimport bury, hear_goodbye, leave, say
+from cydist._native.outgoing cimport begin, complete, forget
+from cydist._native.peers cimport ALL_LANES, hear_farewell
+from cydist._native.stream cimport BEYOND, Incoming, incoming
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
-    GOODBYE = -1
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
     PATIENCE_NS = 50000000      # how long a message that is withdrawn may take to complete
     PAUSE_US = 20
@@ -226,22 +226,6 @@ cdef bint progress(Net *net) noexcept nogil:
     return moved
 
 
-cdef void bury(Mpi *mpi) noexcept nogil:
-    cdef int i, count, peer
-    cdef int *dead = <int *>malloc(mpi.net.size * sizeof(int))
-    if dead == NULL:
-        return
-    count = find_dead(mpi.comm, mpi.net.size, dead)
-    for i in range(count):
-        peer = dead[i]
-        if 0 <= peer < mpi.net.size and mpi.left_at[peer] == 0:
-            mpi.left += 1
-            mpi.left_at[peer] = now_ns()
-            if not is_near(mpi.net, peer):
-                lose(mpi.net, peer, DIED)
-    free(dead)
-
-
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
     cdef int _time
     for _time in range(2):
@@ -364,6 +348,9 @@ cdef void arrived(Mpi *mpi, const Header *header, const char *data) noexcept nog
     if header.under == GOODBYE:
         hear_goodbye(mpi, header.peer)
         return
+    if header.under == FAREWELL:
+        hear_farewell(net, header.peer, header.context, ALL_LANES)
+        return
     item = find_posted(&net.queues, header.context, header.peer, header.tag)
     if item != NULL:
         r = item.request
@@ -371,8 +358,10 @@ cdef void arrived(Mpi *mpi, const Header *header, const char *data) noexcept nog
         remove(item)
         free_item(item)
         deliver(mpi, r, header, data, compare(r, &header.fingerprint, header.nbytes))
-    elif net.closed:
+    elif net.closed or is_closed(&net.queues, header.context):
         refuse(mpi, header)
+        if header.tag == NOTICE_TAG and not net.closed:
+            say(mpi, header.peer, FAREWELL, header.context)
     else:
         keep(net, header, data)
 
@@ -473,28 +462,3 @@ cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
             detach(mpi, move)
             complete(mpi.net, r, CLOSED)
         move = move.next
-
-
-# Ranks that leave
-
-cdef void hear_goodbye(Mpi *mpi, int peer) noexcept nogil:
-    if mpi.left_at[peer] == 0:
-        mpi.left += 1
-        mpi.left_at[peer] = now_ns()
-    # What a near one wrote to its ring comes before its end.
-    if not is_near(mpi.net, peer):
-        lose(mpi.net, peer, LEFT)
-
-
-cdef void leave(Net *net) noexcept nogil:
-    """Say goodbye to every peer. What has begun goes on while MPI is asked to."""
-    cdef Mpi *mpi = mpi_of(net)
-    cdef Header header
-    cdef int peer
-    memset(&header, 0, sizeof(Header))
-    header.peer = net.rank
-    header.under = GOODBYE
-    for peer in range(net.size):
-        if peer != net.rank:
-            send_whole(mpi, NULL, peer, &header)
-    progress(net)

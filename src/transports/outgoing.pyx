@@ -5,8 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, SEQUENCE_MASK, SEQUENCE_SHIFT,
-    Request, Transport,
+    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.joint cimport JOINT_BYTES, join, stop_giving, take_back
@@ -247,13 +246,6 @@ cdef void release(Connection *c, size_t nbytes) noexcept nogil:
 
 
 # Sending
-
-cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
-    # By number of call or by tag, so that what must not overtake shares a lane.
-    if tag & COLLECTIVE_TAG:
-        tag = (tag >> SEQUENCE_SHIFT) & SEQUENCE_MASK
-    return <int>(tag % <uint64_t>net.lanes)
-
 
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
     cdef Connection **place = &net.connections[peer * net.lanes + lane]

@@ -3,26 +3,30 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.incoming cimport give_up_joint, hopeless, readable, withdraw_recv
+from cydist._native.abi cimport (
+    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, Request, Transport,
+    has_left,
+)
+from cydist._native.incoming cimport give_up_joint, readable, withdraw_recv
 from cydist._native.joint cimport stop_giving
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Item, any_arrived, any_of_context, any_posted, free_item, group_rank, remove, remove_from_ring,
+    Item, any_arrived, any_of_context, any_posted, close_context, free_item, group_rank,
+    note_farewell, remove, remove_from_ring,
 )
 from cydist._native.outgoing cimport (
-    attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
-    release, remove_out, want, withdraw_send, writable, write_some,
+    attach_rings, begin, complete, connection, control, finish, forget_process, lane_of,
+    new_header, release, remove_out, want, withdraw_send, writable, write_some,
 )
 from cydist._native.memory cimport SILENT
 from cydist._native.neighbours cimport Nearby, has_ended, spread_news
 from cydist._native.rings cimport NO_RINGS, pair_word, say_over
 from cydist._native.stream cimport (
-    ANSWER, ARRIVING, BEYOND, Connection, DIED, ENDED, FILLING, GONE, GOODBYE, Header, Incoming,
-    LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
+    ANSWER, ARRIVING, BABBLED, BEYOND, Connection, DIED, ENDED, FAREWELL, FILLING, GONE, GOODBYE,
+    Header, Incoming, LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
 from cydist._native.waiting cimport load_int, load_u32, load_u64, store_int
 
@@ -121,6 +125,37 @@ cdef void end(Connection *c, int how) noexcept nogil:
     lose(net, c.peer, how)
 
 
+cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if t.peers[i] != net.rank and net.lost[t.peers[i]] == 0 and not has_left(t, i):
+            return False
+    return t.size > 1
+
+
+cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
+    cdef int i
+    for i in range(t.size):
+        if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
+            return i
+    return -1
+
+
+cdef bint says_farewell(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
+    """Has it left the group, and all come that it sent by the lane of this tag?"""
+    cdef int rank
+    if not has_left(t, t.rank) or peer == net.rank:     # nobody has
+        return False
+    rank = group_rank(t, peer)
+    return rank >= 0 and t.farewells[rank] >> lane_of(net, tag) % LANE_BITS & 1
+
+
+cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
+    if peer != ANY_SOURCE:
+        return net.lost[peer] != 0 or says_farewell(net, t, peer, tag)
+    return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t)
+
+
 ctypedef struct Peer:
     const Net *net
     int rank
@@ -139,7 +174,6 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
     cdef Peer lost = Peer(net, peer)
     cdef Connection *c
     cdef Item *item
-    cdef Request *r
     cdef int lane
     if net.lost[peer] != 0:
         return
@@ -155,6 +189,25 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
             break
         remove(item)
         free_item(item)
+    end_hopeless(net, peer)
+
+
+cdef void hear_farewell(Net *net, int peer, uint64_t context, uint64_t lanes) noexcept nogil:
+    if note_farewell(&net.queues, context, peer, lanes) != NULL:
+        end_hopeless(net, peer)
+
+
+cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil:
+    cdef int lane
+    for lane in range(net.lanes):
+        if net.connections[peer * net.lanes + lane] != NULL:
+            control(net.connections[peer * net.lanes + lane], FAREWELL, 0, context, 0)
+
+
+cdef void end_hopeless(Net *net, int peer) noexcept nogil:
+    cdef Peer lost = Peer(net, peer)
+    cdef Item *item
+    cdef Request *r
     while True:
         item = any_posted(&net.queues, waits_in_vain, &lost)
         if item == NULL:
@@ -255,6 +308,7 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
 cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
     cdef Item *item
     cdef int i
+    close_context(&net.queues, context)
     while True:
         item = any_of_context(&net.queues, context, of_context, &context)
         if item == NULL:

@@ -26,7 +26,7 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
-    left_over as left_over_in,
+    left_over as left_over_in, open_context,
 )
 from cydist._native.neighbours cimport Nearby, Neighbours, hang_bell
 from cydist._native.outgoing cimport post_send, withdraw_send
@@ -251,6 +251,10 @@ cdef class MessageLink(Link):
         t.contradicted = is_contradicted
         t.left_over = left_over
         t.lingers = lingers
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            open_context(&self.net.queues, t.context)
+            pthread_mutex_unlock(&self.net.lock)
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:

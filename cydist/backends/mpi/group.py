@@ -33,6 +33,7 @@ class MpiGroup(HostGroup):
 
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
+        self.library = self._endpoint.MPI.get_vendor()[0]
         self.sends_short = not self._endpoint.threads.main_only
         if not self._endpoint.threads.concurrent:
             self._serial.attend = self._endpoint.attend

@@ -19,6 +19,10 @@ from cydist.group import ProcessGroup
 if TYPE_CHECKING:
     from cydist.registry import BackendOptions
 
+# Of a broadcast between two ranks that travels with the message that compares the calls, by MPI's
+# name: Open MPI asks the receiver first where a message is longer than 4 KiB with its header.
+RIDING_BYTES = {"MPICH": 4096}
+
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "mpi": every rank is a rank of MPI's COMM_WORLD, in any order.
@@ -73,6 +77,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 def _prepare(MPI: Any) -> None:
     """Tell the compiled part where MPI is, and what it can reduce."""
     _native.load_mpi(MPI.__file__)
-    _native.use_in_place(int(MPI.IN_PLACE) % 2**64)
+    riding = RIDING_BYTES.get(MPI.get_vendor()[0], 2048)
+    _native.use_library(int(MPI.IN_PLACE) % 2**64, riding)
     reductions.use(MPI)
     leave_with(MPI)

@@ -1,0 +1,107 @@
+"""A rank that leaves a group while it lives on in others is waited for no longer."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import cydist as dist
+
+CALLS = {
+    "all_reduce": lambda group, last: dist.all_reduce(np.ones(4, "f4"), group=group),
+    "16 bits": lambda group, last: dist.all_reduce(np.ones(4, "f2"), group=group),
+    "long": lambda group, last: dist.all_reduce(np.ones(300_000), group=group),
+    "broadcast": lambda group, last: dist.broadcast(np.ones(4), last, group),
+    "barrier": lambda group, last: dist.barrier(group),
+    "asynchronous": lambda group, last: dist.barrier(group, async_op=True).wait(),
+    "recv": lambda group, last: dist.recv(np.ones(4), last, group),
+    "irecv": lambda group, last: dist.irecv(np.ones(4), last, group).wait(),
+}
+
+
+@pytest.mark.parametrize("met", [True, False], ids=["after a call", "before any"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_who_left_is_not_waited_for(rank, size, spare, call, met):
+    """The others get PeerFailedError, long before their deadline."""
+    group = dist.new_group(timeout=600)
+    last = size - 1
+    if met:
+        dist.barrier(group)
+    if rank == last:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank != last:
+        with pytest.raises(dist.PeerFailedError, match=rf"rank {last} .*was lost"):
+            call(group, last)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
+def test_a_long_message_to_who_left_is_over(rank, size, spare):
+    """Received by nobody, or an error; its sender goes on."""
+    group = dist.new_group(timeout=600)
+    last = size - 1
+    if rank == last:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank == 0:
+        with suppress(dist.PeerFailedError):
+            dist.send(np.ones(300_000), last, group)
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
+
+
+def test_a_receive_from_anyone_ends_when_all_others_have_left(rank, size, spare):
+    """Not before: one of them may still send."""
+    group = dist.new_group(timeout=600)
+    x = np.zeros(4)
+    if 0 < rank < size - 1:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank == 0:
+        dist.recv(x, group=group)
+        assert x[0] == 7
+        with pytest.raises(dist.PeerFailedError):
+            dist.recv(x, group=group)
+    if rank == size - 1:
+        dist.send(np.full(4, 7.0), 0, group)
+    if rank != 0:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
+
+
+def test_what_a_rank_sent_before_it_left_arrives(rank, size, spare):
+    """The error comes after it."""
+    group = dist.new_group(timeout=600)
+    last, x = size - 1, np.zeros(4)
+    if rank == last:
+        for tag in range(20):
+            dist.send(np.full(4, float(tag)), 0, group, tag)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank == 0:
+        for tag in reversed(range(20)):
+            dist.recv(x, last, group, tag)
+            assert x[0] == tag
+        with pytest.raises(dist.PeerFailedError, match="it has left the group"):
+            dist.recv(x, last, group)
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
+
+
+def test_who_shrank_a_group_is_not_waited_for(rank, size, spare):
+    """A rank that was left out learns in its next call of the old group."""
+    group = dist.new_group(timeout=600)
+    last = size - 1
+    dist.barrier(group)
+    if rank != last:
+        left = dist.shrink_group([last], group)
+        dist.barrier(left)
+        dist.destroy_process_group(left)
+    dist.barrier(spare)
+    if rank == last:
+        with pytest.raises(dist.PeerFailedError):
+            dist.all_reduce(np.ones(4), group=group)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
