@@ -55,8 +55,8 @@ class HostGroup(ProcessGroup):
 
     devices = ("cpu", "cuda")
     packs = splits_alone = True
-    sends_short = True  # its messages need no more checks than src/short.pyx makes, and
-    calls_short = True  # its collectives may come that way
+    sends_short = calls_short = True  # its calls need no more checks than src/short*.pyx make
+    library = ""  # the name of what is below the link and has collectives of its own
 
     def __init__(
         self,
@@ -318,8 +318,7 @@ class HostGroup(ProcessGroup):
     # Collectives: name the blocks, and what all ranks must agree on.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        here = self._rank == root
-        for part in pieces(self, call, array, reads=here, writes=not here):
+        for part in pieces(self, call, array, reads=self._rank == root, writes=self._rank != root):
             self._run(call, "broadcast", [part], [part], part.nbytes, root=root, count=part.size)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
@@ -392,7 +391,8 @@ class HostGroup(ProcessGroup):
         if not algorithm:
             algorithm = tuning.choose(
                 collective, nbytes, self._size, windows,
-                even=even, commutative=True, native=self._native.comm != 0 and not windows,
+                even=even, commutative=True,
+                library=self.library if self._native.comm != 0 and not windows else "",
             )  # fmt: skip
             known = even or collective in tuning.UNSIZED  # else sizes differ, or ranks know few
             if known and self.calls_short and nbytes <= WHOLE_BYTES:

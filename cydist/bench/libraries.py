@@ -118,14 +118,14 @@ class Cydist(TorchLike):
         self.empty = cydist.empty_shared if arrays == "shared" else np.empty
 
     def algorithm(self, op: str, nbytes: int) -> str:
-        from cydist import tuning
+        from cydist import group, tuning
 
         if op == "pingpong":
             return "send"
         if self._backend.startswith("torch:"):
             return "torch's"
-        native = self._backend == "mpi" and not self.windows
-        return tuning.usual(op, nbytes, self.size, self.windows, native)
+        library = "" if self.windows else getattr(group.WORLD, "library", "")
+        return tuning.usual(op, nbytes, self.size, self.windows, library)
 
 
 def torch_with(backend: str) -> Library:
