@@ -205,7 +205,7 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
     rank, size = call.placed("env://")
     host, port = config.MASTER_ADDR.get(), config.MASTER_PORT.get()
     if _agent_store(host, port):
-        return _by_agent(call, host, int(port)), rank, size
+        return _by_agent(call, host, _port(port)), rank, size
     if host or port:
         if not port:
             raise ValueError("env:// needs MASTER_PORT beside MASTER_ADDR")
@@ -219,7 +219,11 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
 
 def _agent_store(host: str, port: str) -> bool:
     """Is MASTER_PORT held by torchrun's own store?"""
-    return bool(host and port) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return bool(host and port) and _is_torchruns()
+
+
+def _is_torchruns() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _by_agent(call: _Call, host: str, port: int) -> Store:
@@ -461,7 +465,8 @@ def _launchers_socket(port: int) -> int | None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise ValueError(f"MASTER_PORT must be a number from 1 to 65535, not {text!r}")
+        hint = ": name a port to torchrun, or let --standalone find one" if _is_torchruns() else ""
+        raise ValueError(f"MASTER_PORT must be a number from 1 to 65535, not {text!r}{hint}")
     return int(text)
 
 

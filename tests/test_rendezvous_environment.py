@@ -75,9 +75,17 @@ def test_our_twins_win(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"MASTER_ADDR": HOST}, "MASTER_PORT"),
         ({"MASTER_PORT": "29500"}, "MASTER_ADDR"),
         ({"MASTER_ADDR": HOST, "MASTER_PORT": "http"}, "MASTER_PORT must be"),
+        (
+            {
+                "MASTER_ADDR": HOST,
+                "MASTER_PORT": "0",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            },
+            "not '0': name a port to torchrun",
+        ),
         ({}, "MASTER_ADDR and MASTER_PORT"),
     ],
-    ids=["no port", "no address", "no number", "nothing"],
+    ids=["no port", "no address", "no number", "torchrun --master-port 0", "nothing"],
 )
 def test_missing_variables_are_named(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
