@@ -148,6 +148,13 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
     assert "it closed its connections and left" in done.stdout
 
 
+def test_the_start_has_a_deadline_when_all_have_come(mpi: Path) -> None:
+    """A rank that fails just then leaves nobody in MPI for ever."""
+    done = start(mpi, "half-made", program=JOINS)
+    assert "rank 1: failed just now" in done.stdout
+    assert re.search("rank 0: .*timeout after 3 s: all ranks have come", done.stdout), done.stdout
+
+
 def test_the_end_after_a_making_that_was_given_up(mpi: Path) -> None:
     """MPICH would crash in its finalization while a thread still makes a communicator: it is not
     called, and the job says why."""

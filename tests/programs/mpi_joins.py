@@ -58,6 +58,23 @@ def unfit():
 
 
 @way
+def half_made():
+    """Rank 1 fails when all have come, just before MPI makes their communicator."""
+    from cydist.backends.mpi import making
+
+    def fail(*given):
+        raise RuntimeError("failed just now")
+
+    rank = launchers.place().rank
+    if rank == 1:
+        making._communicator = fail
+    try:
+        dist.init_process_group("mpi", timeout=3)
+    except (dist.DistError, RuntimeError) as error:
+        print(f"rank {rank}: {error}", flush=True)
+
+
+@way
 def deaf():
     """Rank 0 can listen nowhere: the job works, and what late ranks do is not told."""
     from cydist.backends.mpi import meeting

@@ -1,10 +1,15 @@
-"""The communicators of groups: how many MPI may still make."""
+"""The communicators of links and groups: how they are made, and how many MPI may still make."""
 
 from __future__ import annotations
 
 import threading
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
 
+from cydist.executor import THREADS
+
+LOOK_SECONDS = 0.05  # between looks whether MPI is done
 CREATION_TAGS = 30_000  # of groups whose communicators are made at the same time
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
@@ -34,3 +39,28 @@ class Communicators:
     def all_made(cls) -> bool:
         """Is MPI making none?"""
         return all(each.is_set() for each in cls.begun)
+
+    @classmethod
+    def making(cls, MPI: Any, comm: Any, ranks: Sequence[int], tag: int) -> Iterator[Any]:
+        """Yields None again and again until MPI has made a communicator of these ranks of `comm`,
+        then that; ends where MPI has no more of them.
+
+        All members have come. One that fails now may leave the others in MPI, which has no
+        deadline here and hears no Ctrl-C, so a thread of its own waits there.
+        """
+        over, found = threading.Event(), []
+        members = comm.Get_group().Incl(ranks)
+
+        def make() -> None:
+            with suppress(MPI.Exception):  # on all members
+                found.append(comm.Create_group(members, tag % CREATION_TAGS))
+            over.set()
+
+        cls.begun.append(over)
+        THREADS.run(make)
+        while not over.wait(LOOK_SECONDS):
+            yield None
+        cls.begun.remove(over)
+        for made in found:
+            made.Set_errhandler(MPI.ERRORS_RETURN)
+            yield made

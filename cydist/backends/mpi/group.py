@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,13 @@ from cydist import _native, config, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import HostGroup
 from cydist.backends.messages import NEWS_TAG
-from cydist.backends.mpi.communicators import CREATION_TAGS, Communicators
-from cydist.backends.mpi.endpoint import LOOK_SECONDS, NEWS_SECONDS, MpiEndpoint
+from cydist.backends.mpi.communicators import Communicators
+from cydist.backends.mpi.endpoint import NEWS_SECONDS, MpiEndpoint
 from cydist.backends.mpi.layouts import layouts
 from cydist.backends.mpi.process import check_cuda_aware
 from cydist.backends.mpi.reductions import REDUCTIONS
 from cydist.backends.pieces import everywhere
 from cydist.errors import DistTimeoutError, from_failure
-from cydist.executor import THREADS
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, UserReduction, op_and_factor
 
@@ -160,20 +158,14 @@ class MpiGroup(HostGroup):
             self._make(call)
 
     def _make(self, call: Call) -> None:
-        """All members have come. One that fails now may leave the others in MPI, which has no
-        deadline here and hears no Ctrl-C, so a thread of its own waits there."""
-        world, MPI = self._endpoint.comm, self._endpoint.MPI
-        members = world.Get_group().Incl(self._peers)
-        over, found = threading.Event(), []
-
-        def make() -> None:
-            with suppress(MPI.Exception):  # on all members: MPI has no more of them
-                found.append(world.Create_group(members, self._context % CREATION_TAGS))
-            over.set()
-
-        Communicators.begun.append(over)
-        THREADS.run(make)
-        while not over.wait(min(LOOK_SECONDS, call.remaining())):
+        """All members have come."""
+        MPI = self._endpoint.MPI
+        for made in Communicators.making(MPI, self._endpoint.comm, self._peers, self._context):
+            if made is not None:
+                self._comm = made
+                Communicators.made += 1
+                self._native.comm = MPI._handleof(made)
+                return
             self.check_usable(call.name)  # another thread may have ended the group, or a rank
             with self.failures(call.name, call.seq, call.deadline, call.began):
                 self._native.hear()
@@ -182,9 +174,3 @@ class MpiGroup(HostGroup):
                     _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,
                     call.seq, call.deadline - call.began, "MPI makes the group's communicator",
                 )  # fmt: skip
-        Communicators.begun.remove(over)
-        if found:
-            self._comm = found[0]
-            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-            Communicators.made += 1
-            self._native.comm = MPI._handleof(self._comm)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, launchers
 from cydist.backends.mpi import reductions
-from cydist.backends.mpi.communicators import CREATION_TAGS
+from cydist.backends.mpi.communicators import CREATION_TAGS, Communicators
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
 from cydist.backends.mpi.group import MpiGroup
 from cydist.backends.mpi.meeting import meet_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi.process import Threads, load, start
 from cydist.backends.sharing import offer, share_memory, transport_of
+from cydist.errors import DistBackendError, RendezvousError
 from cydist.group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -37,12 +40,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     _prepare(MPI)
     sweep()
     places, hosts = places_and_hosts(MPI, options)
-    world = MPI.COMM_WORLD
-    members = world.Get_group().Incl(places)
-    digest = hashlib.sha256(options.group_id.encode()).digest()
-    tag = int.from_bytes(digest[:4], "little") % CREATION_TAGS
-    comm = world.Create_group(members, tag)
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    comm = _communicator(MPI, places, options)
     messages = _native.MpiLink(
         options.group_rank,
         options.group_size,
@@ -71,6 +69,26 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         name=options.group_id,
         ranks=options.global_ranks_in_group,
     )
+
+
+def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> Any:
+    """Of the link; all ranks have come."""
+    world, deadline = MPI.COMM_WORLD, time.monotonic() + options.timeout
+    digest = hashlib.sha256(options.group_id.encode()).digest()
+    tag = int.from_bytes(digest[:4], "little")
+    if not Threads(MPI).concurrent:
+        made = world.Create_group(world.Get_group().Incl(places), tag % CREATION_TAGS)
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        return made
+    for made in Communicators.making(MPI, world, places, tag):
+        if made is not None:
+            return made
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"backend 'mpi': timeout after {options.timeout:.3g} s: all ranks have come, and "
+                "MPI makes their communicator: one of them has failed since"
+            )
+    raise DistBackendError("MPI makes no communicator of all ranks: it has no more of them")
 
 
 @cache
