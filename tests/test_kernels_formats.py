@@ -1,5 +1,8 @@
 """8- and 16-bit floats: every bit pattern in, every rounding out, on every instruction set."""
 
+import contextlib
+import ctypes
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -123,3 +126,46 @@ def test_one_special_number_at_every_place(isa, dtype, nan, special, op):
         wide = a.astype(np.float32), b.astype(np.float32)
         expected = rounded(wide[0] + wide[1] if op == "SUM" else wide[0] * wide[1], dtype, nan)
     assert np.array_equal(expected, reduce_two(op, a, b))
+
+
+# Bits of x86's MXCSR: subnormal numbers are taken for zero; what would be one becomes zero.
+TAKEN_FOR_ZERO, MADE_ZERO = 0x0040, 0x8000
+
+
+@contextlib.contextmanager
+def flushing(bits):
+    """This thread's arithmetic treats subnormal numbers so."""
+    library = ctypes.CDLL("libm.so.6")
+    state = (ctypes.c_uint32 * 8)()  # x86's fenv_t: MXCSR is its last word
+    assert library.fegetenv(state) == 0
+    before, state[7] = state[7], state[7] | bits
+    library.fesetenv(state)
+    try:
+        yield
+    finally:
+        state[7] = before
+        library.fesetenv(state)
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+@pytest.mark.parametrize(("dtype", "nan"), FORMATS[:2])
+@pytest.mark.parametrize(
+    "bits",
+    [
+        pytest.param(TAKEN_FOR_ZERO, id="taken"),
+        pytest.param(MADE_ZERO, id="made"),
+        pytest.param(TAKEN_FOR_ZERO | MADE_ZERO, id="both"),
+    ],
+)
+def test_subnormal_numbers_are_flushed_alike(isa, dtype, nan, op, bits):
+    """Where a process lets its arithmetic take subnormal numbers for zero, or make them zero,
+    every variant gives the bits of the plainest one."""
+    numbers = every(dtype)
+    for pattern in (0x0001, 0x0081, 0x8080, 0x3F00):
+        other = np.full(numbers.shape, pattern, np.uint16).view(dtype)
+        found = {}
+        for variant in ("baseline", isa):
+            kernels.use(variant)
+            with flushing(bits):
+                found[variant] = reduce_two(op, numbers, other)
+        assert np.array_equal(found["baseline"], found[isa]), hex(pattern)

@@ -22,8 +22,10 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #define NUMBERS_IN(first, second, numbers) \
     _mm512_mask_cmp_ps_mask(numbers, first, second, _CMP_ORD_Q)
 #define BOTH_HALVES(name, format)                                                 \
-    ALWAYS_INLINE int name##_at_once_##format(u16 *to, const u16 *a, const u16 *b) \
+    ALWAYS_INLINE int name##_at_once_##format(u16 *to, const u16 *a, const u16 *b, \
+                                              int careful)                        \
     {                                                                             \
+        (void)careful;                                                            \
         __mmask16 numbers = name##_half_##format(to, a, b, ALL_NUMBERS);          \
         numbers = name##_half_##format(to + 32, a + 32, b + 32, numbers);         \
         return numbers != ALL_NUMBERS;                                            \
@@ -59,7 +61,12 @@ ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
 
 #ifdef BF16_CONVERSION
 /* The processor's own rounding. It takes subnormal numbers for zero and keeps the bits of NaN, so
-   where a result is one of them, all of the 64 are rounded as above. */
+   where a result is one of them, all of the 64 are rounded as above. Where the process lets
+   arithmetic take subnormal numbers for zero, but make them, the search takes them for zero, too,
+   and all are rounded so. */
+#define TAKEN_FOR_ZERO 0x0040
+#define MADE_ZERO 0x8000
+#define CAREFUL ((_mm_getcsr() & (TAKEN_FOR_ZERO | MADE_ZERO)) == TAKEN_FOR_ZERO)
 #define SUBNORMAL_OR_NAN 0xa1
 #define SPECIAL(x) _mm512_fpclass_ps_mask(x, SUBNORMAL_OR_NAN)
 
@@ -73,13 +80,14 @@ ALWAYS_INLINE __m512i avx512_bf16_converted(__m512 lower, __m512 upper)
 }
 
 #define BF16_AT_ONCE(name, op)                                                    \
-    ALWAYS_INLINE int name##_at_once_bf16(u16 *to, const u16 *a, const u16 *b)    \
+    ALWAYS_INLINE int name##_at_once_bf16(u16 *to, const u16 *a, const u16 *b, int careful) \
     {                                                                             \
         const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);       \
         const __m512i v = _mm512_loadu_si512(a + 32), w = _mm512_loadu_si512(b + 32); \
         const __m512 one = LOWER(x) op LOWER(y), two = UPPER(x) op UPPER(y);      \
         const __m512 three = LOWER(v) op LOWER(w), four = UPPER(v) op UPPER(w);   \
-        if (__builtin_expect(SPECIAL(one) | SPECIAL(two) | SPECIAL(three) | SPECIAL(four), 0)) { \
+        const int special = SPECIAL(one) | SPECIAL(two) | SPECIAL(three) | SPECIAL(four); \
+        if (__builtin_expect(special | careful, 0)) {                             \
             _mm512_storeu_si512(to, avx512_bf16_narrow(one, two));                \
             _mm512_storeu_si512(to + 32, avx512_bf16_narrow(three, four));        \
             return NUMBERS_IN(one, two, NUMBERS_IN(three, four, ALL_NUMBERS)) != ALL_NUMBERS; \
@@ -89,6 +97,7 @@ ALWAYS_INLINE __m512i avx512_bf16_converted(__m512 lower, __m512 upper)
         return 0;                                                                 \
     }
 #else
+#define CAREFUL 0
 #define BF16_AT_ONCE(name, op)                                                    \
     ALWAYS_INLINE __mmask16 name##_half_bf16(u16 *to, const u16 *a, const u16 *b, \
                                              __mmask16 numbers)                   \

@@ -232,21 +232,22 @@ enum { AHEAD = 512 };
 
 /* What is less than TWO_AT_ONCE goes through memory of its own. */
 #define TWO(format, name)                                                         \
-    static void name##_few_##format(u16 *to, const u16 *a, const u16 *b, size_t n) \
+    static void name##_few_##format(u16 *to, const u16 *a, const u16 *b, size_t n, int careful) \
     {                                                                             \
         u16 x[TWO_AT_ONCE] = {0}, y[TWO_AT_ONCE] = {0};                           \
         memcpy(x, a, n * sizeof *x);                                              \
         memcpy(y, b, n * sizeof *y);                                              \
-        if (name##_at_once_##format(x, x, y)) one_nan_##format(x, n);             \
+        if (name##_at_once_##format(x, x, y, careful)) one_nan_##format(x, n);             \
         memcpy(to, x, n * sizeof *x);                                             \
     }                                                                             \
     static void name##_##format(COMBINE_ARGUMENTS)                                \
     {                                                                             \
         u16 *const to = acc;                                                      \
         const u16 *const a = low, *const b = high;                                \
+        const int careful = CAREFUL;                                              \
         size_t i = before_line(to, sizeof *to, count);                            \
         (void)r;                                                                  \
-        if (i != 0) name##_few_##format(to, a, b, i);                             \
+        if (i != 0) name##_few_##format(to, a, b, i, careful);                    \
         while (count - i >= TWO_AT_ONCE) {                                        \
             const size_t start = i;                                               \
             const size_t end = start + (count - i < CHUNK ? count - i : CHUNK);   \
@@ -254,11 +255,11 @@ enum { AHEAD = 512 };
             for (; end - i >= TWO_AT_ONCE; i += TWO_AT_ONCE) {                    \
                 EXPECT(a + i);                                                    \
                 EXPECT(b + i);                                                    \
-                nan |= name##_at_once_##format(to + i, a + i, b + i);             \
+                nan |= name##_at_once_##format(to + i, a + i, b + i, careful);    \
             }                                                                     \
             if (nan) one_nan_##format(to + start, i - start);                     \
         }                                                                         \
-        if (i != count) name##_few_##format(to + i, a + i, b + i, count - i);     \
+        if (i != count) name##_few_##format(to + i, a + i, b + i, count - i, careful); \
     }
 
 ONE_NAN(bf16, 0x7f80, 0x7fc0)
