@@ -30,6 +30,7 @@ UNEVEN = [
 TINY = 24  # bytes: a few elements
 SLOTS = 4
 SLOT_BYTES = 512
+HEADS = 8 * SLOTS  # steps that a window holds
 
 
 def row_id(row):
@@ -419,7 +420,7 @@ def test_a_missing_rank_is_a_timeout_that_leaves_nothing_behind(fresh, row):
 @pytest.mark.parametrize("row", WINDOWS, ids=row_id)
 def test_windows_notice_another_call(fresh, row):
     """Every rank says so, naming both calls: in this call or, if it waits for nobody, a later one,
-    at the latest when it has used up its slots."""
+    at the latest when it has used up its window."""
     collective, name = row
     group = fresh(3)
     odd = Case("barrier" if collective != "barrier" else "broadcast", 3, 5)
@@ -428,7 +429,7 @@ def test_windows_notice_another_call(fresh, row):
         case = odd if rank == 1 else Case(collective, 3, 5)
         how = name if rank != 1 else "flat"
         try:
-            for seq in range(1, SLOTS + 2):
+            for seq in range(1, HEADS + 2):
                 case.run(group.groups[rank], rank, how, seq, TINY, 5.0)
         except _native.Failure as failure:
             return failure.status, failure.ours.split()[0], failure.theirs.split()[0]

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cydist as dist
 from cydist import _native
+from cydist.testing import run_threads
 from transports import Ranks, run, soon
 
 
@@ -84,6 +86,25 @@ class TestWindows:
         run(*[lambda r=r: self.barrier(one[r], algorithm, 1) for r in range(3)])
         with pytest.raises(_native.Failure, match="timeout"):
             self.barrier(other[0], algorithm, 1, limit=0.05)
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_queued_calls_of_all_sizes(backend: str) -> None:
+    """Short and long calls pass through the same windows, queued or not, in the order of issue."""
+
+    def body(rank: int) -> list[int]:
+        calls = []
+        for seq in range(300):
+            sent = np.arange((1, 24, 25, 5000, 40000)[seq // 11 % 5]) + seq
+            x = sent.copy() if rank == seq // 40 % 3 else np.zeros_like(sent)
+            work = dist.broadcast(x, seq // 40 % 3, async_op=seq % 30 < 20)
+            calls.append((x, sent, work))
+        for _, _, work in calls:
+            if work is not None:
+                work.wait()
+        return [seq for seq, (x, sent, _) in enumerate(calls) if not np.array_equal(x, sent)]
+
+    assert run_threads(body, 3, backend) == [[], [], []]
 
 
 def test_hub_of_another_shape() -> None:

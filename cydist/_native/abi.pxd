@@ -112,9 +112,10 @@ ctypedef struct Flags:          # the head of a window; every word on a line of 
 
 cdef enum:
     TINY_BYTES = 16             # so few bytes of data travel in the head's own line
+    KNOWN_ARRAYS = 8            # of a rank, that others can reach
 
-ctypedef struct Head:           # of a slot: one line, right before the data
-    uint64_t posted             # 1 + the step that was written here last
+ctypedef struct Head:           # of a step: one line, right before its data if they are short
+    uint64_t posted             # 1 + the step that was written here last, wherever its data lie
     uint32_t sleepers
     uint32_t behind             # steps before that one which its writer had not consumed yet
     Fingerprint call            # that wrote it; its note and what follows may be tiny data
@@ -123,21 +124,20 @@ ctypedef struct Head:           # of a slot: one line, right before the data
 
 ctypedef struct Window:         # one rank's shared memory in this group, mapped here
     Flags *flags
-    char *slots                 # each a Head, then `slot_bytes` of data
+    char *heads                 # each a Head, then `short_bytes` of data
+    char *slots                 # each `slot_bytes` of data; the word before them is the step's, too
 
 
 ctypedef struct Transport
 ctypedef struct Call
 
 
-cdef enum:
-    KNOWN_ARRAYS = 8
-
-
 ctypedef struct Windows:
-    int slots                   # a power of two
-    size_t slot_bytes
-    size_t stride               # from one slot to the next
+    int heads                   # steps that a window holds; a power of two
+    size_t short_bytes          # TINY_BYTES at least
+    size_t stride               # from one head to the next
+    int slots                   # for long data; a power of two
+    size_t slot_bytes, slot_stride
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t consumed           # steps that this rank has read from everybody
@@ -162,9 +162,9 @@ ctypedef struct Windows:
     int next_known
 
 
-# The head of the slot that a rank writes in a step.
+# The head that a rank writes in a step.
 cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept nogil:
-    return <Head *>(w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.stride)
+    return <Head *>(w.of[rank].heads + (step & <uint64_t>(w.heads - 1)) * w.stride)
 
 
 ctypedef struct Board:          # see src/notices.pyx

@@ -11,7 +11,7 @@ from cydist._native.abi cimport Board, Call, Fingerprint, Request, Transport
 
 
 cdef enum:
-    RECENT = 16                 # calls that a rank remembers, to answer those who are behind
+    RECENT = 128                # calls that a rank remembers: more than it may be ahead of others
     EARLY = 8                   # notices kept from those who are ahead; they will ask again
     ASKS = 4                    # of ours under way at once
     CALL_BYTES = 64             # of a call's name and number, ended by a zero

@@ -20,7 +20,7 @@ before it looks at the bar, does little at a time, and looks again before it bel
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Block, Call, Transport
-from cydist._native.steps cimport data_of
+from cydist._native.steps cimport slot_of
 
 
 ctypedef struct Access:         # a call while its memory is open
@@ -37,7 +37,7 @@ ctypedef void (*Alone)(Transport *t, Call *c) noexcept nogil
 
 
 cdef inline const Block *shown(Transport *t, int peer, const Access *a) noexcept nogil:
-    return <const Block *>data_of(t, peer, a.step)
+    return <const Block *>slot_of(t, peer, a.step)
 
 
 # Into how many parts a free slot is cut, so that there is one for every peer.

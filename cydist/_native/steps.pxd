@@ -2,7 +2,8 @@
 
 Every rank takes part in every step of every call, in the same order:
 
-1. claim    wait until all ranks have consumed step s - slots: its slot may be written again
+1. claim    wait until all ranks have consumed step s - heads: its head may be written again;
+            and step s - slots, if the data are long, as all ranks know
 2. publish  write data and fingerprint, and what we have consumed, then raise `posted` to s + 1
 3. read     wait for a peer's `posted`, compare its fingerprint with ours, read its data
 4. consumed once every peer's fingerprint of the step is compared and our reading is done
@@ -10,24 +11,33 @@ Every rank takes part in every step of every call, in the same order:
 A rank that reads not everybody (a broadcast's root) does not wait for step 4: it returns, and
 compares a few steps later, or when it has to hear everybody, so that a peer in another call is
 noticed there. What a rank has consumed it says with every step it publishes, so the flag is
-raised only now and then, and before its owner waits for others. No rank is more than `slots` steps
+raised only now and then, and before its owner waits for others. No rank is more than `heads` steps
 ahead of what all have consumed, so the rank that is farthest behind can always go on.
 
 A rank whose wait takes long looks at everybody's fingerprints, so a mismatch between any two
-ranks ends the call on all of them.
+ranks ends the call on all of them. Heads lie in the same places whatever follows them, so ranks
+that disagree about where the data are find that there.
 """
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Call, Fingerprint, Reduction, TINY_BYTES, Transport, head_of
+from cydist._native.abi cimport (
+    Call, Fingerprint, Reduction, TINY_BYTES, Transport, Windows, head_of,
+)
 
 
-cdef inline char *data_of(Transport *t, int rank, uint64_t step) noexcept nogil:
-    return <char *>(head_of(t.windows, rank, step) + 1)
+# Where the long data of a step lie.
+cdef inline char *slot_of(Transport *t, int rank, uint64_t step) noexcept nogil:
+    cdef const Windows *w = t.windows
+    return w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.slot_stride
 
 
-# Where the data of a step lie that are so few bytes in all.
+# Where the data of a step lie that are so many bytes in all.
 cdef inline char *place_of(Transport *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
-    return data_of(t, rank, step) - (TINY_BYTES if nbytes <= TINY_BYTES else 0)
+    if nbytes <= TINY_BYTES:
+        return <char *>(head_of(t.windows, rank, step) + 1) - TINY_BYTES
+    if nbytes <= t.windows.short_bytes:
+        return <char *>(head_of(t.windows, rank, step) + 1)
+    return slot_of(t, rank, step)
 
 
 cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) noexcept nogil:
@@ -40,9 +50,10 @@ cdef inline bint as_given(const Reduction *op) noexcept nogil:
     return op.prepare == NULL
 
 
-# Wait until all ranks are done with what this step's slot holds.
-cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil
-# Our slot is written: show it, and the call's fingerprint.
+# Wait until all ranks are done with what lies where this step's data go: so many bytes at the most,
+# the same on all ranks.
+cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
+# So many bytes are written: show them, and the call's fingerprint.
 cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
 # Wait until a peer's slot of this step can be read; MISMATCH if it is in another call.
 cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from cydist._native.abi cimport Transport, Windows
 
 
-# Memory of one rank's window: flags and slots.
+# Memory of one rank's window: flags, heads and slots.
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
 # Say where the windows of `size` ranks lie: one behind the other from `memory` on.
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil

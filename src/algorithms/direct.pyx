@@ -44,7 +44,7 @@ from cydist._native.opening cimport (
     shown, within,
 )
 from cydist._native.sizes cimport Move, agree, gathering, scattering
-from cydist._native.steps cimport data_of, part_bytes
+from cydist._native.steps cimport part_bytes, slot_of
 
 
 cdef enum:
@@ -171,7 +171,7 @@ cdef inline const void **two_for_each(const Transport *t, const void **few) noex
 cdef inline char *scratch_of(Transport *t, const Access *a, int peer, size_t part) noexcept nogil:
     """Where what is pulled from a peer goes: `part` bytes."""
     cdef int k = (peer - t.rank - 1 + t.size) % t.size
-    return data_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
+    return slot_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
 
 
 cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept nogil:
@@ -277,7 +277,7 @@ cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block se
         if status != OK:
             return status
     # Whoever has no place for the sum overwrites what was pulled first.
-    into.ptr = m.result + start if m.result != NULL else data_of(t, t.rank, a.step + 1)
+    into.ptr = m.result + start if m.result != NULL else slot_of(t, t.rank, a.step + 1)
     status = begin_visits(t, c, a)      # some of the sources may lie where they were
     if status == OK:
         c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)

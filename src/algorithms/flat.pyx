@@ -72,10 +72,10 @@ cdef int move(Transport *t, Call *c, const Move *m) noexcept nogil:
     if not cut(t, c, m.parts, 1, m.longest, &slot):
         return NO_MEMORY
     for i in range(slot.steps):
-        status = claim(t, c, step + i)
+        status = claim(t, c, step + i, slot.used)
         if status == OK:
             write(t, m, i, &slot, step + i)
-            publish(t, c, step + i, min(slot.used, m.longest * m.parts))
+            publish(t, c, step + i, slot.used)
             status = read(t, c, m, i, &slot, step + i)
         if status == OK and hears_all:
             status = heard(t, c, step + i)
@@ -151,7 +151,7 @@ cdef int move_uneven(Transport *t, Call *c, Move *m) noexcept nogil:
 
 cdef int barrier(Transport *t, Call *c) noexcept nogil:
     cdef uint64_t step = t.windows.step
-    cdef int status = claim(t, c, step)
+    cdef int status = claim(t, c, step, 0)
     if status == OK:
         publish(t, c, step, 0)
         status = hear_all(t, c, step)
@@ -186,10 +186,10 @@ cdef int reduce_windows(Transport *t, Call *c, const Sum *m) noexcept nogil:
         if sources == NULL:
             return NO_MEMORY
     for i in range(slot.steps):
-        status = claim(t, c, step + i)
+        status = claim(t, c, step + i, slot.used)
         if status == OK:
             write_parts(t, c, m, i, &slot, step + i)
-            publish(t, c, step + i, min(slot.used, m.longest * m.parts))
+            publish(t, c, step + i, slot.used)
             status = reduce_part(t, c, m, i, &slot, step + i, sources)
         if status == OK and hears_all:
             status = heard(t, c, step + i)

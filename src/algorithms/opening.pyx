@@ -8,7 +8,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.steps cimport (
-    call_of, claim, consume, data_of, hear, hear_all, part_bytes, publish,
+    call_of, claim, consume, hear, hear_all, part_bytes, publish, slot_of,
 )
 from cydist._native.waiting cimport (
     GRACE_NS, SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64,
@@ -57,7 +57,7 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
         if not usable:
             status = consume(t, c, a.step + 1, True)
         else:
-            status = claim(t, c, a.step + <uint64_t>a.scratch)
+            status = claim(t, c, a.step + <uint64_t>a.scratch, t.windows.slot_bytes)
             if status == OK:
                 status = body(t, c, &a)
     if status == OK and usable:
@@ -111,11 +111,11 @@ cdef uint64_t beacon = now_ns()     # what the others try to read
 cdef int find_reach(Transport *t, Call *c) noexcept nogil:
     """May everybody reach into everybody's memory? Two steps; all learn the same."""
     cdef uint64_t step = t.windows.step
-    cdef uint64_t *light = <uint64_t *>data_of(t, t.rank, step)
+    cdef uint64_t *light = <uint64_t *>slot_of(t, t.rank, step)
     cdef uint64_t seen
     cdef bint yes = True
     cdef int peer
-    cdef int status = claim(t, c, step)
+    cdef int status = claim(t, c, step, t.windows.slot_bytes)
     if status == OK:
         light[0] = <uint64_t>&beacon
         light[1] = beacon
@@ -123,13 +123,13 @@ cdef int find_reach(Transport *t, Call *c) noexcept nogil:
         status = hear_all(t, c, step)
     for peer in range(t.size):
         if status == OK:
-            light = <uint64_t *>data_of(t, peer, step)
+            light = <uint64_t *>slot_of(t, peer, step)
             seen = ~light[1]
             yes = (yes and t.windows.pull(t, peer, <char *>&seen, <char *>light[0],
                                           sizeof(uint64_t)) == OK and seen == light[1]
                    and t.windows.push(t, peer, <char *>light[0], <char *>&seen, 0) == OK)
     if status == OK:
-        status = claim(t, c, step + 1)
+        status = claim(t, c, step + 1, 0)
     if status == OK:
         answer(t, c, step + 1, yes)
         status = hear_all(t, c, step + 1)
@@ -157,9 +157,9 @@ cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block
               int seconds, bint yes) noexcept nogil:
     """Say where these blocks lie, and whether this rank is for it."""
     cdef uint64_t step = t.windows.step
-    cdef Block *table = <Block *>data_of(t, t.rank, step)
+    cdef Block *table = <Block *>slot_of(t, t.rank, step)
     cdef int i
-    cdef int status = claim(t, c, step)
+    cdef int status = claim(t, c, step, t.windows.slot_bytes)
     if status != OK:
         return status
     for i in range(firsts + seconds):

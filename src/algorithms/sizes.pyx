@@ -6,9 +6,10 @@ block, if this step carries it.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, Transport, copy, head_of, largest,
+    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Transport, copy, head_of,
+    largest,
 )
-from cydist._native.steps cimport call_of, claim, data_of, hear, heard, publish
+from cydist._native.steps cimport call_of, claim, hear, heard, place_of, publish
 
 
 cdef enum:
@@ -51,13 +52,10 @@ cdef inline size_t part_of(size_t longest, size_t most) noexcept nogil:
     return (sizeof(uint64_t) + longest + LINE - 1) // LINE * LINE
 
 
-cdef inline char *block_at(Transport *t, int rank, uint64_t step, size_t offset) noexcept nogil:
-    """Where a part's block lies; its size is the word before, the first one in the head's line."""
-    return data_of(t, rank, step) + offset
-
-
-cdef inline uint64_t *size_at(Transport *t, int rank, uint64_t step, size_t offset) noexcept nogil:
-    return <uint64_t *>block_at(t, rank, step, offset) - 1
+cdef inline char *blocks_at(Transport *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
+    """Where the first block lies of a rank whose parts are so many bytes in all. A block's size is
+    the word before it: of short parts the first one is in the head's line."""
+    return place_of(t, rank, step, TINY_BYTES + nbytes)
 
 
 cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
@@ -73,7 +71,7 @@ cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
     if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
         return NO_MEMORY
     most = most_carried(t, m.parts)
-    status = claim(t, c, step)
+    status = claim(t, c, step, t.windows.slot_bytes)     # some rank may need as many
     if status != OK:
         return status
     publish(t, c, step, write(t, m, step, most))
@@ -95,26 +93,29 @@ cdef size_t write(Transport *t, const Move *m, uint64_t step, size_t most) noexc
     """Bytes written."""
     cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
     cdef size_t part = part_of(longest, most)
+    cdef char *place = blocks_at(t, t.rank, step, m.parts * part)
     cdef int r
     head_of(t.windows, t.rank, step).call.note = longest
     if m.given == NULL:
         return 0
     for r in range(m.parts):
-        size_at(t, t.rank, step, r * part)[0] = m.given[r].nbytes
+        (<uint64_t *>(place + r * part) - 1)[0] = m.given[r].nbytes
         if part > sizeof(uint64_t) and (m.parts == 1 or r != t.rank):
-            copy(block_at(t, t.rank, step, r * part), m.given[r].ptr, m.given[r].nbytes)
+            copy(place + r * part, m.given[r].ptr, m.given[r].nbytes)
     return m.parts * part
 
 
 cdef int read(Transport *t, Call *c, const Move *m, uint64_t step, size_t most,
               bint carried) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
-    cdef size_t offset, size
+    cdef size_t part, size
+    cdef char *place
     cdef Block due
     cdef int peer
     for peer in range(m.from_first, m.from_end):
-        offset = mine * part_of(call_of(t, peer, step).note, most)
-        size = size_at(t, peer, step, offset)[0]
+        part = part_of(call_of(t, peer, step).note, most)
+        place = blocks_at(t, peer, step, m.parts * part) + mine * part
+        size = (<uint64_t *>place - 1)[0]
         due = m.due[peer - m.from_first]
         if size != due.nbytes:
             c.failed_peer = peer
@@ -127,5 +128,5 @@ cdef int read(Transport *t, Call *c, const Move *m, uint64_t step, size_t most,
         if carried and peer == t.rank:
             copy(due.ptr, m.given[mine].ptr, due.nbytes)
         elif carried:
-            copy(due.ptr, block_at(t, peer, step, offset), due.nbytes)
+            copy(due.ptr, place, due.nbytes)
     return OK

@@ -26,7 +26,7 @@ from cydist._native.abi cimport (
     segment_of, segments_in,
 )
 from cydist._native.steps cimport (
-    as_given, claim, consume, data_of, hear_all, part_bytes, publish,
+    as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
 )
 
 
@@ -69,10 +69,10 @@ cdef int staged(Transport *t, Call *c) noexcept nogil:
 
 cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     cdef uint64_t step = s.first + k
-    cdef char *slot = data_of(t, t.rank, step)
+    cdef char *slot = slot_of(t, t.rank, step)
     cdef int status = OK
     if k <= s.total:
-        status = claim(t, c, step)
+        status = claim(t, c, step, t.windows.slot_bytes)
     if status == OK and k < s.total:
         show(t, c, segment_of(c.inputs[0], k, s.segment), slot)
     if status == OK and k > 0:
@@ -106,7 +106,7 @@ cdef inline void reduce_own_block(Transport *t, Call *c, const Stage *s, Block s
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef int peer
     for peer in range(t.size):
-        s.sources[peer] = data_of(t, peer, step) + (block.ptr - segment.ptr)
+        s.sources[peer] = slot_of(t, peer, step) + (block.ptr - segment.ptr)
     if as_given(c.op):
         s.sources[t.rank] = block.ptr
     c.op.combine_all(c.op, out, s.sources, t.size, block.nbytes // c.op.itemsize)
@@ -118,7 +118,7 @@ cdef inline void copy_results(Transport *t, Call *c, const Stage *s, Block segme
     cdef int peer
     for peer in range(t.size):
         block = block_of(segment, peer, t.size, c.op.itemsize)
-        copy(block.ptr, data_of(t, peer, step) + s.segment, block.nbytes)
+        copy(block.ptr, slot_of(t, peer, step) + s.segment, block.nbytes)
 
 
 add(b"staged", ALL_REDUCE, WINDOWS, staged)

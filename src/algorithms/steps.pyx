@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, Transport, Windows,
-    has_left, head_of, now_ns, patiently,
+    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Transport,
+    Windows, has_left, head_of, now_ns, patiently,
 )
 from cydist._native.waiting cimport load_u64 as peek, spin
 
@@ -29,9 +29,13 @@ cdef enum:
     LONGEST_SUSPICION_NS = 1600000000
 
 
-cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
+cdef inline bint has_posted(Transport *t, int rank, uint64_t step) noexcept nogil:
+    return peek(&head_of(t.windows, rank, step).posted) == step + 1
+
+
+cdef int compare(Transport *t, Call *c, int peer, uint64_t step,
+                 const Fingerprint *ours) noexcept nogil:
     """Is the peer in the same call as we are, or were, in this step?"""
-    cdef const Fingerprint *ours = call_of(t, t.rank, step)
     cdef const Fingerprint *theirs = call_of(t, peer, step)
     if memcmp(ours, theirs, sizeof(Fingerprint) - sizeof(uint64_t)) == 0:   # all but the note
         return OK
@@ -44,18 +48,18 @@ cdef int compare(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     return MISMATCH
 
 
-cdef int suspect(Transport *t, Call *c) noexcept nogil:
-    """Having waited for long: is any peer in another call than we are?"""
-    cdef uint64_t first = t.windows.consumed
-    cdef uint64_t step
+cdef int suspect(Transport *t, Call *c, uint64_t last) noexcept nogil:
+    """Having waited for long in a step: is any peer in another call than we are, or were?"""
+    cdef const Fingerprint *ours
+    cdef uint64_t step = t.windows.consumed
     cdef int peer
-    for step in range(first, first + <uint64_t>t.windows.slots):
-        if peek(&head_of(t.windows, t.rank, step).posted) != step + 1:
-            break
+    while step <= last or has_posted(t, t.rank, step):
+        # What we have yet to write, others may have written.
+        ours = call_of(t, t.rank, step) if has_posted(t, t.rank, step) else &c.fingerprint
         for peer in range(t.size):
-            if (peek(&head_of(t.windows, peer, step).posted) == step + 1
-                    and compare(t, c, peer, step) != OK):
+            if has_posted(t, peer, step) and compare(t, c, peer, step, ours) != OK:
                 return MISMATCH
+        step += 1
     return OK
 
 
@@ -92,7 +96,7 @@ cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
         status = t.wait_flag(t, flag, value, until)
         if status == TIMEOUT:
             # Whoever found a mismatch has stopped: the peer we wait for may never come.
-            if suspect(t, c) != OK or sent_for_another(t, c):
+            if suspect(t, c, step) != OK or sent_for_another(t, c):
                 return MISMATCH
             if has_left(t, peer) and peek(flag) < value:
                 status = PEER_LOST
@@ -114,7 +118,7 @@ cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     if peer != t.rank:
         status = reach(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
         if status == OK:
-            status = compare(t, c, peer, step)
+            status = compare(t, c, peer, step, call_of(t, t.rank, step))
     return status
 
 
@@ -191,14 +195,15 @@ cdef inline void note_released(Transport *t) noexcept nogil:
     t.windows.released = least
 
 
-cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil:
+cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Windows *w = t.windows
-    cdef uint64_t needed = step + 1 - <uint64_t>w.slots
+    cdef uint64_t ahead = w.slots if nbytes > w.short_bytes else w.heads
+    cdef uint64_t needed = step + 1 - ahead
     cdef uint64_t *own = &w.of[t.rank].flags.consumed
     cdef int peer, status = OK
     if step - w.consumed >= some_slots(w):
         status = consume(t, c, step, False)
-    if status != OK or step < <uint64_t>w.slots:
+    if status != OK or step < ahead:
         return status
     if w.consumed < needed:
         status = consume(t, c, needed, True)
@@ -217,11 +222,12 @@ cdef int claim(Transport *t, Call *c, uint64_t step) noexcept nogil:
 
 cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Head *own = head_of(t.windows, t.rank, step)
-    cdef size_t ahead = nbytes if nbytes < MOST_AHEAD else MOST_AHEAD
     memcpy(&own.call, &c.fingerprint, sizeof(Fingerprint) - sizeof(uint64_t))     # no note
     own.behind = <uint32_t>(step - t.windows.consumed)
     t.raise_flag(t, &own.posted, step + 1)
-    fetch_to_write(<const char *>head_of(t.windows, t.rank, step + 1), sizeof(Head) + ahead)
+    fetch_to_write(<const char *>head_of(t.windows, t.rank, step + 1), sizeof(Head))
+    if nbytes > TINY_BYTES:
+        fetch_to_write(place_of(t, t.rank, step + 1, nbytes), min(nbytes, <size_t>MOST_AHEAD))
 
 
 cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil:

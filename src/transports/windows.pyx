@@ -16,29 +16,41 @@ from cydist._native.waiting cimport (
 
 
 cdef enum:
+    HEADS = 8                   # for each slot
+    SHORT_BYTES = 192
+    LINE = 64
     RANKS_IN_A_CROWD = 16       # for each core
 
 cdef int crowd = RANKS_IN_A_CROWD * cores()
 
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
-    return sizeof(Flags) + slots * stride_of(slot_bytes)
+    return (sizeof(Flags) + slots * HEADS * stride_of(short_bytes_of(slot_bytes))
+            + slots * stride_of(slot_bytes))
 
 
-cdef inline size_t stride_of(size_t slot_bytes) noexcept nogil:
+cdef inline size_t short_bytes_of(size_t slot_bytes) noexcept nogil:
+    return min(slot_bytes // 4, <size_t>SHORT_BYTES)
+
+
+cdef inline size_t stride_of(size_t nbytes) noexcept nogil:
     # Pairs of lines arrive together: a head and the first line of its data are one.
-    return slot_bytes + 2 * sizeof(Head)
+    return (nbytes + 3 * LINE - 1) // (2 * LINE) * (2 * LINE)
 
 
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil:
     cdef size_t each = window_bytes(slots, slot_bytes)
     cdef int i
+    w.heads = slots * HEADS
+    w.short_bytes = short_bytes_of(slot_bytes)
+    w.stride = stride_of(w.short_bytes)
     w.slots = slots
     w.slot_bytes = slot_bytes
-    w.stride = stride_of(slot_bytes)
+    w.slot_stride = stride_of(slot_bytes)
     for i in range(size):
         w.of[i].flags = <Flags *>(memory + i * each)
-        w.of[i].slots = <char *>(w.of[i].flags + 1)
+        w.of[i].heads = <char *>(w.of[i].flags + 1)
+        w.of[i].slots = w.of[i].heads + w.heads * w.stride + sizeof(Head)
 
 
 cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
