@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 NO_TIMING = 2  # cudaEventDisableTiming
-CUPY_MAJOR = 14  # the first whose NCCL has unique ids that are bytes
+# The first that records events without the GIL: the device may make that wait. NCCL's unique ids
+# are bytes from 14.0 on.
+CUPY_MINIMUM = (14, 1)
 NCCL_MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 
 
@@ -112,6 +114,12 @@ def whose(array: Array) -> ArrayLibrary:
             _last = library
             return library
     return _copier(array)
+
+
+def maker_of(array: Array) -> ArrayLibrary | None:
+    """The library that made a device array; None: one that cydist does not know."""
+    library = whose(array)
+    return library if library.owns(array.owner) else None
 
 
 def copier_of(array: Array) -> ArrayLibrary:
@@ -443,16 +451,16 @@ def has_nccl() -> bool:
     cupy: Any = sys.modules["cupy"]
     return bool(
         nccl.available
-        and cupy_major() >= CUPY_MAJOR
+        and cupy_version() >= CUPY_MINIMUM
         and nccl.get_version() >= NCCL_MINIMUM
         and cupy.cuda.is_available()
     )
 
 
-def cupy_major() -> int:
-    """The first number of the version of cupy, which is imported."""
-    version = str(getattr(sys.modules.get("cupy"), "__version__", CUPY_MAJOR))
-    return int(version.partition(".")[0])
+def cupy_version() -> tuple[int, ...]:
+    """The first two numbers of the version of cupy, which is imported."""
+    version = getattr(sys.modules.get("cupy"), "__version__", None)
+    return CUPY_MINIMUM if version is None else tuple(map(int, str(version).split(".")[:2]))
 
 
 def _loaded() -> list[ArrayLibrary]:

@@ -122,29 +122,31 @@ cdef class Enqueuer:
                 return LONG
             self.gpu.use()
             current = library.current_stream(self.index)
-            if self.gpu.is_captured(current):
+            if self.gpu.is_captured(current) or (async_op and self.gpu.is_captured(self.stream)):
                 return LONG
-            return self.enqueue(name, note, function, arguments, result, other, async_op, current)
+            return self.enqueue(name, note, function, arguments, library, result, other, async_op,
+                                current)
         finally:
             self.lock.release()
 
     cdef object enqueue(self, str name, tuple note, object function, tuple arguments,
-                        object result, object other, bint async_op, object current):
+                        object library, object result, object other, bint async_op,
+                        object current):
         group, watch = self.group, self.watch
         cdef double deadline = now_ns() * 1e-9 + <double>group.timeout
-        seq = 0 if note is None else group.next_seq()
-        call = self.new_call(name, seq, deadline)
-        if note is not None:
-            group._call = call
+        call = self.new_call(name, 0, deadline)
         stream = self.stream if async_op else current
         # The memory of a blocking call's arrays comes free for what comes to this stream later.
         flight = self.new_flight(call, (result, other) if async_op else None, stream)
-        watch.begin(flight)
-        try:
+        try:    # a signal's handler may raise wherever Python runs: nobody must wait for this then
+            watch.begin(flight)
+            if note is not None:
+                call.seq = group.next_seq()
+                group._call = call
             if async_op:
                 self.after(current)
             if note is not None and watch.comparison is not None:
-                watch.comparison.note(seq, note)
+                watch.comparison.note(call.seq, note)
             function(*arguments, stream)
             event = watch.spare_event()
             if event is None:
@@ -158,7 +160,7 @@ cdef class Enqueuer:
             call.over = True
         flight.event = event
         if async_op:
-            return self.new_work(group, flight, [result], [current], False)
+            return self.new_work(group, flight, [result], [current], library, False)
         flight.reusable = True
         return None
 
@@ -301,15 +303,15 @@ cdef object all_to_all_single(object output, object input, object group, bint as
 
 
 cdef object send(object tensor, object dst, object group, object tag, bint async_op):
-    return message("send", tensor, dst, group, tag, async_op)
+    return message("isend" if async_op else "send", True, tensor, dst, group, tag, async_op)
 
 
 cdef object recv(object tensor, object src, object group, object tag, bint async_op):
     """None when it is enqueued, or its Work."""
-    return message("recv", tensor, src, group, tag, async_op)
+    return message("irecv" if async_op else "recv", False, tensor, src, group, tag, async_op)
 
 
-cdef object message(str name, object tensor, object given, object group, object tag,
+cdef object message(str name, bint sends, object tensor, object given, object group, object tag,
                     bint async_op):
     """One message, by itself: NCCL has no tags."""
     cdef Plain p
@@ -319,7 +321,6 @@ cdef object message(str name, object tensor, object given, object group, object 
         return LONG
     cdef int peer = self.root(given)
     cdef long label = number(tag)
-    cdef bint sends = name == "send"
     if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
         return LONG
     done = self.put(

@@ -268,10 +268,12 @@ def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
         binding.load()
 
 
-def test_an_old_cupy_is_named(nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cupy 13's unique ids are tuples: UnsupportedError with the version, and not a TypeError."""
-    monkeypatch.setattr(sys.modules["cupy"], "__version__", "13.6.0")
-    with pytest.raises(dist.UnsupportedError, match=r"cupy 14 or later, and 13\.6\.0 is installed"):
+@pytest.mark.parametrize("version", ["13.6.0", "14.0.1", "14.0.0rc1"])
+def test_an_old_cupy_is_named(nccl: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """UnsupportedError with the version: cupy 13's unique ids are tuples, and 14.0 keeps the GIL
+    where the device may make it wait."""
+    monkeypatch.setattr(sys.modules["cupy"], "__version__", version)
+    with pytest.raises(dist.UnsupportedError, match=f"cupy 14.1 or later, and {version} is inst"):
         binding.load_cupy()
 
 

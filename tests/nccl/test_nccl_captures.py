@@ -191,3 +191,28 @@ def test_a_call_that_a_broken_capture_refuses_does_not_count(
         return float(x.get()[0])
 
     assert job.run(body) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("message", [False, True], ids=["collective", "message"])
+def test_a_call_from_outside_does_not_end_a_capture(job: Any, gpus: Any, message: bool) -> None:
+    """The group's stream is part of a capture: an asynchronous call from another stream is an
+    UnsupportedError, and those that follow the capture are right."""
+
+    def outside(rank: int, x: Any) -> Any:
+        if not message:
+            return dist.all_reduce(x, async_op=True)
+        return dist.isend(x, 1) if rank == 0 else dist.irecv(x, 0)
+
+    def body(rank: int) -> float:
+        group: Any = dist.group.WORLD
+        thread_gpu.until(lambda: group._watch.oldest is None)
+        dist.monitored_barrier()
+        x = gpus.array(np.full(3, rank + 1.0))
+        gpus.captured.add(group._stream)
+        with pytest.raises(dist.UnsupportedError, match="which would end the capture"):
+            outside(rank, x)
+        gpus.captured.remove(group._stream)
+        dist.all_reduce(x, async_op=True).wait()
+        return x.get()[0]
+
+    assert job.run(body) == [3.0, 3.0]

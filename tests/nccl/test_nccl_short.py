@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import thread_gpu
@@ -494,3 +495,63 @@ def test_what_nccl_refuses_fails_the_group(gpus: Any) -> None:
         return type(group._failed), group._watch.oldest
 
     assert run_threads(body, 1, "nccl") == [(dist.DistBackendError, None)]
+
+
+def test_fp8_is_asked_about_first(job: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floats of 8 bits, which not every GPU reduces: UnsupportedError, and the group goes on."""
+    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 80)
+
+    def body(rank: int) -> float:
+        with library.here():
+            x = library.array(np.full(3, rank + 1, ml_dtypes.float8_e5m2))
+            with pytest.raises(dist.UnsupportedError, match=r"9.0 or more"):
+                dist.all_reduce(x, SUM, dist.group.WORLD)
+            dist.broadcast(x, 1, dist.group.WORLD)
+            return float(library.get(x)[0])
+
+    assert job.run(body) == [2.0] * SIZE
+
+
+def test_wait_is_a_matter_of_the_arrays_library(job: Any, library: Any, gpus: Any) -> None:
+    """Its current stream waits; those of other libraries go on."""
+
+    def body(rank: int) -> list[bool]:
+        group: Any = dist.group.WORLD
+        others = set(group.gpu.current_streams())
+        side = 7700 + rank
+        with library.here(), library.on_stream(rank, side):
+            x = library.array(given(rank))
+            dist.all_reduce(x, SUM, group, async_op=True).wait()
+            library.get(x)
+        return [side in gpus.waits, bool(others & set(gpus.waits))]
+
+    gpus.waits.clear()
+    assert job.run(body) == [[True, False]] * SIZE
+
+
+def test_a_handler_that_raises_before_a_call_is_enqueued(job: Any, library: Any) -> None:
+    """The group fails with what it raised: nobody waits for a call that was never made."""
+
+    def body(rank: int) -> int:
+        group: Any = dist.new_group(timeout=20)
+        watch = group._watch
+        begin = watch.begin
+        with library.here():
+            x = library.array(given(rank))
+            if rank == 0:
+
+                def interrupted(flight: Any) -> None:
+                    begin(flight)
+                    raise KeyboardInterrupt
+
+                watch.begin = interrupted
+                with pytest.raises(KeyboardInterrupt):
+                    dist.all_reduce(x, SUM, group)
+            else:
+                with pytest.raises(dist.GroupFailedError, match="KeyboardInterrupt"):
+                    until(lambda: dist.all_reduce(x, SUM, group, timeout=20) is not None)
+            with pytest.raises(dist.GroupFailedError):
+                dist.all_reduce(x, SUM, group)
+        return len(watch._flights)
+
+    assert job.run(body)[0] == 0

@@ -60,11 +60,11 @@ class Alarm:
         if self.lost is not None:
             return None
         said = json.loads(bytes(memoryview(self._heard)))
-        kind = getattr(errors, said["kind"], None)
+        kind, text = getattr(errors, said["kind"], None), said["text"]
         if not (isinstance(kind, type) and issubclass(kind, errors.DistError)):
-            kind = errors.DistBackendError
+            kind, text = errors.DistBackendError, f"{said['kind']}: {text}".removesuffix(": ")
         return kind(
-            f"rank {coming.source_rank()} says: {said['text']}",
+            f"rank {coming.source_rank()} says: {text}",
             op=said["op"], seq=said["seq"], group=self._host.group_name,
             ranks=tuple(said["ranks"]),  # never the teller, which lives
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cydist import config
 from cydist.backends.nccl.supplement import Supplement
-from cydist.devices import CUPY_MAJOR, NCCL_MINIMUM, cupy_major
+from cydist.devices import CUPY_MINIMUM, NCCL_MINIMUM, cupy_version
 from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
@@ -246,9 +246,9 @@ def load_cupy() -> Any:
             f"backend 'nccl' needs cupy, which is not installed ({error}): {INSTALL}; or use "
             "backend 'tcp' or 'mpi', which take GPU arrays too"
         ) from None
-    if cupy_major() < CUPY_MAJOR:
+    if cupy_version() < CUPY_MINIMUM:
         raise UnsupportedError(
-            f"backend 'nccl' needs cupy {CUPY_MAJOR} or later, and "
+            f"backend 'nccl' needs cupy {'.'.join(map(str, CUPY_MINIMUM))} or later, and "
             f"{sys.modules['cupy'].__version__} is installed: {INSTALL}"
         )
     if not nccl.available:

@@ -187,9 +187,10 @@ class NcclGroup(Streams):
         with self._lock:
             self.check_usable(name)
             flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream)
+            library = devices.maker_of(array)
             streams = [devices.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
-            work = StreamWork(self, flight, [array.owner], streams, blocking)
+            work = StreamWork(self, flight, [array.owner], streams, library, blocking)
             if self._collected is not None:
                 self._messages.append((item, work))
             else:
@@ -201,10 +202,12 @@ class NcclGroup(Streams):
         flights = [work.flight for _, work in messages]
         streams = sorted({stream for _, work in messages for stream in work.streams})
         streams, capturing = self._captured_of(streams)
-        for flight in flights:
-            if not capturing:
-                self._watch.begin(flight)
+        if not capturing:
+            self._check_own_stream(flights[0].call.name)
         try:
+            for flight in flights:
+                if not capturing:
+                    self._watch.begin(flight)
             self._after(self._stream, streams)
             self._stream_now = self._stream
             self._start([item for item, _ in messages])

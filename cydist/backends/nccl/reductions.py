@@ -110,8 +110,9 @@ def reduction(kind: RedOpType, dtype: str) -> Reduction:
 
 def at_once(kind: RedOpType, dtype: str) -> tuple[int, int, int, str] | None:
     """Of a reduction that is one call of NCCL's and no more: NCCL's type and operation, how many
-    of its elements make up one of the user's, and the operation's name."""
-    if not supports(int(kind), DTYPES[dtype]):
+    of its elements make up one of the user's, and the operation's name. None for others, and for
+    floats of 8 bits, which not every GPU reduces."""
+    if not supports(int(kind), DTYPES[dtype]) or dtype in SMALL_FLOATS:
         return None
     how = reduction(kind, dtype)
     if how.op is None or how.wide or how.odd or how.scale:

@@ -16,6 +16,7 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.devices import ArrayLibrary
     from cydist.group import Call
 
 
@@ -89,11 +90,12 @@ class Streams(Failures):
         result: object,
     ) -> StreamWork:
         """Enqueue a call that somebody will wait for."""
+        library = None if array is None else devices.maker_of(array)
         current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
         stream = self._stream if on_own else current[0]
         flight, capturing = self._enqueue(call, array, current, stream, body, result)
         blocking = not capturing and (array is None or self._blocking_wait)
-        return StreamWork(self, flight, result, current, blocking)
+        return StreamWork(self, flight, result, current, library, blocking)
 
     def _enqueue(
         self,
@@ -110,15 +112,17 @@ class Streams(Failures):
         stream      the one that it is on: the group's, or the only one of those
         """
         current, capturing = self._captured_of(current)
-        self._capturing = capturing
-        call.seq = self.next_seq()
-        self._call = call
         on_own = stream == self._stream
+        if on_own and not capturing:
+            self._check_own_stream(call.name)
+        self._capturing = capturing
         flight = Flight(call, (body, array, result), stream)
-        if not capturing:
-            self._watch.begin(flight)
         self._stream_now, self._flight = stream, flight
-        try:
+        try:  # a signal's handler may raise wherever Python runs: nobody must wait for this then
+            if not capturing:
+                self._watch.begin(flight)
+            call.seq = self.next_seq()
+            self._call = call
             if on_own:
                 self._after(stream, current)
                 with self._current(array, stream):
@@ -139,6 +143,15 @@ class Streams(Failures):
             call.over = True
             self._flight = None
         return flight, capturing
+
+    def _check_own_stream(self, name: str) -> None:
+        if self.gpu.is_captured(self._stream):
+            raise UnsupportedError(
+                f"{name}: a CUDA graph that is being captured has a call of group "
+                f"{self.group_name!r}, and this one comes from outside of it, which would end the "
+                "capture: make it on the stream that is captured, or when the capture has ended",
+                op=name, group=self.group_name,
+            )  # fmt: skip
 
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
@@ -174,10 +187,16 @@ class Streams(Failures):
         captured = [stream for stream in streams if self.gpu.is_captured(stream)]
         return captured or streams, bool(captured)
 
-    def follow(self, flight: Flight) -> list[int]:
+    def _current_streams(self, library: ArrayLibrary | None) -> list[int]:
+        """That of the library of a call's arrays; of all libraries where a call has none."""
+        if library is None:
+            return self.gpu.current_streams()
+        return [library.current_stream(self.gpu.index)]
+
+    def follow(self, flight: Flight, library: ArrayLibrary | None) -> list[int]:
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
-        streams, capturing = self._captured_of(self.gpu.current_streams())
+        streams, capturing = self._captured_of(self._current_streams(library))
         wrong = ""  # CUDA refuses these, and ends the capture
         if flight.captured:
             streams = [s for s in streams if capturing and self.gpu.capture(s) == flight.capture]

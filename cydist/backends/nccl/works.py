@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Communicator
     from cydist.backends.nccl.streams import Streams
     from cydist.backends.nccl.watch import Watch
+    from cydist.devices import ArrayLibrary
 
 LONGEST_NAP = 0.001  # seconds
 
@@ -30,23 +31,31 @@ class StreamWork(Work):
     until the call is over, as `synchronize` does.
 
     streams     the streams that were current when it was enqueued
+    library     of its arrays, whose current stream `wait` makes wait; None: every library's
     blocking    must `wait` block until the GPU has come past it? (a barrier)
     """
 
     def __init__(
-        self, group: Streams, flight: Flight, result: object, streams: list[int], blocking: bool
+        self,
+        group: Streams,
+        flight: Flight,
+        result: object,
+        streams: list[int],
+        library: ArrayLibrary | None,
+        blocking: bool,
     ) -> None:
         super().__init__(result)
         self._group = group
         self.flight = flight
         self.streams = streams
+        self._library = library
         self._blocking = blocking
 
     def _wait(self, timeout: float | None) -> None:
         self._raise()
         if timeout is not None or self._blocking:
             self._block(timeout)
-        waiting = self._group.follow(self.flight)
+        waiting = self._group.follow(self.flight, self._library)
         # Memory that is given up now is used again after what the streams wait for.
         if set(waiting) <= set(self.streams):
             self.flight.keep = None
