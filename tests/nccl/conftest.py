@@ -111,6 +111,12 @@ def tensors(
     return loaded_tensors
 
 
+@pytest.fixture(params=["cupy", "torch"])
+def library(request: pytest.FixtureRequest, gpus: Any) -> Any:
+    """Whose arrays a test takes."""
+    return gpus if request.param == "cupy" else request.getfixturevalue("tensors")
+
+
 class GpuJobs:
     """Jobs on backend "nccl", kept between tests."""
 
