@@ -188,6 +188,37 @@ def test_who_ran_ahead_remembers_its_calls(groups: list[Group], heads: int) -> N
     assert caught.value.theirs.startswith("broadcast #1 of 2 float64")
 
 
+def test_a_root_with_room_left_notices_who_has_gone(slots: int) -> None:
+    """It waits for nobody yet, and looks now and then at whom it would wait for."""
+    world = Ranks("inproc", 3, slots=slots, slot_bytes=1024)
+    try:
+        root = world.group()[0]
+        world.leave(1)
+        with pytest.raises(_native.Failure, match="peer_lost") as caught:  # noqa: PT012
+            for seq in range(1, slots + 2):
+                broadcast(root, np.ones(1), 0, seq)
+        assert caught.value.peer == 1
+    finally:
+        world.close()
+
+
+def test_those_who_wait_for_another_find_a_mismatch(slots: int, heads: int) -> None:
+    """Rank 1 never comes, and both others wait for it in the oldest of many steps: they compare the
+    later ones too."""
+    world = Ranks("inproc", 3, slots=slots, slot_bytes=1024)
+    groups = world.group()
+
+    def body(rank: int) -> None:
+        with pytest.raises(_native.Failure, match="mismatch"):  # noqa: PT012
+            for seq in range(1, heads + 2):
+                broadcast(groups[rank], np.ones(1), 0 if seq == 1 or rank == 0 else rank, seq)
+
+    try:
+        run(lambda: body(0), lambda: body(2))
+    finally:
+        world.close()
+
+
 def test_who_ran_ahead_learns_of_a_mismatch(groups: list[Group], heads: int) -> None:
     """Two roots of one broadcast, who hear nobody, both find the other's call in the end."""
     last = len(groups) - 1

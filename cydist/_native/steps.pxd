@@ -9,7 +9,7 @@ Every rank takes part in every step of every call, in the same order:
 4. consumed once every peer's fingerprint of the step is compared and our reading is done
 
 A rank that reads not everybody (a broadcast's root) does not wait for step 4: it returns, and
-compares a few steps later, or when it has to hear everybody, so that a peer in another call is
+compares some steps later, or when it has to hear everybody, so that a peer in another call is
 noticed there. What a rank has consumed it says with every step it publishes, so the flag is
 raised only now and then, and before its owner waits for others. No rank is more than `heads` steps
 ahead of what all have consumed, so the rank that is farthest behind can always go on.

@@ -38,7 +38,7 @@ cdef enum:
     LINE = 64
 
 
-# How a slot is cut, the same on all ranks
+# How the place of a step's data is cut, the same on all ranks
 ctypedef struct Cut:
     size_t part                 # bytes of each part
     size_t used                 # of all parts
@@ -52,9 +52,9 @@ cdef bint cut(Transport *t, Call *c, int parts, size_t unit, size_t longest,
     if part == 0:
         return False
     out.steps = segments_in(longest, part)
-    if 0 < longest * parts <= TINY_BYTES:
+    if longest * parts <= TINY_BYTES:
         part = longest
-    elif 0 < longest and longest + LINE <= part:
+    elif longest + LINE <= part:
         part = (longest + LINE - 1) // LINE * LINE      # close together, each with its own lines
     out.part = part
     out.used = parts * part

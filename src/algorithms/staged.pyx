@@ -6,7 +6,7 @@ n is the array. In step k a slot holds segment k of the input and, behind it, th
 the reduced segment k - 1; meanwhile the results of segment k - 2 are copied out. One wait per step.
 The blocks are reduced in rank order in one pass: 8- and 16-bit floats accumulate in float32 and
 round once, and reductions need not commute. The bits are those of "flat". For long arrays; needs
-two slots.
+four slots: a rank may have said that it is done with a step whose results it still copies.
 
 Three ranks, segments s t of blocks 0 1 2 (S1 is the sum of block 1 of segment s):
 
@@ -51,7 +51,7 @@ cdef int staged(Transport *t, Call *c) noexcept nogil:
     s.sources = few
     if t.size > FEW_RANKS:
         s.sources = <const void **>malloc(p * sizeof(void *))
-    if s.sources == NULL or room == 0 or t.windows.slots < 2:
+    if s.sources == NULL or room == 0 or t.windows.slots < 4:
         return NO_MEMORY
     # x elements of input and the longest of their p blocks: x + ceil(x / p) fit into a slot.
     s.segment = (room - 1) * p // (p + 1) * c.op.itemsize

@@ -154,6 +154,20 @@ cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept n
     return status
 
 
+cdef int look_for_late(Transport *t, Call *c) noexcept nogil:
+    """Has anybody gone who has not come as far as we are? There is room yet to wait for them."""
+    cdef uint64_t step = t.windows.consumed
+    cdef int peer
+    for peer in range(t.size):
+        # It may have come before it went.
+        if (not has_posted(t, peer, step) and (t.windows.gone(t, peer) or has_left(t, peer))
+                and not has_posted(t, peer, step)):
+            c.failed_peer = peer
+            c.failed_step = <int>(step - t.windows.step)
+            return PEER_LOST
+    return OK
+
+
 cdef int heard(Transport *t, Call *c, uint64_t step) noexcept nogil:
     if t.windows.consumed < step:
         return consume(t, c, step + 1, True)
@@ -203,6 +217,8 @@ cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nog
     cdef int peer, status = OK
     if step - w.consumed >= some_slots(w):
         status = consume(t, c, step, False)
+        if status == OK and step > w.consumed and (step - w.consumed) % w.slots == 0:
+            status = look_for_late(t, c)
     if status != OK or step < ahead:
         return status
     if w.consumed < needed:
