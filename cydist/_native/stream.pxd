@@ -14,7 +14,7 @@ whose messages are matched in the same queues.
 
 The lock of the Net is held around every call here; no call blocks.
 """
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport Fingerprint, Request, Transport
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
@@ -179,6 +179,8 @@ ctypedef struct Net:            # one rank's end of all its connections
     int sleepers                # threads that wait for `changed`
     bint polling                # one caller sleeps in epoll_wait
     int waiters                 # threads inside wait()
+    const Request *waited_for   # what the last wait has not seen the end of; see nap()
+    int64_t idle_since          # when something moved before it
     unsigned int tests          # of requests, so far
     int pid                     # that made this; a forked child must not touch it
     int rank

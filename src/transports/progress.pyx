@@ -9,7 +9,8 @@ from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport timespec
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, Transport, now_ns, slice_end,
+    ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, TIMEOUT, Transport, now_ns,
+    slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
 from cydist._native.incoming cimport readable, take_jointly
@@ -42,7 +43,7 @@ cdef enum:
     SHORT_NAP_US = 20
     LONG_NAP_US = 1000
     PATIENT_NS = 1000000000
-    DOZE_NS = 10000000000       # how long a wait takes short naps
+    DOZE_NS = 10000000000       # how long naps are short
     SPIN_NS = 200000            # the longest spin at sockets takes about so long
     IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
 
@@ -155,15 +156,15 @@ cdef bint ask_again(Net *net) noexcept nogil:
     return False
 
 
-cdef bint nap(Net *net, int64_t waited_ns) noexcept nogil:
+cdef bint nap(Net *net, int64_t idle_ns) noexcept nogil:
     """Sleep where nobody would wake us: a library moves things when it is asked to, so as long as
     there are cores for it, and something may be moving, this gives its core away but sleeps not."""
     net.polling = True
     pthread_mutex_unlock(&net.lock)
-    if net.most_spins != 0 and waited_ns < PATIENT_NS:
+    if net.most_spins != 0 and idle_ns < PATIENT_NS:
         sched_yield()
     else:
-        usleep(SHORT_NAP_US if waited_ns < <int64_t>DOZE_NS else LONG_NAP_US)
+        usleep(SHORT_NAP_US if idle_ns < <int64_t>DOZE_NS else LONG_NAP_US)
     pthread_mutex_lock(&net.lock)
     net.polling = False
     return progress(net) or ask_again(net)
@@ -280,7 +281,8 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
     cdef int status = OK
     cdef bint moved = True
     cdef int64_t now = now_ns()
-    cdef int64_t started = now
+    # Who asks peers waits in pieces: what one wait was idle, the next one goes on from.
+    cdef int64_t idle_since = net.idle_since if net.waited_for == r else now
     cdef int64_t until = slice_until(now, deadline_ns)
     while r.status == PENDING and status == OK:
         # A second waiter must not be kept from the lock.
@@ -306,12 +308,16 @@ cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) no
             sleep_until(&net.changed, &net.lock, until)
             net.sleepers -= 1
         elif net.far != NULL and net.far.needed:
-            moved = nap(net, now - started)
+            moved = nap(net, now - idle_since)
+            if moved:
+                idle_since = now
         else:
             moved = poll(net, until - now)
             if moved and now_ns() - now < SPIN_NS:
                 # It would have come while we spun on.
                 net.spins = spins_after(net.spins, net.most_spins, True)
+    net.waited_for = r if status == TIMEOUT else NULL
+    net.idle_since = idle_since
     return status
 
 
