@@ -89,6 +89,10 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
 
 
 def context_of(name: str, peers: Sequence[int]) -> int:
-    """A number for a group's messages, the same on all members and for no other group."""
+    """A number for a group's messages, the same on all members and for no other group.
+
+    Not for a later one of a link either: a rank that has left a group drops what comes for its
+    number, and tells who waits for it there so. A name is given once to the same peers.
+    """
     digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
     return int.from_bytes(digest[:8], "little")

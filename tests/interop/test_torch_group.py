@@ -225,6 +225,32 @@ def test_parts_of_one_name_do_not_meet(shared: Job) -> None:
     assert shared.run(body) == [[float(shared.size)] * 3] * shared.size
 
 
+def test_parts_of_parts_of_one_name_do_not_meet() -> None:
+    """Their parents have one name, and other ranks or the same."""
+    job = torch_job.Job(3)
+
+    def body(group: Any) -> list[float]:
+        parents = [
+            group.split_group(ranks, group_name="x") for ranks in ([0, 1, 2], [0, 1], [0, 1])
+        ]
+        found: list[float] = []
+        if group.rank() == 2:
+            return found
+        parts = [parent.split_group([0, 1]) for parent in parents]
+        if group.rank() == 0:
+            for number, part in enumerate(parts):
+                part.send([torch.full((1,), float(number))], 1, 0).wait()
+        else:
+            for part in reversed(parts):
+                x = torch.zeros(1)
+                part.recv([x], 0, 0).wait()
+                found.append(float(x))
+        return found
+
+    assert job.run(body) == [[], [2.0, 1.0, 0.0], []]
+    job.close()
+
+
 def test_split_group(shared: Job) -> None:
     """split_group makes a group of some ranks of this one; None where this one is not."""
 

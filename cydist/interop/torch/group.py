@@ -163,8 +163,11 @@ class Group(dist.ProcessGroup):
         """A group of these ranks, this one among them, over the same connections."""
         members = tuple(ranks)
         count = self._parts[members] = self._parts.get(members, 0) + 1
-        # torch may give a name again when the group that had it is gone.
-        host = self.host.subgroup(members, f"{name}/{count}", timeout)
+        # torch may give a name again, when the group that had it is gone or to a part of another
+        # parent. Ours begins with the parent's and tells of whom and which it is: see context_of.
+        whose = "_".join(map(str, members))
+        unique = f"{self.host.group_name}:{name.replace('/', '|')}/{whose}/{count}"
+        host = self.host.subgroup(members, unique, timeout)
         assert host is not None
         host.devices = self.host.devices
         return Group(host, name, store)
