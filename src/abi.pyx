@@ -121,13 +121,10 @@ cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept no
 
 
 cdef int other_member(const Transport *t, int rank) noexcept nogil:
-    """The next after this rank that is not ourselves and has not left."""
-    cdef int _rank
-    for _rank in range(t.size):
-        rank = (rank + 1) % t.size
-        if rank != t.rank and not has_left(t, rank):
-            break
-    return rank
+    """The next after this rank that is not ourselves: who has left may have to say so again, by a
+    lane that was made since."""
+    rank = (rank + 1) % t.size
+    return rank if rank != t.rank else (rank + 1) % t.size
 
 
 cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:

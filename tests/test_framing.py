@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +26,10 @@ HELD = 150_000  # bytes of small messages that the peer may send ahead
 
 
 def header(
-    kind: int, *, tag: int = 0, nbytes: int = 0, magic: int = MAGIC, other: int = 0
+    kind: int, *, tag: int = 0, nbytes: int = 0, magic: int = MAGIC, other: int = 0, lane: int = 0
 ) -> bytes:
     """One frame's header as the wire has it, of context 1."""
-    return HEADER.pack(magic, kind, 0, 0, 1, tag, nbytes, 1, other, 0, bytes(40))
+    return HEADER.pack(magic, kind, lane, 0, 1, tag, nbytes, 1, other, 0, bytes(40))
 
 
 @pytest.fixture
@@ -40,6 +43,29 @@ def pair() -> Iterator[tuple[_native.TcpLink, socket.socket]]:
         theirs.settimeout(DEADLINE)
         yield link, theirs
     link.close()
+
+
+@pytest.fixture
+def lanes() -> Iterator[Callable[[int], tuple[_native.TcpLink, dict[tuple[int, int], Any]]]]:
+    """Makes a link of rank 0 in a world of so many ranks, with two lanes, whose other ends are in
+    the test's hands: by rank and lane."""
+    made: list[_native.TcpLink] = []
+    with contextlib.ExitStack() as open_ends:
+
+        def make(size: int) -> tuple[_native.TcpLink, dict[tuple[int, int], Any]]:
+            link, ends = _native.TcpLink(0, size, 2, HELD), {}
+            made.append(link)
+            for peer, lane in itertools.product(range(1, size), range(2)):
+                ours, theirs = socket.socketpair()
+                ours.setblocking(False)
+                assert link.adopt(peer, lane, ours.detach())
+                ends[peer, lane] = open_ends.enter_context(theirs)
+                theirs.settimeout(DEADLINE)
+            return link, ends
+
+        yield make
+        for link in made:
+            link.close()
 
 
 class Trickle:
@@ -339,9 +365,73 @@ def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, sock
     peer.sendall(header(EAGER, tag=4, nbytes=3) + b"abc")
     peer.sendall(header(OFFER, tag=4, nbytes=1 << 40))
     peer.sendall(header(EAGER, tag=NOTICE_TAG, nbytes=3) + b"abc")
+    peer.sendall(header(OFFER, tag=NOTICE_TAG, nbytes=3))
     peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 2, 5, 3, 0, 0, 0, fingerprint) + b"abc")
     done(receive)
     assert link.statistics()["arrived"] == 0
-    answers = [HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL)) for _ in range(2)]
+    answers = [HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL)) for _ in range(4)]
     kinds, names = [answer[1] for answer in answers], [answer[7] for answer in answers]
-    assert ([ANSWER, FAREWELL], [1, 1]) == (kinds, names)
+    assert ([ANSWER, FAREWELL, ANSWER, FAREWELL], [1] * 4) == (kinds, names)
+
+
+FAREWELLS = [HEADER.pack(MAGIC, FAREWELL, lane, 0, 0, 0, 0, 1, 0, 0, bytes(40)) for lane in (0, 1)]
+U8 = struct.pack("=QQBBBBiIIQ", 0, 1, 0, 3, 0, 0, -1, 0, 0, 0)  # of a message of one
+
+
+@pytest.mark.parametrize("source", [1, -1], ids=["by name", "from anyone"])
+def test_a_farewell_is_behind_what_came_by_its_lane(lanes: Any, source: int) -> None:
+    """What its rank sent by another lane may still be under way, and is waited for."""
+    link, ends = lanes(2)
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    memory = np.zeros(1, np.uint8)
+    receive, later = group.irecv(memory, source, 1), group.irecv(memory, source, 1)
+    ends[1, 0].sendall(FAREWELLS[0])
+    eventually(lambda: receive.test() or group.native.said_farewell(1))
+    ends[1, 1].sendall(HEADER.pack(MAGIC, EAGER, 1, 0, 1, 1, 1, 1, 0, 0, U8) + b"\7")
+    ends[1, 1].sendall(FAREWELLS[1])
+    done(receive)
+    assert memory[0] == 7
+    eventually(later.test)
+    assert status_of(later) == "peer_lost"
+
+
+@pytest.mark.parametrize("tag", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+def test_every_lane_brings_its_farewell(lanes: Any, tag: int, first: int) -> None:
+    """In any order, though nobody else is left."""
+    link, ends = lanes(2)
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    receives = [group.irecv(np.zeros(1, np.uint8), source, tag) for source in (1, -1)]
+    for lane in (first, 1 - first):
+        ends[1, lane].sendall(FAREWELLS[lane])
+        eventually(lambda: receives[0].test() or group.native.said_farewell(1))
+    for receive in receives:
+        eventually(receive.test)
+        assert status_of(receive) == "peer_lost"
+
+
+def test_who_said_farewell_by_one_lane_is_asked_again(lanes: Any) -> None:
+    """By who waits for anyone: the other lane may have been made since."""
+    link, ends = lanes(3)
+    group = Group(_native.Group(link, [0, 1, 2], 0, 1))
+    receive = group.irecv(np.zeros(1, np.uint8), -1, 1)
+    ends[1, 0].sendall(FAREWELLS[0])
+    eventually(lambda: receive.test() or group.native.said_farewell(1))
+
+    def answer() -> None:
+        for peer in (1, 2):
+            asked, _, _ = select.select([ends[peer, lane] for lane in (0, 1)], [], [], DEADLINE)
+            assert asked, f"rank {peer} is not asked"
+            for lane in (0, 1):
+                ends[peer, lane].sendall(FAREWELLS[lane])
+
+    run(lambda: receive.wait(soon()), answer)
+    assert status_of(receive) == "peer_lost"
+
+
+def test_a_farewell_has_a_bit_for_each_lane() -> None:
+    """So there are no more lanes than bits."""
+    _native.TcpLink(0, 2, 64).close()
+    for lanes in (0, 65):
+        with pytest.raises(ValueError, match="lanes"):
+            _native.TcpLink(0, 2, lanes)

@@ -15,7 +15,7 @@ from transports import Group, soon
 HEADER = struct.Struct("=IBBH6Q40s")
 FINGERPRINT = struct.Struct("=QQBBBBiIIQ")
 MAGIC = 0x03645943
-EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE = range(1, 8)
+EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = range(1, 9)
 U8 = 3
 HELD_LIMIT = 300_000
 
@@ -41,7 +41,9 @@ class Wire:
         ours.setblocking(False)
         assert self.link.adopt(1, 0, ours.detach())
         self.group = Group(_native.Group(self.link, [0, 1], 0, 1))
-        self.probe = self.group.irecv(np.zeros(0, np.uint8), 1, 99)
+        # Of a group to which nothing that is said belongs.
+        aside = Group(_native.Group(self.link, [0, 1], 0, 2**64 - 3))
+        self.probe = aside.irecv(np.zeros(0, np.uint8), 1, 99)
         self.said = bytearray()
         self.heard = bytearray()
         self.answers: list[tuple[int, int]] = []  # what they are called here and there

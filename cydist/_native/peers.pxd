@@ -5,7 +5,7 @@ from cydist._native.abi cimport Transport
 from cydist._native.stream cimport Connection, Net
 
 cdef enum:
-    LANE_BITS = 64              # lanes beyond share them
+    MOST_LANES = 64             # a farewell has a bit for each
 
 cdef extern from *:
     const uint64_t ALL_LANES "UINT64_MAX"

@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Transport,
-    Windows, has_left, head_of, now_ns, patiently,
+    Call, Fingerprint, Head, MISMATCH, OK, Request, TIMEOUT, TINY_BYTES, Transport, Windows,
+    head_of, now_ns, patiently,
 )
 from cydist._native.waiting cimport load_u64 as peek, spin
 
@@ -98,9 +98,7 @@ cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
             # Whoever found a mismatch has stopped: the peer we wait for may never come.
             if suspect(t, c, step) != OK or sent_for_another(t, c):
                 return MISMATCH
-            if has_left(t, peer) and peek(flag) < value:
-                status = PEER_LOST
-            elif now_ns() < c.deadline_ns:
+            if now_ns() < c.deadline_ns:
                 if t.board != NULL:
                     t.board.ask(t, peer)
                 if patience < LONGEST_SUSPICION_NS:

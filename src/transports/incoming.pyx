@@ -20,7 +20,7 @@ from cydist._native.matching cimport (
 from cydist._native.neighbours cimport Nearby
 from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
 from cydist._native.peers cimport (
-    ALL_LANES, LANE_BITS, hear_farewell, hopeless, say_farewell, who_died,
+    ALL_LANES, hear_farewell, hopeless, say_farewell, who_died,
 )
 from cydist._native.rings cimport unread, was_read
 from cydist._native.stream cimport (
@@ -212,6 +212,8 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     cdef int fit
     if item == NULL and is_closed(&c.net.queues, h.context):
         control(c, ANSWER, GONE, h.id, 0)
+        if h.tag == NOTICE_TAG:     # its sender's credit is used up
+            say_farewell(c.net, c.peer, h.context)
         return True
     if item == NULL:
         return keep(c, h, OFFERED) != NULL
@@ -352,8 +354,7 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
     elif kind == GOODBYE:
         c.said_goodbye = True
     elif kind == FAREWELL:
-        hear_farewell(c.net, c.peer, h.id,
-                      ALL_LANES if c.near else <uint64_t>1 << c.lane % LANE_BITS)
+        hear_farewell(c.net, c.peer, h.id, ALL_LANES if c.near else <uint64_t>1 << c.lane)
     return CREDIT >= kind >= ANSWER or kind == GOODBYE or kind == FAREWELL
 
 

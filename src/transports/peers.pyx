@@ -125,10 +125,21 @@ cdef void end(Connection *c, int how) noexcept nogil:
     lose(net, c.peer, how)
 
 
-cdef bint nobody_left(const Net *net, const Transport *t) noexcept nogil:
+cdef inline bint said_farewell(const Net *net, const Transport *t, int rank,
+                               uint64_t tag) noexcept nogil:
+    """Has it left the group, and all come that it sent by the lane of this tag?
+
+    Not so for notices: farewells find the group by its receive of notices, those of the other
+    lanes too, so that only lost links end that.
+    """
+    return has_left(t, rank) and tag != NOTICE_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
+
+
+cdef bint nobody_left(const Net *net, const Transport *t, uint64_t tag) noexcept nogil:
     cdef int i
     for i in range(t.size):
-        if t.peers[i] != net.rank and net.lost[t.peers[i]] == 0 and not has_left(t, i):
+        if (t.peers[i] != net.rank and net.lost[t.peers[i]] == 0
+                and not said_farewell(net, t, i, tag)):
             return False
     return t.size > 1
 
@@ -141,19 +152,16 @@ cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
     return -1
 
 
-cdef bint says_farewell(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
-    """Has it left the group, and all come that it sent by the lane of this tag?"""
+cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
     cdef int rank
+    if peer == ANY_SOURCE:
+        return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t, tag)
+    if net.lost[peer] != 0:
+        return True
     if not has_left(t, t.rank) or peer == net.rank:     # nobody has
         return False
     rank = group_rank(t, peer)
-    return rank >= 0 and t.farewells[rank] >> lane_of(net, tag) % LANE_BITS & 1
-
-
-cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
-    if peer != ANY_SOURCE:
-        return net.lost[peer] != 0 or says_farewell(net, t, peer, tag)
-    return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t)
+    return rank >= 0 and said_farewell(net, t, rank, tag)
 
 
 ctypedef struct Peer:

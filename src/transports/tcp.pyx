@@ -30,7 +30,9 @@ from cydist._native.matching cimport (
 )
 from cydist._native.neighbours cimport Nearby, Neighbours, hang_bell
 from cydist._native.outgoing cimport post_send, withdraw_send
-from cydist._native.peers cimport adopt, drop_context, free_connections, leave, lose
+from cydist._native.peers cimport (
+    MOST_LANES, adopt, drop_context, free_connections, leave, lose,
+)
 from cydist._native.progress cimport (
     ensure_background, move, progress, stop_background, wait,
 )
@@ -336,7 +338,7 @@ cdef class MessageLink(Link):
 cdef class TcpLink(MessageLink):
     """One that reaches ranks by sockets.
 
-    lanes           connections per peer that calls take in turn; the same on every rank
+    lanes           connections per peer that calls take in turn, at most 64; the same on all ranks
     held_limit      bytes of small messages that one peer may send ahead of their receives
 
     It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
@@ -347,7 +349,7 @@ cdef class TcpLink(MessageLink):
 
     def __cinit__(self, int rank, int size, int lanes=1, size_t held_limit=HELD_LIMIT):
         cdef Connection **connections = NULL
-        if not 1 <= lanes <= 255:
+        if not 1 <= lanes <= MOST_LANES:
             raise ValueError(f"no link for rank {rank} of {size} with {lanes} lanes")
         connections = <Connection **>calloc(size * lanes, sizeof(Connection *))
         if connections == NULL:

@@ -6,7 +6,7 @@ so a rank that waits for long costs no core, and one that waits briefly pays for
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    Flags, Head, OK, PEER_LOST, Transport, Windows, now_ns, slice_end,
+    Flags, Head, OK, PEER_LOST, Transport, Windows, has_left, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.waiting cimport (
@@ -98,6 +98,7 @@ cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
         now = now_ns()
         if now >= until:
             if owner_is_gone(t, flag):
+                fence()
                 # It may have raised the flag before it left.
                 return OK if load_u64(flag) >= value else PEER_LOST
             status = slice_end(t, deadline_ns)
@@ -110,4 +111,5 @@ cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
 cdef bint owner_is_gone(Transport *t, const uint64_t *flag) noexcept nogil:
     cdef Windows *w = t.windows
     cdef size_t distance = <const char *>flag - <const char *>w.of[0].flags
-    return w.gone(t, <int>(distance // window_bytes(w.slots, w.slot_bytes)))
+    cdef int rank = <int>(distance // window_bytes(w.slots, w.slot_bytes))
+    return w.gone(t, rank) or has_left(t, rank)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
-from wire import ANSWER, CREDIT, DATA, EAGER, GOODBYE, OFFER, WITHDRAW, Wire, frame
+from wire import ANSWER, CREDIT, DATA, EAGER, FAREWELL, GOODBYE, OFFER, WITHDRAW, Wire, frame
 
 from cydist import _native
 from transports import status_of
@@ -81,6 +81,8 @@ def step(story: Story, number: int, data: st.DataObject) -> None:
                 follow=data.draw(st.sampled_from([0, nbytes, 1 << 60, (1 << 64) - 1])),
                 other=data.draw(st.integers(0, 3)), context=data.draw(st.integers(0, 2)),
             )  # fmt: skip
+        case "farewell":
+            said = frame(FAREWELL, id=data.draw(st.integers(0, 2)))
         case "goodbye":
             said = frame(GOODBYE)
         case "noise":
@@ -94,7 +96,7 @@ def step(story: Story, number: int, data: st.DataObject) -> None:
 DEEDS = [
     "receive", "receive", "receive", "eager", "eager", "eager", "offer", "offer", "data", "data",
     "data", "half the data", "send", "answer", "cancel receive", "cancel send", "withdraw",
-    "credit", "any header", "goodbye", "noise",
+    "credit", "any header", "farewell", "goodbye", "noise",
 ]  # fmt: skip
 
 
