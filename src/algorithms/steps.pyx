@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Head, MISMATCH, OK, Request, TIMEOUT, TINY_BYTES, Transport, Windows,
-    head_of, now_ns, patiently,
+    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Transport,
+    Windows, has_left, head_of, now_ns, patiently,
 )
 from cydist._native.waiting cimport load_u64 as peek, spin
 
