@@ -49,11 +49,11 @@ class Tensors(thread_gpu.Gpus):
     name = "torch"
     first_stream = FIRST
 
-    def __init__(self, gpus: thread_gpu.Gpus, folder: str | Path) -> None:
+    def __init__(self, gpus: thread_gpu.Gpus, tensors_on: Callable[[int], int]) -> None:
         super().__init__()
         self._streams, self.waits, self.captured = gpus._streams, gpus.waits, gpus.captured
         self.torch: Any = importlib.import_module("torch")
-        self.tensors_on = shown_on_gpus(folder)
+        self.tensors_on = tensors_on
 
     def use(self) -> None:
         """Torch has GPUs from now on, as far as cydist knows."""

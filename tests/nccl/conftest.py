@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,20 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
 
 
 @pytest.fixture(scope="session")
-def gpus(standin: Standin) -> Generator[thread_gpu.Gpus, None, None]:
+def tensors_on(
+    standin: Standin, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], int] | None:
+    """Says on which GPU torch's tensors are; None without torch. Made before any thread of a group
+    runs: the first that looks at an array when torch is there learns what shows tensors."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    return gpu_tensors.shown_on_gpus(tmp_path_factory.mktemp("tensors"))
+
+
+@pytest.fixture(scope="session")
+def gpus(
+    standin: Standin, tensors_on: Callable[[int], int] | None
+) -> Generator[thread_gpu.Gpus, None, None]:
     """A GPU for every rank that is a thread, with streams that NCCL's calls run on."""
     from cydist import devices
     from cydist.backends.nccl import gpu
@@ -88,11 +102,12 @@ def gpus(standin: Standin) -> Generator[thread_gpu.Gpus, None, None]:
 
 @pytest.fixture(scope="session")
 def loaded_tensors(
-    gpus: thread_gpu.Gpus, tmp_path_factory: pytest.TempPathFactory
+    gpus: thread_gpu.Gpus, tensors_on: Callable[[int], int] | None
 ) -> gpu_tensors.Tensors:
-    """torch, whose tensors cydist has not looked at yet."""
-    pytest.importorskip("torch")
-    loaded = gpu_tensors.Tensors(gpus, tmp_path_factory.mktemp("tensors"))
+    """torch, whose tensors are shown to cydist as GPUs'."""
+    if tensors_on is None:
+        pytest.skip("torch is not installed")
+    loaded = gpu_tensors.Tensors(gpus, tensors_on)
     with loaded.here():
         if asarray(loaded.array([1.0])).device != "cuda":
             pytest.fail("a test before has shown tensors to cydist: run tests/nccl alone")

@@ -140,7 +140,7 @@ class StandinTensors:
         import gpu_tensors
 
         with tempfile.TemporaryDirectory() as folder:
-            tensors = gpu_tensors.Tensors(standin.gpus, folder)
+            tensors = gpu_tensors.Tensors(standin.gpus, gpu_tensors.shown_on_gpus(folder))
         tensors.use()
         tensors.tensors_on(int(os.environ["RANK"]))
         self.torch, self.array, self.get = tensors.torch, tensors.array, tensors.get
