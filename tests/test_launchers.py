@@ -157,13 +157,13 @@ def test_default_backend_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("cupy", "torch_works", "available", "versions", "gpu", "expected"),
     [
-        (True, False, True, ("14.0.1", 22809), True, True),
-        (False, True, True, ("14.0.1", 21100), True, True),
-        (False, False, True, ("14.0.1", 22809), True, False),
-        (True, False, False, ("14.0.1", 22809), True, False),
-        (True, False, True, ("13.6.0", 22809), True, False),
-        (True, False, True, ("14.0.1", 21003), True, False),
-        (True, False, True, ("14.0.1", 22809), False, False),
+        (True, False, True, ("14.1.0", 22809), True, True),
+        (False, True, True, ("14.1.0", 21100), True, True),
+        (False, False, True, ("14.1.0", 22809), True, False),
+        (True, False, False, ("14.1.0", 22809), True, False),
+        (True, False, True, ("14.0.1", 22809), True, False),
+        (True, False, True, ("14.1.0", 21003), True, False),
+        (True, False, True, ("14.1.0", 22809), False, False),
     ],
     ids=[
         "cupy",
