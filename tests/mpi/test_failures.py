@@ -350,20 +350,20 @@ def ctrl_c():
 
 
 @pytest.mark.parametrize("call", WAITS.values(), ids=WAITS)
-def test_ctrl_c_ends_a_wait(group, rank, spare, call, request):
-    """SIGINT raises KeyboardInterrupt in any call that waits; the others learn who was
-    interrupted."""
+def test_ctrl_c_ends_a_wait(rank, spare, call, request):
+    """SIGINT raises KeyboardInterrupt in any call that waits, while the others, whose patience is
+    that of `spare`, still wait for this rank; they learn who was interrupted."""
+    group = dist.new_group(timeout=600)
     if rank == 0:
         request.getfixturevalue("ctrl_c")
-        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             call(group)
-        assert time.monotonic() - started < 10
     dist.barrier(spare)
     # Windows show that the interrupted call was another one than this.
     words = "KeyboardInterrupt|was interrupted|different calls"
     with pytest.raises(dist.DistError, match=words):
         dist.all_reduce(np.ones(4), group=group)
+    dist.destroy_process_group(group)
 
 
 STARTED = {
