@@ -105,3 +105,18 @@ def test_who_shrank_a_group_is_not_waited_for(rank, size, spare):
             dist.all_reduce(np.ones(4), group=group)
         dist.destroy_process_group(group)
     dist.barrier(spare)
+
+
+def test_who_left_is_no_news(rank, size, spare):
+    """What it announced is the error, though it has left since: before that is believed, MPI's
+    numbers may be explained by another rank."""
+    group = dist.new_group(timeout=600)
+    dist.barrier(group)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="announces 4611686018427387904 bytes"):
+            dist.all_gather_object([None] * size, rank, group)
+    else:
+        sizes = np.empty((size, 1), np.int64)
+        dist.all_gather(list(sizes), np.array([1 << 62]), group)
+    dist.destroy_process_group(group)
+    dist.barrier(spare)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config, tuning
 from cydist.backends.endpoint import Endpoint
-from cydist.backends.host import HostGroup
+from cydist.backends.host import ANY_SOURCE, HostGroup
 from cydist.backends.messages import NEWS_TAG
 from cydist.backends.mpi.communicators import Communicators
 from cydist.backends.mpi.endpoint import NEWS_SECONDS, MpiEndpoint
@@ -16,7 +16,7 @@ from cydist.backends.mpi.layouts import layouts
 from cydist.backends.mpi.process import check_cuda_aware
 from cydist.backends.mpi.reductions import REDUCTIONS
 from cydist.backends.pieces import everywhere
-from cydist.errors import DistTimeoutError, from_failure
+from cydist.errors import from_failure
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, UserReduction, op_and_factor
 
@@ -102,12 +102,24 @@ class MpiGroup(HostGroup):
 
     def hear(self, name: str) -> None:
         """As the base class. MPI may have ended a call here with wrong numbers that a neighbour
-        has found: a receive that nobody answers waits for the news."""
+        has found: a receive that nobody answers waits for the news, which ends it, as it ends when
+        nobody is left to tell any."""
         super().hear(name)
-        if self._native.comm:
-            news = self.irecv(_native.asarray(bytearray(1)), 1 - min(self._rank, 1), NEWS_TAG)
-            with suppress(DistTimeoutError):
-                news.wait(NEWS_SECONDS)
+        if not self._native.comm:
+            return
+        deadline = time.monotonic() + NEWS_SECONDS
+        nothing = _native.asarray(bytearray(1))
+        news = _native.irecv(self._native, nothing, ANY_SOURCE, NEWS_TAG)
+        try:
+            news.wait(int(deadline * 1e9))
+        finally:
+            news.cancel()
+        try:
+            with self.failures(name, None, deadline):
+                self._native.hear()
+        except Exception as error:
+            self.fail(error, name)
+            raise
 
     # Its communicator.
 
