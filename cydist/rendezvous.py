@@ -299,7 +299,11 @@ def _by_mpi(call: _Call, MPI: Any) -> Store:
         request = MPI.COMM_WORLD.Irecv([message, MPI.BYTE], MPI.ANY_SOURCE, _MPI_TAG)
         if _unfinished([request], call.deadline):
             request.Cancel()
-            raise RendezvousError("rendezvous: timeout: nothing from rank 0 over MPI", ranks=(0,))
+            raise RendezvousError(
+                "rendezvous: timeout: nothing from rank 0 over MPI (a receive from anyone of any "
+                "tag that is pending on COMM_WORLD takes it: post it later, or set MASTER_ADDR)",
+                ranks=(0,),
+            )
         secret, fresh, port, name = _ADDRESS.unpack(message)
         if fresh and not auth.configured():
             auth.set_secret(secret)

@@ -115,6 +115,14 @@ def test_groups_beside_a_default_group_of_tcp_share_one_link(mpi: Path) -> None:
     assert len(re.findall(r"rank \d: 1 after the shrink", done.stdout)) == 2
 
 
+def test_a_receive_of_anything_by_the_program_is_not_disturbed(mpi: Path) -> None:
+    """Nor does it disturb how MPI makes communicators: a receive on COMM_WORLD, of any tag from
+    anyone, which is pending from before the job begins until after its end."""
+    done = start(mpi, "beside-a-wildcard", ranks=3, transport="mpi", program=JOINS)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d: undisturbed", done.stdout)) == 3
+
+
 def test_an_uncaught_exception_ends_the_job(mpi: Path) -> None:
     """The traceback is printed once, MPI_Abort's code is the job's, and nobody waits for the rank
     that is gone."""

@@ -84,6 +84,19 @@ def test_ranks_of_a_host_share_memory(group, size):
     assert (group._native.comm != 0) == (not shared and size > 1)
 
 
+@pytest.mark.parametrize("number", [0, 1, communicators.CREATION_TAGS, 2**64 - 1])
+def test_a_communicator_is_made_beside_all_messages(rank, size, number, monkeypatch):
+    """Whatever the group's number, by which MPI tells apart those that it makes at one time."""
+    group = dist.new_group(timeout=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(group, "_context", number)
+        for _ in range(2):
+            mine = np.full(20_000, rank)
+            dist.all_reduce(mine, group=group)
+            assert [sum(range(size))] * 20_000 == mine.tolist()
+    dist.destroy_process_group(group)
+
+
 def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
     """What a group computes does not depend on whether it has a communicator."""
     monkeypatch.setattr(communicators, "COMMUNICATORS", 2 if rank else 3)

@@ -92,6 +92,30 @@ def deaf():
         print(f"rank {rank}: {error!r}", flush=True)
 
 
+@way
+def beside_a_wildcard():
+    """The program waits on COMM_WORLD for anything from anyone, before the job begins until after
+    its end: that takes nothing of ours."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    theirs = np.zeros(1)
+    pending = world.Irecv(theirs, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    rank, size = join()
+    group = dist.new_group()
+    for each in (None, group):
+        array = np.full(5000, rank)
+        dist.all_reduce(array, group=each)
+        assert [sum(range(size))] * 5000 == array.tolist()
+    dist.destroy_process_group()
+    assert not pending.Test()
+    world.Barrier()
+    world.Send(np.full(1, float(rank)), (rank + 1) % size)
+    pending.Wait()
+    assert theirs[0] == (rank - 1) % size
+    print(f"rank {rank}: undisturbed", flush=True)
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(25, exit=True)
     WAYS[sys.argv[1]](*sys.argv[2:])

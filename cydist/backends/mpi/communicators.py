@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
 from cydist.executor import THREADS
 
 LOOK_SECONDS = 0.05  # between looks whether MPI is done
-CREATION_TAGS = 30_000  # of groups whose communicators are made at the same time
+CREATION_TAGS = 16_000  # of groups whose communicators are made at the same time
 # Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
 # a process, Open MPI 65,532.
 COMMUNICATORS = 1000
@@ -41,26 +41,40 @@ class Communicators:
         return all(each.is_set() for each in cls.begun)
 
     @classmethod
-    def making(cls, MPI: Any, comm: Any, ranks: Sequence[int], tag: int) -> Iterator[Any]:
-        """Yields None again and again until MPI has made a communicator of these ranks of `comm`,
-        then that; ends where MPI has no more of them.
+    def making(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
+        """Yields None again and again until MPI has made a communicator, by `make`, then that; ends
+        where MPI has no more of them.
 
         All members have come. One that fails now may leave the others in MPI, which has no
         deadline here and hears no Ctrl-C, so a thread of its own waits there.
         """
         over, found = threading.Event(), []
-        members = comm.Get_group().Incl(ranks)
 
-        def make() -> None:
+        def begin() -> None:
             with suppress(MPI.Exception):  # on all members
-                found.append(comm.Create_group(members, tag % CREATION_TAGS))
+                found.append(make())
             over.set()
 
         cls.begun.append(over)
-        THREADS.run(make)
+        THREADS.run(begin)
         while not over.wait(LOOK_SECONDS):
             yield None
         cls.begun.remove(over)
         for made in found:
             made.Set_errhandler(MPI.ERRORS_RETURN)
             yield made
+
+
+def payload_tags(MPI: Any) -> int:
+    """The last of the tags that our messages may have; those above are for making communicators."""
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)) - CREATION_TAGS
+
+
+def of_some(MPI: Any, comm: Any, ranks: Sequence[int], number: int) -> Any:
+    """Have MPI make a communicator of these ranks of `comm`, whose other ranks take no part.
+
+    Open MPI does it by messages on `comm` with the tag that it is given, which must not be that of
+    any other message or receive there: neither a payload's nor a header's.
+    """
+    tag = payload_tags(MPI) + 1 + number % CREATION_TAGS
+    return comm.Create_group(comm.Get_group().Incl(ranks), tag)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config, tuning
 from cydist.backends.endpoint import Endpoint
 from cydist.backends.host import ANY_SOURCE, HostGroup
 from cydist.backends.messages import NEWS_TAG
-from cydist.backends.mpi.communicators import Communicators
+from cydist.backends.mpi.communicators import Communicators, of_some
 from cydist.backends.mpi.endpoint import NEWS_SECONDS, MpiEndpoint
 from cydist.backends.mpi.layouts import layouts
 from cydist.backends.mpi.process import check_cuda_aware
@@ -172,7 +173,8 @@ class MpiGroup(HostGroup):
     def _make(self, call: Call) -> None:
         """All members have come."""
         MPI = self._endpoint.MPI
-        for made in Communicators.making(MPI, self._endpoint.comm, self._peers, self._context):
+        make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._context)
+        for made in Communicators.making(MPI, make):
             if made is not None:
                 self._comm = made
                 Communicators.made += 1

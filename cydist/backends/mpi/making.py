@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, launchers
 from cydist.backends.mpi import reductions
-from cydist.backends.mpi.communicators import CREATION_TAGS, Communicators
+from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
 from cydist.backends.mpi.group import MpiGroup
 from cydist.backends.mpi.meeting import meet_before_mpi, places_and_hosts, reports_of
@@ -48,7 +48,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI._handleof(MPI.BYTE),
         MPI.ANY_SOURCE,
         launchers.place().local_size or 1,
-        comm.Get_attr(MPI.TAG_UB),
+        payload_tags(MPI),
         Threads(MPI).callers,
     )
     store = options.store
@@ -72,15 +72,22 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 
 def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> Any:
-    """Of the link; all ranks have come."""
+    """Of the link; all ranks have come.
+
+    Made by a collective of COMM_WORLD's: under Open MPI a receive of the program's, from anyone and
+    of any tag, would take the messages by which `of_some` makes one there. A job of some of MPI's
+    ranks has no choice.
+    """
     world, deadline = MPI.COMM_WORLD, time.monotonic() + options.timeout
     digest = hashlib.sha256(options.group_id.encode()).digest()
-    tag = int.from_bytes(digest[:4], "little")
+    make = partial(of_some, MPI, world, places, int.from_bytes(digest[:4], "little"))
+    if len(places) == world.Get_size():
+        make = partial(world.Split, 0, options.group_rank)
     if not Threads(MPI).concurrent:
-        made = world.Create_group(world.Get_group().Incl(places), tag % CREATION_TAGS)
+        made = make()
         made.Set_errhandler(MPI.ERRORS_RETURN)
         return made
-    for made in Communicators.making(MPI, world, places, tag):
+    for made in Communicators.making(MPI, make):
         if made is not None:
             return made
         if time.monotonic() >= deadline:
