@@ -435,3 +435,15 @@ def test_a_farewell_has_a_bit_for_each_lane() -> None:
     for lanes in (0, 65):
         with pytest.raises(ValueError, match="lanes"):
             _native.TcpLink(0, 2, lanes)
+
+
+def test_a_farewell_behind_a_question_is_heard(lanes: Any) -> None:
+    """Which this rank, whose receive of notices it has filled, has not looked at yet."""
+    link, ends = lanes(2)
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    receive = group.irecv(np.zeros(1, np.uint8), 1, 0)
+    question = bytes([1]) + bytes(183)
+    head = HEADER.pack(MAGIC, EAGER, 0, 0, 1, NOTICE_TAG, len(question), 0, 0, 0, bytes(40))
+    ends[1, 0].sendall(head + question + FAREWELLS[0])
+    eventually(receive.test)
+    assert status_of(receive) == "peer_lost"

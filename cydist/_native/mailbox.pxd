@@ -36,7 +36,7 @@ cdef bint contradicted(Transport *t, Request *r) noexcept nogil
 cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group begins here.
-cdef void enter_context(End *end, uint64_t context) noexcept nogil
+cdef int enter_context(End *end, Transport *t) noexcept nogil     # OK or NO_MEMORY
 # A group is gone: drop what arrived for it at this rank.
 cdef void drop_context(End *end, uint64_t context) noexcept nogil
 # Nothing is sent to this rank any more, and nobody waits for it.

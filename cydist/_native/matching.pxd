@@ -30,6 +30,7 @@ cdef enum:
 ctypedef struct Queues:
     Item *posted            # BUCKETS list heads each
     Item *arrived
+    Item *views             # of the groups that are open here: ROWS list heads, by context
     uint64_t *closed        # contexts of the groups that this rank left last, by their low bits
 
 
@@ -81,7 +82,7 @@ cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noe
 
 # A group begins or has ended here. Who asks it for something after its end is told: a rank that
 # waits for this one asks it again and again, as a notice.
-cdef void open_context(Queues *q, uint64_t context) noexcept nogil
+cdef int open_context(Queues *q, Transport *t) noexcept nogil       # OK or NO_MEMORY
 cdef void close_context(Queues *q, uint64_t context) noexcept nogil
 cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil
 # A link peer says that it has left a group, behind what it sent by these lanes. Returns the group's

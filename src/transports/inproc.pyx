@@ -228,8 +228,11 @@ cdef class InprocLink(Link):
         t.wait_flag = wait_flag
         t.contradicted = contradicted
         t.left_over = left_over
+        cdef int status
         with nogil:
-            enter_context(&self.end, t.context)
+            status = enter_context(&self.end, t)
+        if status != OK:
+            raise MemoryError("no memory for a group")
         return 0
 
     cdef int open_windows(self, Transport *t) except -1:

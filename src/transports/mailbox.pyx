@@ -278,11 +278,13 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
 
 # Leaving
 
-cdef void enter_context(End *end, uint64_t context) noexcept nogil:
+cdef int enter_context(End *end, Transport *t) noexcept nogil:
     cdef Box *own = &end.boxes[end.rank]
+    cdef int status
     pthread_mutex_lock(&own.lock)
-    open_context(&own.queues, context)
+    status = open_context(&own.queues, t)
     pthread_mutex_unlock(&own.lock)
+    return status
 
 
 cdef bint of_context(const Item *item, const void *context) noexcept nogil:

@@ -29,27 +29,31 @@ cdef int init_queues(Queues *q) noexcept nogil:
     cdef int i
     q.posted = <Item *>calloc(BUCKETS, sizeof(Item))
     q.arrived = <Item *>calloc(BUCKETS, sizeof(Item))
+    q.views = <Item *>calloc(ROWS, sizeof(Item))
     q.closed = <uint64_t *>calloc(REMEMBERED, sizeof(uint64_t))
-    if q.posted == NULL or q.arrived == NULL or q.closed == NULL:
+    if q.posted == NULL or q.arrived == NULL or q.views == NULL or q.closed == NULL:
         free(q.posted)
         free(q.arrived)
+        free(q.views)
         free(q.closed)
-        q.posted = q.arrived = NULL
+        q.posted = q.arrived = q.views = NULL
         q.closed = NULL
         return NO_MEMORY
+    for i in range(ROWS):
+        q.views[i].next = q.views[i].prev = &q.views[i]
     for i in range(BUCKETS):
         q.posted[i].next = q.posted[i].prev = &q.posted[i]
         q.arrived[i].next = q.arrived[i].prev = &q.arrived[i]
     return OK
 
 
-cdef void free_lists(Item *heads) noexcept nogil:
+cdef void free_lists(Item *heads, int count) noexcept nogil:
     cdef int i
     cdef Item *item
     cdef Item *after
     if heads == NULL:
         return
-    for i in range(BUCKETS):
+    for i in range(count):
         item = heads[i].next
         while item != &heads[i]:
             after = item.next
@@ -59,10 +63,11 @@ cdef void free_lists(Item *heads) noexcept nogil:
 
 
 cdef void free_queues(Queues *q) noexcept nogil:
-    free_lists(q.posted)
-    free_lists(q.arrived)
+    free_lists(q.posted, BUCKETS)
+    free_lists(q.arrived, BUCKETS)
+    free_lists(q.views, ROWS)
     free(q.closed)
-    q.posted = q.arrived = NULL
+    q.posted = q.arrived = q.views = NULL
     q.closed = NULL
 
 
@@ -277,12 +282,31 @@ cdef int group_rank(const Transport *t, int peer) noexcept nogil:
 
 # Groups that have ended here
 
-cdef void open_context(Queues *q, uint64_t context) noexcept nogil:
-    if is_closed(q, context):
-        q.closed[context & (REMEMBERED - 1)] = 0
+cdef int open_context(Queues *q, Transport *t) noexcept nogil:
+    cdef Item *item = blank_item(0)
+    if item == NULL:
+        return NO_MEMORY
+    item.context = t.context
+    item.view = t
+    append(&q.views[row(t.context)], item)
+    if is_closed(q, t.context):
+        q.closed[t.context & (REMEMBERED - 1)] = 0
+    return OK
+
+
+cdef Item *find_open(Queues *q, uint64_t context) noexcept nogil:
+    cdef Item *head = &q.views[row(context)]
+    cdef Item *item = head.next
+    while item != head and item.context != context:
+        item = item.next
+    return item if item != head else NULL
 
 
 cdef void close_context(Queues *q, uint64_t context) noexcept nogil:
+    cdef Item *item = find_open(q, context)
+    if item != NULL:
+        remove(item)
+        free_item(item)
     q.closed[context & (REMEMBERED - 1)] = context
 
 
@@ -292,8 +316,7 @@ cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil:
 
 cdef Transport *note_farewell(Queues *q, uint64_t context, int peer,
                               uint64_t lanes) noexcept nogil:
-    # A group that goes on listens for notices, but for a moment at a time.
-    cdef Item *item = find_posted(q, context, peer, NOTICE_TAG)
+    cdef Item *item = find_open(q, context)
     if item == NULL or item.view.farewells == NULL:
         return NULL
     cdef int rank = group_rank(item.view, peer)

@@ -129,8 +129,7 @@ cdef inline bint said_farewell(const Net *net, const Transport *t, int rank,
                                uint64_t tag) noexcept nogil:
     """Has it left the group, and all come that it sent by the lane of this tag?
 
-    Not so for notices: farewells find the group by its receive of notices, those of the other
-    lanes too, so that only lost links end that.
+    Not so for notices, which come by any lane: only lost links end the receive of those.
     """
     return has_left(t, rank) and tag != NOTICE_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
 

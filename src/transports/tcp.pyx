@@ -242,6 +242,7 @@ cdef class MessageLink(Link):
         free(net)
 
     cdef int open_view(self, Transport *t) except -1:
+        cdef int status
         t.link = self.net
         t.windows = NULL
         t.send = send
@@ -255,8 +256,10 @@ cdef class MessageLink(Link):
         t.lingers = lingers
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            open_context(&self.net.queues, t.context)
+            status = open_context(&self.net.queues, t)
             pthread_mutex_unlock(&self.net.lock)
+        if status != OK:
+            raise MemoryError("no memory for a group")
         return 0
 
     cdef void close_view(self, Transport *t) noexcept:
