@@ -142,6 +142,11 @@ cdef class Group:
         """Do all members know already that the group has failed?"""
         return self.notices.told
 
+    @property
+    def asked(self) -> int:
+        """How often this rank, in a wait, has asked another for its call."""
+        return self.notices.asked
+
     def said_farewell(self, int rank) -> bool:
         """Has this member said that it left the group, while the link goes on?"""
         return 0 <= rank < self.view.size and rank != self.view.rank and has_left(&self.view, rank)

@@ -86,13 +86,17 @@ cdef void withdraw(Transport *t, Request *r) noexcept nogil:
 
 cdef void close_notices(Notices *n, Transport *t) noexcept nogil:
     cdef int i
+    cdef Question *question
     lock(n)
     n.closed = True
     if n.listening:
         withdraw(t, &n.receive)
         n.listening = False
-    for i in range(ASKS):
-        withdraw(t, &n.sends[i])
+    while n.questions != NULL:
+        question = n.questions
+        n.questions = question.next
+        withdraw(t, &question.send)
+        free(question)
     if n.tells != NULL:
         for i in range(t.size):
             withdraw(t, &n.tells[i])
@@ -249,26 +253,41 @@ cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil:
 
 # Telling
 
+cdef bint is_asking(Notices *n, int peer) noexcept nogil:
+    """Is a question on its way to this peer? Those that have been taken go."""
+    cdef Question **place = &n.questions
+    cdef Question *question = place[0]
+    cdef bint found = False
+    while question != NULL:
+        if load_int(&question.send.status) == PENDING:
+            found = found or question.send.peer == peer
+            place = &question.next
+        else:
+            place[0] = question.next
+            free(question)
+        question = place[0]
+    return found
+
+
 cdef void ask(Transport *t, int peer) noexcept nogil:
+    """Not again before it has taken the last question: however long it computes, one lies there."""
     cdef Notices *n = <Notices *>t.board
-    cdef Notice *notice
-    cdef int i, status
+    cdef Question *question = NULL
+    cdef int status
     lock(n)
-    for i in range(ASKS):
-        if n.closed:
-            break
-        if load_int(&n.sends[i].status) == PENDING:
-            continue
-        notice = &n.asks[i]
-        memset(notice, 0, sizeof(Notice))
-        notice.kind = ASK
-        notice.teller = t.rank
-        notice.ours = n.recent[n.entered % RECENT]
-        address(&n.sends[i], notice, peer)
-        status = t.send(t, &n.sends[i])
+    if not n.closed and not is_asking(n, peer):
+        question = <Question *>calloc(1, sizeof(Question))
+    if question != NULL:
+        question.notice.kind = ASK
+        question.notice.teller = t.rank
+        question.notice.ours = n.recent[n.entered % RECENT]
+        address(&question.send, &question.notice, peer)
+        question.next = n.questions
+        n.questions = question
+        n.asked += 1
+        status = t.send(t, &question.send)
         if status != OK:
-            n.sends[i].status = status
-        break
+            question.send.status = status
     unlock(n)
 
 

@@ -13,6 +13,7 @@ cdef enum:
 
 ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
     int (*isend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
+    int (*issend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*irecv)(void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*test)(Handle *, int *, char *) noexcept nogil
     int (*cancel)(Handle *) noexcept nogil

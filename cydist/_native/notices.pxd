@@ -13,7 +13,6 @@ from cydist._native.abi cimport Board, Call, Fingerprint, Request, Transport
 cdef enum:
     RECENT = 128                # calls that a rank remembers: more than it may be ahead of others
     EARLY = 8                   # notices kept from those who are ahead; they will ask again
-    ASKS = 4                    # of ours under way at once
     CALL_BYTES = 64             # of a call's name and number, ended by a zero
 
 
@@ -36,6 +35,12 @@ ctypedef struct Notice:         # as it travels
     char call[CALL_BYTES]       # FAILED: what the teller was doing, where `ours` does not say
 
 
+ctypedef struct Question:       # an ASK of ours that a peer has not taken yet
+    Request send
+    Notice notice
+    Question *next
+
+
 ctypedef struct Notices:
     Board board                 # what a view points to
     int busy                    # one thread at a time
@@ -50,8 +55,8 @@ ctypedef struct Notices:
     Fingerprint recent[RECENT]  # calls by their number modulo RECENT
     int early_count
     Notice early[EARLY]
-    Request sends[ASKS]
-    Notice asks[ASKS]
+    Question *questions         # on their way: one to each member at most
+    uint64_t asked              # how many there have been
     Request *tells              # of `failure`, to each member; NULL: nothing was told from here
 
 

@@ -8,8 +8,8 @@ cdef extern from "<dlfcn.h>" nogil:
 
 # In the order of Library.
 NAMES = (
-    b"MPI_Isend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier", b"MPI_Ibcast",
-    b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
+    b"MPI_Isend", b"MPI_Issend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier",
+    b"MPI_Ibcast", b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
     b"MPI_Ireduce_scatter_block",
 )
 OPTIONAL = (

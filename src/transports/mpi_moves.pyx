@@ -272,8 +272,9 @@ cdef int send(Mpi *mpi, Request *r, int peer, Header *header) noexcept nogil:
 
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
     """A small message is copied behind its header. It is over when MPI is: what MPI keeps, it may
-    send only when it is called again, and nobody calls it for a send that is over. Without a
-    request the header goes alone."""
+    send only when it is called again, and nobody calls it for a send that is over; a notice only
+    when its receiver's MPI has taken it, as whoever asks would ask again. Without a request the
+    header goes alone."""
     cdef size_t nbytes = sizeof(Header) + (r.nbytes if r != NULL else 0)
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
@@ -285,7 +286,8 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     memcpy(mpi.outbox, header, sizeof(Header))
     if r != NULL:
         copy(mpi.outbox + sizeof(Header), r.ptr, r.nbytes)
-    code = lib.isend(mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
+    code = (lib.issend if header.tag == NOTICE_TAG else lib.isend)(
+        mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
         mpi.error = error if code == SUCCESS else code
         return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
@@ -426,10 +428,10 @@ cdef Header header_of(const Item *item) noexcept nogil:
 # Giving up
 
 cdef void withdraw(Net *net, Request *r) noexcept nogil:
-    """What MPI has begun gets a moment to complete."""
+    """What MPI has begun gets a moment to complete; but a notice, which is MPI's alone by now."""
     cdef Mpi *mpi = mpi_of(net)
     cdef Move *move
-    cdef int64_t until = now_ns() + PATIENCE_NS
+    cdef int64_t until = 0 if r.tag == NOTICE_TAG else now_ns() + PATIENCE_NS
     while (r.status == PENDING and r.link != NULL and (<Move *>r.link).later == NOTHING
            and now_ns() < until):
         progress(net)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.world import current
 
 CALLS = {
     "all_reduce": lambda group, last: dist.all_reduce(np.ones(4, "f4"), group=group),
@@ -119,4 +120,29 @@ def test_who_left_is_no_news(rank, size, spare):
         sizes = np.empty((size, 1), np.int64)
         dist.all_gather(list(sizes), np.array([1 << 62]), group)
     dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
+def test_who_computes_is_asked_once_until_it_looks(rank, size, spare):
+    """However many waits there are meanwhile, MPI keeps one question of each rank; and a rank that
+    took one, and leaves the group later, is asked again."""
+    group = dist.new_group(timeout=600)
+    store = current().store.part(f"asked/{group.group_name}", range(size), "test")
+    last = size - 1
+    if rank == last:
+        store.multi_get([f"waited/{each}" for each in range(last)])  # nothing moves meanwhile
+    else:
+        work = dist.irecv(np.ones(4), last, group)
+        for _ in range(8):
+            with pytest.raises(dist.DistTimeoutError):
+                work.wait(0.1)
+        assert group.windows or group._native.asked == 1
+        store.set(f"waited/{rank}", b"")
+    dist.barrier(spare)
+    if rank == last:
+        dist.destroy_process_group(group)
+    else:
+        with pytest.raises(dist.PeerFailedError, match="it has left the group"):
+            work.wait(600)
+        dist.destroy_process_group(group)
     dist.barrier(spare)
