@@ -148,6 +148,15 @@ _CLASSES: dict[str, type[DistError]] = {
 }
 
 
+# How the other ranks are told of an error that the engine does not know; else: "raised".
+TOLD_AS: dict[type[BaseException], str] = {
+    DistTimeoutError: "timeout",
+    PeerFailedError: "peer_lost",
+    GroupFailedError: "aborted",
+    MismatchError: "mismatch",
+}
+
+
 def from_failure(
     failure: Failure,
     op: str,

@@ -261,6 +261,15 @@ class ProcessGroup(Running):
         Manber, Int. J. Parallel Programming 17(1), 1988)."""
         agree(self, call, "barrier")
 
+    # Groups that some ranks make, or have no part in, without meeting anybody; optional.
+
+    def asks_for(self, name: str, backend: str) -> None:
+        """This rank meets nobody for the group called so, of this backend; others may, and ask."""
+
+    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        """What those of these group ranks said by `asks_for` that can be asked, and answer soon."""
+        return {}
+
     def shrink(
         self,
         excluded: Sequence[int],

@@ -8,10 +8,12 @@ alone. Members of a group that the default group's backend can split off meet no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from random import sample
 from typing import TYPE_CHECKING
 
 from cydist import registry
+from cydist.errors import MismatchError, RendezvousError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
 from cydist.routing import RoutedGroup
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cydist.stores import MembersStore
 
 DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
+MOST_ASKED = 16  # ranks at a time, what they asked for
 
 
 class World:
@@ -44,6 +47,8 @@ class World:
         self.groups: dict[str, ProcessGroup] = {}
         # Of all ranks, by backend: what its groups share, where the default group has no such part.
         self.carriers: dict[str, ProcessGroup] = {}
+        # Split off for those who asked for no other backend; they learn there that others did.
+        self.refused: list[ProcessGroup] = []
         self.made = 0  # by new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
@@ -70,14 +75,14 @@ class World:
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
                 if parent is not None and not (alike and parent.splits_alone):
-                    from cydist.meeting import agree
-
                     # Who gives options has no part in what a parent has, but meets the others.
                     held = [found for each in devices.values() if (found := self.parent(each))]
                     alone = pg_options is None or all(each.splits_alone for each in held)
                     asked = spec if alone else f"{spec} with pg_options"
-                    agree(meeting, self.rank, ranks, asked, "new_group")
+                    self._agree(meeting, ranks, name, asked, timeout)
                     self.carry(devices.values(), name, timeout)
+                elif parent is not None:
+                    parent.asks_for(name, spec)
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
                         meeting, ranks, name, backend, timeout, pg_options
@@ -93,6 +98,34 @@ class World:
         self.groups[name] = group
         return group
 
+    def _agree(
+        self, meeting: MembersStore, ranks: Sequence[int], name: str, asked: str, timeout: float
+    ) -> None:
+        """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
+        nobody, since what they ask for is split off the default group, learn it in a call on that.
+        """
+        from cydist.meeting import agree
+
+        default = self.groups[DEFAULT_GROUP]
+        try:
+            agree(meeting, self.rank, ranks, asked, "new_group", self._passers_by(name))
+        except RendezvousError as error:
+            shared = default.subgroup(ranks, name, timeout) if error.ranks else None
+            if shared is not None:
+                self.refused.append(shared)
+                call = f"new_group of backend {asked!r} in place of {default.backend!r}"
+                shared.fail(MismatchError(str(error), ranks=error.ranks), call)
+            raise
+
+    def _passers_by(self, name: str) -> Callable[[Sequence[int]], dict[int, str]]:
+        """Who of some ranks met nobody for the group called so, and what they asked for."""
+
+        def some(ranks: Sequence[int]) -> dict[int, str]:
+            asked = sample(ranks, min(len(ranks), MOST_ASKED))
+            return self.groups[DEFAULT_GROUP].asked_for(name, asked) if asked else {}
+
+        return some
+
     def parent(self, backend: str) -> ProcessGroup | None:
         """The group of all ranks that shares what it holds with those of this backend, if any."""
         default = self.groups.get(DEFAULT_GROUP)
@@ -102,11 +135,15 @@ class World:
 
     def carry(self, backends: Iterable[str], name: str, timeout: float) -> None:
         """Every rank of the world is here: make the parents that these backends want."""
-        name, everybody = f"{name}/all", range(self.size)
+        from cydist.meeting import agree
+
+        others, everybody = self._passers_by(name), range(self.size)
+        name = f"{name}/all"
         for backend in dict.fromkeys(backends):
             if registry.find(backend).of_all and self.parent(backend) is None:
                 meeting = self.store.part(name, everybody, f"making group {name!r}", timeout)
                 with meeting.told_on_error(self.rank):
+                    agree(meeting, self.rank, everybody, backend, "new_group", others)
                     made = self.make_one(meeting, everybody, name, backend, timeout, None)
                 self.carriers[backend] = made
 

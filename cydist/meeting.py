@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cydist._native import failpoint
@@ -148,12 +148,35 @@ def _heed(word: bytes, world_size: int, number: int) -> None:
         raise RendezvousError(word[1:].decode())
 
 
-def agree(part: MembersStore, rank: int, ranks: Sequence[int], backend: str, what: str) -> None:
+def agree(
+    part: MembersStore, rank: int, ranks: Sequence[int], backend: str, what: str,
+    elsewhere: Callable[[Sequence[int]], dict[int, str]],
+) -> None:  # fmt: skip
     """All these ranks are about to make a group in this part of a store: of the same backend.
 
-    Raises RendezvousError that says who asks for which, on every rank; and as MembersStore.meet.
+    elsewhere   those of some ranks that will not come here, as what they ask for needs no meeting,
+                and what that is
+
+    Raises RendezvousError that says who asks for which, on every rank that comes; whoever found one
+    that does not has those in its `ranks`. And raises as MembersStore.meet.
     """
-    part.meet("asks", rank, ranks, backend, lambda asked: differences(asked, ranks, what))
+
+    def look() -> None:
+        """For whom this rank waits: the first one for all, the others for that one."""
+        awaited = ranks if rank == ranks[0] else ranks[:1]
+        others = elsewhere([each for each in awaited if not part.check([f"asks/{each}"])])
+        if not others:
+            return
+        here = [each for each in ranks if part.check([f"asks/{each}"])]
+        words = part.multi_get([f"asks/{each}" for each in here])
+        asked = dict(zip(here, words, strict=True))
+        asked |= {each: word.encode() for each, word in others.items()}
+        wrong = differences([asked[each] for each in sorted(asked)], sorted(asked), what)
+        if wrong:
+            part.set("asks/all", wrong)
+            raise RendezvousError(wrong, ranks=tuple(others))
+
+    part.meet("asks", rank, ranks, backend, lambda asked: differences(asked, ranks, what), look)
 
 
 def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:

@@ -33,6 +33,13 @@ class RoutedGroup(ProcessGroup):
     def parts(self) -> tuple[ProcessGroup, ...]:
         return tuple(dict.fromkeys(self.by_device.values()))
 
+    def asks_for(self, name: str, backend: str) -> None:
+        for group in self.parts():
+            group.asks_for(name, backend)
+
+    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        return {rank: said for g in self.parts() for rank, said in g.asked_for(name, ranks).items()}
+
     def renumber(self, ranks: Sequence[int]) -> None:
         super().renumber(ranks)
         for group in self.parts():

@@ -198,7 +198,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     with ExitStack() as leaving:  # all of it, from the last on, also when one raises
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.let_go)
-        for each in (*world.carriers.values(), *world.groups.values()):
+        for each in (*world.carriers.values(), *world.refused, *world.groups.values()):
             each.leave_job()
             leaving.callback(each.destroy)
 
@@ -235,8 +235,9 @@ def new_group(
     Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
     Raises TypeError for ranks that are no integers, ValueError for unknown or repeated ones, for
     a wrong timeout, and for use_local_synchronization on "mpi"; nothing has happened then, and
-    the call can be made again. Raises RendezvousError when members that meet in the store ask for
-    different backends; one of the default group's backend "tcp" or "mpi" meets nobody.
+    the call can be made again. Raises RendezvousError when the ranks ask for different backends;
+    one that asks for the default group's, of "tcp", "inproc" or "mpi", meets nobody, so that it has
+    a group, on which its calls raise MismatchError.
     """
     world = current()
     world.groups[DEFAULT_GROUP].check_process("new_group")
@@ -275,6 +276,8 @@ def new_group(
         world.made += 1
         name = f"{world.prefix}{world.made}"
     if world.rank not in members:
+        if not any(registry.find(each).of_all for each in devices.values()):
+            world.groups[DEFAULT_GROUP].asks_for(name, spec)
         world.carry(devices.values(), name, limit)
         return GroupMember.NON_GROUP_MEMBER
     made = world.make(members, name, spec, limit, pg_options)

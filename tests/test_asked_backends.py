@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from meetings import HOST, WAIT, stand_alone, together
 
 import cydist as dist
 from cydist import devices, meeting, registry, world
 from cydist.backends.host import HostGroup
-from cydist.errors import RendezvousError, StoreTimeoutError
+from cydist.errors import MismatchError, RendezvousError, StoreTimeoutError
 from cydist.stores import HashStore, MembersStore
 from cydist.testing import run_threads
 from transports import free_port
@@ -148,3 +150,85 @@ def test_options_that_tcp_does_not_know_change_nothing() -> None:
         dist.barrier(group)
 
     run_threads(body, 2, "tcp", timeout=60)
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("local", [False, True], ids=["all", "local"])
+@pytest.mark.parametrize("default", ["tcp", "inproc"])
+def test_another_backend_than_the_default_groups(default: str, local: bool, first: int) -> None:
+    """The others have met nobody: whoever asks for another hears so at once, and they learn in the
+    next call on that group, whatever it is. All other groups work."""
+    odd = (first + 2) % 3
+
+    def body(rank: int) -> str:
+        ranks = [(first + each) % 3 for each in range(3)]
+        asked = {"ranks": ranks, "sort_ranks": False, "use_local_synchronization": local}
+        if rank == odd:
+            with pytest.raises(RendezvousError) as refused:
+                dist.new_group(backend="gloo", **asked)
+            said = str(refused.value)
+        else:
+            group = dist.new_group(**asked)
+            with pytest.raises(MismatchError) as told:
+                dist.recv(np.zeros(1), odd, group)
+            both = f"new_group of backend 'gloo' in place of {default!r} rank {odd} "
+            assert both in str(told.value)
+            said = ""
+        dist.barrier()
+        dist.barrier(dist.new_group())
+        return said
+
+    said = run_threads(body, 3, default, timeout=60)
+    assert f"'gloo' on rank {odd}" in said[odd]
+    assert f"{default!r} on rank" in said[odd]
+
+
+def test_a_late_member_is_no_other() -> None:
+    """Who waits for it asks it, and goes on to wait: it may yet ask for the same."""
+    asked = threading.Event()
+
+    def body(rank: int) -> None:
+        default = world.current().groups[world.DEFAULT_GROUP]
+        if rank == 0:
+            assert asked.wait(WAIT)
+        else:
+            ask = default.asked_for
+
+            def noted(name: str, ranks: Sequence[int]) -> dict[int, str]:
+                found = ask(name, ranks)
+                asked.set()
+                return found
+
+            default.asked_for = noted  # type: ignore[method-assign]
+        dist.barrier(dist.new_group(backend="gloo"))
+
+    run_threads(body, 2, "tcp", timeout=60)
+
+
+@pytest.mark.parametrize("odd", range(3))
+@pytest.mark.parametrize("member", [True, False], ids=["members", "another"])
+def test_who_is_no_member_asks_for_the_same_where_all_ranks_are_needed(
+    monkeypatch: pytest.MonkeyPatch, odd: int, member: bool
+) -> None:
+    """By a backend whose first group is made by all ranks of the job: those that ask for it hear at
+    once of one that does not, be they the members or the one that is none."""
+    plugin = registry._plugins["tcp"]._replace(of_all=True)
+    monkeypatch.setitem(registry._plugins, "shared", plugin)
+
+    def body(rank: int) -> str:
+        ranks = [each for each in range(3) if each != odd]
+        said = ""
+        if (rank != odd) == member:
+            with pytest.raises(RendezvousError) as refused:
+                dist.new_group(ranks, backend="shared")
+            said = str(refused.value)
+        elif group := dist.new_group(ranks):
+            dist.barrier(group)
+        dist.barrier(dist.new_group(backend="shared"))
+        return said
+
+    for rank, said in enumerate(run_threads(body, 3, "tcp", timeout=60)):
+        asking = (rank != odd) == member
+        assert asking == ("the ranks ask for different backends: " in said)
+        assert asking == ("'shared' on rank" in said)
+        assert asking == ("'tcp' on rank" in said)

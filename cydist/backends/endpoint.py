@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import config
-from cydist.backends.reports import GONE, Report
+from cydist.backends.reports import GONE, Report, gather
 
 if TYPE_CHECKING:
     from cydist._native import InprocLink, Link
     from cydist.backends.connections import Connections
     from cydist.backends.host import HostGroup
 
+
+REMEMBERED = 1000  # groups that this rank made, or passed by, without meeting anybody
+ASKED_FOR = "asking for backend "
 
 # The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
 # that it runs when an entry goes would swallow a Ctrl-C that comes then.
@@ -26,6 +29,7 @@ class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
     connections     what makes the link's connections; None: ranks are threads
+    ask             what a peer does in the group of a number; None: nobody is asked
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Endpoint:
         self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None
         self.ask: Callable[[int, int, float], Report] | None = None
+        self._backends: dict[int, str] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.trouble: Callable[[int], str] = lambda peer: ""
         if connections is not None:
@@ -49,11 +54,28 @@ class Endpoint:
 
     def report(self, context: int) -> Report:
         """What this rank is doing in the group of this context."""
+        if context in self._backends:
+            return Report(ASKED_FOR + self._backends[context], "")
         known = self.groups.get(context)
         group = None if known is None else known()
         if group is None:
             return GONE
         return group.report()
+
+    def asks_for(self, name: str, peers: Sequence[int], backend: str) -> None:
+        """As HostGroup's, for its peers."""
+        self._backends[context_of(f"{name}:asked", peers)] = backend
+        if len(self._backends) > REMEMBERED:
+            del self._backends[next(iter(self._backends))]
+
+    def asked_for(self, name: str, peers: Sequence[int], ranks: Sequence[int]) -> dict[int, str]:
+        """As HostGroup's, of some ranks, which are places in `peers`."""
+        ask, what = self.ask, context_of(f"{name}:asked", peers)
+        if ask is None:
+            return {}
+        found = gather(lambda rank, deadline: ask(peers[rank], what, deadline), ranks)
+        said = {rank: report.state.partition(ASKED_FOR) for rank, report in found.items()}
+        return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
 
     def share(self) -> Endpoint:
         """One more group uses it."""

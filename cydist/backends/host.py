@@ -20,11 +20,11 @@ from cydist.backends.pieces import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
 from cydist.backends.survivors import Survivors
 from cydist.errors import (
+    TOLD_AS,
     DistError,
     DistTimeoutError,
     GroupDestroyedError,
     GroupFailedError,
-    MismatchError,
     PeerFailedError,
     from_failure,
     named,
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
-
-# How the others are told of an error that the engine does not know; else: "raised".
-STATUSES: dict[type[BaseException], str] = {
-    DistTimeoutError: "timeout",
-    PeerFailedError: "peer_lost",
-    GroupFailedError: "aborted",
-    MismatchError: "mismatch",
-}
 
 
 class HostGroup(ProcessGroup):
@@ -221,7 +213,7 @@ class HostGroup(ProcessGroup):
         status = "raised" if isinstance(error, Exception) else "interrupted"
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(
-            STATUSES.get(type(error), status),
+            TOLD_AS.get(type(error), status),
             self.ranks.index(about[0]) if about and about[0] in self.ranks else -1,
             call,
         )
@@ -265,6 +257,12 @@ class HostGroup(ProcessGroup):
     def host_of(self, rank: int) -> str:
         """The name of a group rank's host; "" where all are in one process."""
         return self._endpoint.host_of(self._peers[rank])
+
+    def asks_for(self, name: str, backend: str) -> None:
+        self._endpoint.asks_for(name, self._peers, backend)
+
+    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        return self._endpoint.asked_for(name, self._peers, ranks)
 
     # Point to point.
 

@@ -17,6 +17,7 @@ from cydist.stores.store import Store, Timeout, Value, many, seconds
 from cydist.stores.tcp import TCPStore
 
 _TELLING_SECONDS = 1.0
+_FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds that who waits lets pass between two looks
 
 
 class MembersStore(PrefixStore):
@@ -186,11 +187,13 @@ class MembersStore(PrefixStore):
         ranks: Sequence[int],
         word: Value = b"",
         judge: Callable[[list[bytes]], str] = lambda words: "",
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Wait until all of `ranks` have come here with the same topic. The first of them looks at
         what each one says, and the others wait for its judgement: N ranks look at 2N keys.
 
-        judge    what is wrong with the words, by rank; empty: nothing
+        judge       what is wrong with the words, by rank; empty: nothing
+        meanwhile   what a rank does now and then that waits for long
 
         Raises RendezvousError with that on all ranks, StoreTimeoutError that names the ranks that
         did not come, PeerFailedError as `wait`.
@@ -199,10 +202,11 @@ class MembersStore(PrefixStore):
         self.set(f"{topic}/{rank}", word)
         try:
             if rank == ranks[0]:
-                wrong = judge(self.multi_get([f"{topic}/{each}" for each in ranks]))
+                words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
+                wrong = judge(words)
                 self.set(judgement, wrong)
             else:
-                wrong = self.get(judgement).decode()
+                wrong = self._awaited_by([judgement], meanwhile)[0].decode()
         except StoreTimeoutError as error:
             missing = [each for each in ranks if not self.check([f"{topic}/{each}"])]
             if not missing or not error.answered:
@@ -213,6 +217,19 @@ class MembersStore(PrefixStore):
             ) from error
         if wrong:
             raise RendezvousError(wrong)
+
+    def _awaited_by(self, keys: Sequence[str], meanwhile: Callable[[], None] | None) -> list[bytes]:
+        """As `multi_get`, for who does something meanwhile."""
+        deadline, pause = time.monotonic() + self.timeout.total_seconds(), _FIRST_LOOK
+        ours = isinstance(_below(self)[0], Store)  # another library's raises what it likes
+        while ours and meanwhile is not None and time.monotonic() + pause < deadline:
+            try:
+                return self.multi_get(keys, pause)
+            except StoreTimeoutError as error:
+                if error.answered:
+                    meanwhile()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return self.multi_get(keys, max(0.0, deadline - time.monotonic()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of the queue `key`, waiting for one as long as `get` does."""

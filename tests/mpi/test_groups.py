@@ -209,3 +209,18 @@ def test_tcp_beside_mpi(rank, size, spare, monkeypatch):
     assert ("tcp", "mpi") == (dist.get_backend(over_tcp), dist.get_backend())
     dist.barrier(spare)
     dist.destroy_process_group(over_tcp)
+
+
+def test_another_backend_on_one_rank_is_refused(rank, size, spare):
+    """At once, though the others meet nobody: they hear of it in a call on that group."""
+    last = size - 1
+    if size > 1 and rank == last:
+        with pytest.raises(dist.RendezvousError, match=f"'mpi' on rank .*; 'tcp' on rank {last}"):
+            dist.new_group(backend="tcp")
+    elif size > 1:
+        group = dist.new_group()
+        with pytest.raises(dist.MismatchError, match="backend 'tcp' in place of 'mpi'"):
+            dist.all_reduce(np.ones(4), group=group)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    dist.destroy_process_group(dist.new_group())
