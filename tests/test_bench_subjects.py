@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "numpy" in row["ratios"]
     printed = capsys.readouterr().out
     assert [kind for kind in kinds if kind not in printed] == []
+
+
+@pytest.mark.parametrize("missing", [{"ml_dtypes": None}, {}], ids=["without ml_dtypes", "with"])
+def test_kernels_need_numpy_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: dict[str, None]
+) -> None:
+    """Unless told otherwise, sums are those of the dtypes that can be had here."""
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    code, found = figures(tmp_path, "kernels", "--sizes", "64", "--rounds", "1")
+    assert code == 0
+    sums = {row["what"].split()[0] for row in found["rows"] if row["kind"] == "a += b"}
+    assert {"float32", "float16", "int8"} <= sums
+    assert ("bfloat16" in sums) == (not missing)
 
 
 @pytest.mark.parametrize("kind", ["combine_all", "flatten_buffers", "unflatten_buffers"])

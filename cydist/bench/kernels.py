@@ -25,7 +25,8 @@ from cydist.types import ReduceOp
 
 _native: Any = cydist._native  # numpy's arrays have a buffer, which numpy's types do not say
 
-DTYPES = "float32,float64,float16,bfloat16,int8,int32,int64,complex64"
+DTYPES = "float32,float64,float16,int8,int32,int64,complex64"
+WITH_ML_DTYPES = ",bfloat16"
 # Rows of a matrix with gaps, by the bytes that lie together; and its columns.
 RUNS = (4, 16, 64, 1024)
 COUNTS = (10, 100, 1000)
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     """Print the tables; 1 when any result was wrong, else 0."""
     parser = local_parser("kernels", "Time sums, packing and flattening in one process.")
     parser.add_argument("--sizes", default="64Ki,16Mi", help="bytes of arrays (64Ki,16Mi)")
-    parser.add_argument("--dtypes", default=DTYPES, help=f"of sums ({DTYPES})")
+    usual = DTYPES + WITH_ML_DTYPES * (importlib.util.find_spec("ml_dtypes") is not None)
+    parser.add_argument("--dtypes", default=usual, help=f"of sums ({usual})")
     given = checked(parser, arguments)
     try:
         sizes = [size(text) for text in given.sizes.split(",")]
