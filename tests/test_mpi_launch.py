@@ -156,11 +156,18 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
     assert "it closed its connections and left" in done.stdout
 
 
-def test_the_start_has_a_deadline_when_all_have_come(mpi: Path) -> None:
-    """A rank that fails just then leaves nobody in MPI for ever."""
-    done = start(mpi, "half-made", program=JOINS)
-    assert "rank 1: failed just now" in done.stdout
-    assert re.search("rank 0: .*timeout after 3 s: all ranks have come", done.stdout), done.stdout
+@pytest.mark.parametrize("how", ["late", "interrupted"])
+@pytest.mark.parametrize("where", ["at-the-start", "beside-tcp"])
+def test_who_fails_when_all_have_come_leaves_nobody_in_mpi(mpi: Path, where: str, how: str) -> None:
+    """While MPI makes the communicator of all ranks, they have a deadline, and hear Ctrl-C. A
+    default group of another backend goes on."""
+    done = start(mpi, "half-made", where, how, program=JOINS)
+    assert "rank 1: RuntimeError: failed just now" in done.stdout
+    ends = {"late": ".*timeout after 3 s: all ranks have come", "interrupted": "KeyboardInterrupt"}
+    assert re.search(f"rank 0: {ends[how]}", done.stdout), done.stdout
+    goes_on = "2 go on" if where == "beside-tcp" else "joined False"
+    for rank in range(2):
+        assert f"rank {rank}: {goes_on}" in done.stdout, done.stdout
 
 
 def test_the_end_after_a_making_that_was_given_up(mpi: Path) -> None:

@@ -2,7 +2,9 @@
 
 import faulthandler
 import os
+import signal
 import sys
+import threading
 
 import numpy as np
 from mpi_ends import WAYS, join, total, way
@@ -58,20 +60,35 @@ def unfit():
 
 
 @way
-def half_made():
-    """Rank 1 fails when all have come, just before MPI makes their communicator."""
+def half_made(where, how):
+    """Rank 1 fails when all have come, just before MPI makes their communicator. Rank 0, which
+    waits for that, has a deadline, or gets a Ctrl-C."""
     from cydist.backends.mpi import making
+
+    rank, make = launchers.place().rank, making._communicator
 
     def fail(*given):
         raise RuntimeError("failed just now")
 
-    rank = launchers.place().rank
-    if rank == 1:
-        making._communicator = fail
+    def interrupted(*given):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return make(*given)
+
+    making._communicator = fail if rank == 1 else make if how == "late" else interrupted
+    timeout = 3 if how == "late" else 600
+    if where == "beside-tcp":
+        join("tcp")
     try:
-        dist.init_process_group("mpi", timeout=3)
-    except (dist.DistError, RuntimeError) as error:
-        print(f"rank {rank}: {error}", flush=True)
+        if where == "beside-tcp":
+            dist.new_group(backend="mpi", timeout=timeout)
+        else:
+            dist.init_process_group("mpi", timeout=timeout)
+    except (dist.DistError, RuntimeError, KeyboardInterrupt) as error:
+        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+    if where == "beside-tcp":
+        print(f"rank {rank}: {total(1)} go on", flush=True)
+    else:
+        print(f"rank {rank}: joined {dist.is_initialized()}", flush=True)
 
 
 @way
