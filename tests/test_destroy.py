@@ -125,6 +125,29 @@ def test_who_left_a_group_is_not_waited_for(jobs, transport, call):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_short_message_to_who_left_is_over(jobs, transport):
+    """It is when it has been copied, whether or not anybody takes it, and fails nothing."""
+
+    def body(rank):
+        group = dist.new_group([0, 1, 2])
+        if rank == 2:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if rank == 0:
+            for tag in range(3):
+                dist.send(np.ones(4), 2, group, tag)
+            dist.isend(np.ones(4), 2, group).wait()
+            dist.send(np.full(4, 7.0), 1, group)
+        if rank == 1:
+            x = np.zeros(4)
+            dist.recv(x, 0, group)
+            assert x[0] == 7
+        dist.barrier()
+
+    jobs.get(transport, 3).run(body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_receive_from_anyone_ends_when_all_others_have_left(jobs, transport):
     """Not before: one of them may still send."""
 

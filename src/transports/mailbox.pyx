@@ -82,10 +82,11 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
     if item == NULL and is_closed(&box.queues, t.context):
         pthread_mutex_unlock(&box.lock)
         free_item(message)
-        if r.tag != NOTICE_TAG:
+        if r.tag == NOTICE_TAG:
+            hear_farewell(end, t.peers[r.peer], t.context)
+        elif r.nbytes > EAGER_BYTES:
             return PEER_LOST
-        hear_farewell(end, t.peers[r.peer], t.context)
-        r.status = OK
+        r.status = OK               # as what is copied, and then received by nobody
         return OK
     if item != NULL:
         receive = item.request

@@ -52,6 +52,22 @@ def test_a_long_message_to_who_left_is_over(rank, size, spare):
     dist.destroy_process_group(group)
 
 
+def test_a_short_message_to_who_left_is_over(rank, size, spare):
+    """It is when it has been copied, whether or not anybody takes it, and fails nothing."""
+    group = dist.new_group(timeout=600)
+    last = size - 1
+    if rank == last:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank != last:
+        for tag in range(3):
+            dist.send(np.ones(4), last, group, tag)
+        dist.isend(np.ones(4), last, group).wait()
+        group.check_usable("send")
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
+
+
 def test_a_receive_from_anyone_ends_when_all_others_have_left(rank, size, spare):
     """Not before: one of them may still send."""
     group = dist.new_group(timeout=600)
