@@ -90,14 +90,18 @@ IN_LIBRARIES = (
 # and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to 1.3 times. With four ranks
 # on two cores Open MPI took 1.2 to 2 times as long for both.
 MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB, "reduce": 8 * KiB, "all_reduce": 512 * KiB}
-# Two ranks need one message each way of ours, which carries its fingerprint; a call of the library
-# takes another for it. Up to so many bytes ours took 0.4 to 0.9 of such a call's time with Open MPI
-# 5.0 and MPICH 5.0, a barrier and a reduce_scatter always: 0.6 and 0.3 to 0.75. A broadcast's root,
-# and who sends to the root of a reduce, would hear nobody, and miss a mismatch: the library's.
+# Two ranks need one message each way of ours, which carries its fingerprint; an all_reduce of the
+# library's takes another for it. Up to so many bytes ours took 0.4 to 0.9 of its time with Open MPI
+# 5.0 and MPICH 5.0, a barrier and a reduce_scatter always: 0.6 and 0.3 to 0.75. Who sends to the
+# root of a reduce would hear nobody, and miss a mismatch: the library's. What moves data only is
+# one message each way there, too, and a lighter one: src/transports/mpi_pairs.pyx.
 MOST_OF_OURS_FOR_TWO = {
-    "all_reduce": 4 * KiB, "all_gather": 8 * KiB, "all_to_all": 4 * KiB,
-    "broadcast": 0, "reduce": 0,
-}  # fmt: skip
+    "all_reduce": 4 * KiB,
+    "all_gather": 0,
+    "all_to_all": 0,
+    "broadcast": 0,
+    "reduce": 0,
+}
 # Three ranks and more leave short calls to the library: so they do best under Open MPI. MPICH 5.0
 # took 1.3 to 2.9 times as long as ours for these, with four ranks on two cores.
 MOST_OF_OURS_IN_MPICH = {

@@ -6,7 +6,8 @@ agree, all do. A call whose numbers have come does not wait for that message, so
 rank wait which MPI would not; the next call of the group does, or its end, for a moment. A rank
 that leaves a call to which the one before it has not come tells that one which call it was.
 What two ranks broadcast, if it is little, travels with the root's fingerprint and not by MPI's
-broadcast, which would take another message.
+broadcast, which would take another message; most else that two ranks exchange is one message each
+way, see mpi_pairs.pyx.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -21,6 +22,7 @@ from cydist._native.abi cimport (
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.mpi_pairs cimport is_pairs, swap
 from cydist._native.mpi_partings cimport bury
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
@@ -329,6 +331,7 @@ cdef int settle(Transport *t, Call *c) noexcept nogil:
 cdef bint rides(const Transport *t, const Call *c) noexcept nogil:
     """Do its numbers travel with the fingerprint?"""
     return (t.size == 2 and c.fingerprint.collective == BROADCAST
+            and c.fingerprint.flags & JOINED == 0       # MPI reads a GPU's memory, and we do not
             and c.inputs[0].nbytes <= riding_bytes)
 
 
@@ -341,6 +344,8 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
     cdef Block out = Block(NULL, 0)     # what travels with the fingerprints
     cdef Block into = Block(NULL, 0)
     cdef int status
+    if is_pairs(t, c) and not rides(t, c):
+        return swap(t, c)
     if not is_mpis(t, c):
         return ELSEWHERE
     status = prepare(t, c, &b)

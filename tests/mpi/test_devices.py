@@ -71,6 +71,17 @@ def test_mpi_reads_and_writes_the_device(device, group, rank, size, call, rows, 
     assert on_host.tolist() == [size] * 3
 
 
+def test_a_mismatch_of_arrays_on_the_device_says_so(device, group, rank, size):
+    """A call on one array, too: what MPI itself reads no rank puts into a message of ours."""
+
+    def calls():
+        for _ in range(2):
+            dist.all_reduce(device.array(np.ones(4 + (rank == size - 1))), group=group)
+
+    with pytest.raises(dist.MismatchError, match="on a GPU that MPI reads"):
+        calls()
+
+
 def test_mpi_swaps_blocks_of_the_device(device, group, rank, size):
     """all_to_all_single of as many elements for each, without a copy to the host."""
     given = device.array(np.repeat(np.arange(size) + 10 * rank, 5))

@@ -70,7 +70,7 @@ class DeviceGroup(StagedGroup):
         self.host._run(
             call, name, given.blocks, taken.blocks, 0, op=op, root=root,
             count=each if name == "all_to_all" else each * len(blocks),
-            flags=JOINED if len(blocks) > 1 else 0, algorithm="native",
+            flags=JOINED, algorithm="native",
         )  # fmt: skip
         taken.empty()
         return True

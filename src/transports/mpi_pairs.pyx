@@ -1,0 +1,136 @@
+"""A call of two ranks as one message of MPI's each way, straight from array to array.
+
+Its MPI tag is a hash of the call's fingerprint, so MPI itself compares the calls, and no other
+message does: ranks in different calls never meet, and find out when one of them asks the other.
+Who sends a broadcast hears nobody, so it sends synchronously: it ends when the other has come to
+the same call. Of calls that differ, one pair in as many as MPI has tags (2**29 under MPICH, 2**31
+under Open MPI) has one tag.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, Block, Call, Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK,
+    PEER_LOST, PENDING, Request, TIMEOUT, Transport, complete, copy_block, now_ns, post_recv,
+    withdraw,
+)
+from cydist._native.libmpi cimport SUCCESS, lib
+from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
+from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.mpi_partings cimport bury
+from cydist._native.stream cimport Net
+from cydist._native.waiting cimport load_int
+
+cdef enum:
+    SOON_NS = 20000000          # a call that takes longer looks for what is wrong
+    LONGEST_NS = 1600000000     # between two looks
+    GRACE_NS = 1000000000       # what a rank sent before it left may still come
+
+
+cdef bint is_pairs(const Transport *t, const Call *c) noexcept nogil:
+    cdef int collective = c.fingerprint.collective
+    if t.size != 2 or c.fingerprint.flags & JOINED:     # only MPI reads a GPU's memory
+        return False
+    return ((collective == BROADCAST or collective == ALL_GATHER or collective == ALL_TO_ALL)
+            and c.inputs[0].nbytes <= mpi_of(<Net *>t.link).piece_bytes)
+
+
+cdef int tag_of(const Fingerprint *call, int largest) noexcept nogil:
+    cdef const uint64_t *words = <const uint64_t *>call
+    cdef uint64_t mixed = 0
+    cdef size_t i
+    for i in range(sizeof(Fingerprint) // sizeof(uint64_t)):
+        mixed = (mixed ^ words[i]) * 0x9E3779B97F4A7C15ULL
+    return <int>((mixed >> 32) % <uint64_t>largest)
+
+
+cdef bint sends(const Transport *t, const Call *c) noexcept nogil:
+    return c.fingerprint.collective != BROADCAST or t.rank == c.root
+
+
+cdef bint receives(const Transport *t, const Call *c) noexcept nogil:
+    return c.fingerprint.collective != BROADCAST or t.rank != c.root
+
+
+cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef Mpi *mpi = mpi_of(net)
+    cdef int peer = r.peer, tag = tag_of(&c.fingerprint, mpi.largest_tag), code = SUCCESS
+    cdef int nbytes = <int>c.inputs[0].nbytes
+    cdef char *out = c.inputs[peer if c.fingerprint.collective == ALL_TO_ALL else 0].ptr
+    cdef char *into = c.inputs[0].ptr if c.fingerprint.collective == BROADCAST \
+        else c.outputs[peer].ptr
+    cdef Move *move
+    pthread_mutex_lock(&net.lock)
+    mpi.far.needed = True
+    move = new_move(mpi, r, t.context, t.peers[peer], sends(t, c) + receives(t, c))
+    if move == NULL:
+        pthread_mutex_unlock(&net.lock)
+        return NO_MEMORY
+    move.borrows = True
+    if receives(t, c):
+        code = lib.irecv(into, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[0])
+        if sends(t, c) and code == SUCCESS:
+            code = lib.isend(out, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[1])
+    else:
+        code = lib.issend(out, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[0])
+    if code != SUCCESS:
+        mpi.error = code
+        bury(mpi)
+        move.request = NULL
+        end_move(mpi, move, OK)
+    pthread_mutex_unlock(&net.lock)
+    return OK if code == SUCCESS else PEER_LOST
+
+
+cdef void copy_own(const Transport *t, const Call *c) noexcept nogil:
+    cdef Block own
+    if c.fingerprint.collective != BROADCAST:
+        own = c.inputs[t.rank if c.fingerprint.collective == ALL_TO_ALL else 0]
+        if own.ptr != c.outputs[t.rank].ptr:
+            copy_block(c.outputs[t.rank].ptr, own.ptr, own.nbytes)
+
+
+cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
+    """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
+    message of another call, or has left."""
+    cdef Request word
+    cdef int64_t patience = SOON_NS, now = now_ns()
+    cdef int status = t.wait(t, running, min(now + patience, c.deadline_ns))
+    if status != TIMEOUT:
+        return status
+    post_recv(t, c, &word, NULL, 0, running.peer, 0)
+    now = now_ns()
+    while status == TIMEOUT and now < c.deadline_ns and load_int(&word.status) == PENDING:
+        if t.board != NULL:
+            t.board.ask(t, running.peer)
+        patience = min(2 * patience, <int64_t>LONGEST_NS)
+        status = t.wait(t, running, min(now + patience, c.deadline_ns))
+        now = now_ns()
+    if status == TIMEOUT and load_int(&word.status) == PEER_LOST:
+        status = t.wait(t, running, min(now + GRACE_NS, c.deadline_ns))
+    if status == TIMEOUT and load_int(&word.status) != PENDING:
+        status = complete(t, c, &word, 1)
+        return status if status != OK else MISMATCH     # of this call there is no such message
+    withdraw(t, &word, 1)
+    return status
+
+
+cdef int swap(Transport *t, Call *c) noexcept nogil:
+    cdef Request running
+    cdef int status
+    memset(&running, 0, sizeof(Request))
+    running.peer = 1 - t.rank
+    running.tag = c.tag
+    running.expected = &c.fingerprint
+    running.status = PENDING
+    copy_own(t, c)              # what has begun waits while nobody asks MPI
+    status = begin(t, c, &running)
+    if status == OK:
+        status = met(t, c, &running)
+        if status != OK:
+            t.cancel(t, &running)
+    if status != OK and c.failed_peer < 0:
+        c.failed_peer = running.peer
+        c.theirs, c.theirs_bytes = running.theirs, running.theirs_bytes
+    return status
