@@ -3,7 +3,8 @@
 A group is made by its members, who meet in the job's store. What a backend makes once for all
 ranks (a link, MPI's communicator) is shared by its groups, and held by their parent: a group of
 all ranks, which is the default group or, where that has another backend, a carrier, made for this
-alone. Members of a group that the default group's backend can split off meet nobody.
+alone. Members of a group that the default group's backend can split off meet nobody, and say so to
+those who wait for them because they ask for another one.
 """
 
 from __future__ import annotations

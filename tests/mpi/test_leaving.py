@@ -162,3 +162,28 @@ def test_who_computes_is_asked_once_until_it_looks(rank, size, spare):
             work.wait(600)
         dist.destroy_process_group(group)
     dist.barrier(spare)
+
+
+def test_who_left_is_noticed_while_another_computes(rank, size, spare):
+    """Questions that the one has not taken yet keep nobody from asking the other."""
+    if size < 3:
+        return
+    group = dist.new_group(timeout=600)
+    store = current().store.part(f"noticed/{group.group_name}", range(size), "test")
+    last = size - 1
+    if rank == last:
+        store.get("noticed")  # nothing moves meanwhile
+    if rank == 0:
+        dist.destroy_process_group(group)
+        dist.recv(np.ones(1), 1, spare)
+    if rank == 1:
+        work = dist.irecv(np.ones(4), last, group)
+        for _ in range(5):
+            with pytest.raises(dist.DistTimeoutError):
+                work.wait(0.1)
+        with pytest.raises(dist.PeerFailedError, match=r"rank 0 .*it has left the group"):
+            dist.recv(np.ones(4), 0, group)
+        dist.send(np.ones(1), 0, spare)
+        store.set("noticed", b"")
+    dist.barrier(spare)
+    dist.destroy_process_group(group)
