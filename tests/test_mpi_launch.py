@@ -123,6 +123,13 @@ def test_a_receive_of_anything_by_the_program_is_not_disturbed(mpi: Path) -> Non
     assert len(re.findall(r"rank \d: undisturbed", done.stdout)) == 3
 
 
+def test_what_a_program_keeps_till_its_end_asks_nothing_of_mpi(mpi: Path) -> None:
+    """MPI has ended by then, and ends a process that asks."""
+    done = start(mpi, "kept-till-the-end", ranks=3, transport="mpi", program=JOINS)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"rank \d: (Mismatch|PeerFailed)Error", done.stdout)) == 3
+
+
 def test_an_uncaught_exception_ends_the_job(mpi: Path) -> None:
     """The traceback is printed once, MPI_Abort's code is the job's, and nobody waits for the rank
     that is gone."""

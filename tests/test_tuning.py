@@ -94,17 +94,23 @@ def test_size_decides_on_messages(environment, nbytes, ranks, expected):
     ("collective", "nbytes", "ranks", "expected"),
     [
         ("all_reduce", 4096, 2, "doubling"),
-        ("all_reduce", 4097, 2, "native"),
+        ("all_reduce", 4097, 2, "doubling"),
         ("all_reduce", 8, 3, "native"),
+        ("all_reduce", 4097, 3, "doubling"),
+        ("all_reduce", 32769, 3, "ring"),
+        ("all_reduce", 32769, 4, "halving_doubling"),
+        ("reduce_scatter", 4096, 3, "native"),
+        ("reduce_scatter", 4097, 3, "pairwise"),
         ("broadcast", 8, 2, "native"),
         ("barrier", 0, 2, "dissemination"),
         ("barrier", 0, 3, "native"),
-        ("reduce", 8192, 2, "native"),
-        ("reduce", 8193, 2, "tree"),
+        ("reduce", 4096, 2, "native"),
+        ("reduce", 4097, 2, "tree"),
     ],
 )
 def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, ranks, expected):
-    """Two ranks exchange one message for a short call, and a library's call takes another."""
+    """Two ranks exchange one message for a short call, and a library's call takes another. Longer
+    reductions are ours under Open MPI, which may write beyond an array when ranks disagree."""
     assert chosen(collective, nbytes, ranks, library="Open MPI") == expected
 
 
@@ -116,6 +122,9 @@ def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, r
         ("all_reduce", 8, 2, "doubling"),
         ("all_to_all", 8, 8, "pairwise"),
         ("all_to_all", 8, 9, "native"),
+        ("all_reduce", 4097, 2, "native"),
+        ("reduce", 8192, 3, "native"),
+        ("reduce", 8193, 3, "tree"),
         ("barrier", 0, 4, "dissemination"),
         ("broadcast", 8, 4, "native"),
     ],

@@ -32,7 +32,8 @@ cdef bint lingers(Transport *t) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     pthread_mutex_lock(&net.lock)
-    if mpi.lingering != 0:
+    # Not when the link has been left: MPI may have ended since, and would end this process.
+    if mpi.lingering != 0 and not net.closed:
         progress(net)
     cdef bint found = mpi.lingering != 0 or net.lingering
     pthread_mutex_unlock(&net.lock)

@@ -133,6 +133,29 @@ def beside_a_wildcard():
     print(f"rank {rank}: undisturbed", flush=True)
 
 
+kept = []
+
+
+@way
+def kept_till_the_end():
+    """A receive and an error of a call that MPI never ends live as long as the interpreter."""
+    rank, _ = join()
+    group = dist.new_group()
+    dist.barrier(group)
+    if rank == 0:
+        kept.append(dist.irecv(np.zeros(3), 1, group, tag=9))
+    try:
+        if rank == 0:
+            dist.broadcast(np.ones(9), 1, group)
+        else:
+            dist.monitored_barrier(group)
+        dist.barrier(group)
+    except dist.DistError as error:
+        kept.append(error)
+    dist.destroy_process_group()
+    print(f"rank {rank}: {type(kept[-1]).__name__}", flush=True)
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(25, exit=True)
     WAYS[sys.argv[1]](*sys.argv[2:])
