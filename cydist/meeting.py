@@ -26,6 +26,8 @@ _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 # from the store, which may go with rank 0.
 LATECOMERS_SECONDS = 0.5
 
+MOST_LOOKING = 16  # ranks that ask the one which they wait for, while others wait with them
+
 
 class EarlierMeeting(Exception):
     """The store is still that of another meeting, which rank 0 has not left."""
@@ -161,8 +163,15 @@ def agree(
     that does not has those in its `ranks`. And raises as MembersStore.meet.
     """
 
+    seats: list[int] = []  # this rank's among those that look, once it does
+
     def look() -> None:
-        """For whom this rank waits: the first one for all, the others for that one."""
+        """For whom this rank waits: the first one for all, the others for that one, but only so
+        many of them, since all would keep it from coming."""
+        if not seats:
+            seats.append(part.add("asks/looking", 1))
+        if rank != ranks[0] and seats[0] > MOST_LOOKING:
+            return
         awaited = ranks if rank == ranks[0] else ranks[:1]
         others = elsewhere([each for each in awaited if not part.check([f"asks/{each}"])])
         if not others:

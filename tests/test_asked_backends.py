@@ -232,3 +232,42 @@ def test_who_is_no_member_asks_for_the_same_where_all_ranks_are_needed(
         assert asking == ("the ranks ask for different backends: " in said)
         assert asking == ("'shared' on rank" in said)
         assert asking == ("'tcp' on rank" in said)
+
+
+def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be late, and could not come if each of a thousand asked it again and again; those that
+    do not ask hear of a difference from those that do."""
+    monkeypatch.setattr(meeting, "MOST_LOOKING", 1)
+    store, asking = HashStore(), set[int]()
+    looking, waiting = threading.Barrier(3), threading.Semaphore(0)
+
+    def come(rank: int) -> str:
+        part = MembersStore("here", store, range(4))
+        part.set_timeout(WAIT)
+        meet = part.meet
+
+        def watched(*what: Any) -> None:
+            def look() -> None:
+                if rank not in looked:
+                    looking.wait(WAIT)
+                    looked.append(rank)
+                what[-1]()
+                waiting.release()
+
+            looked: list[int] = []
+            meet(*what[:-1], look)
+
+        def ask(ranks: Sequence[int]) -> dict[int, str]:
+            asking.add(rank)
+            for _ in range(2):  # until the others have looked, and go on to wait
+                waiting.acquire(timeout=WAIT)
+            return dict.fromkeys(ranks, "tcp")
+
+        monkeypatch.setattr(part, "meet", watched)
+        with pytest.raises(RendezvousError) as refused:
+            meeting.agree(part, rank, range(4), "gloo", "new_group", ask)
+        return str(refused.value)
+
+    said = together(*(partial(come, rank) for rank in range(1, 4)))
+    assert all("'tcp' on rank 0" in each for each in said), said
+    assert len(asking) == 1

@@ -24,7 +24,8 @@ from cydist.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from cydist.stores import TCPStore, listening, tcp
+from cydist.stores import MembersStore, TCPStore, listening, tcp
+from cydist.stores.tcp import _Pool
 
 pytestmark = pytest.mark.usefixtures("secret")
 
@@ -278,6 +279,26 @@ def test_stopped_server_is_a_timeout(
     store.set_timeout(WAIT)
     store.set("key", "after")
     assert store.get("key") == b"after"
+
+
+def test_nobody_hangs_up_on_a_stopped_server(
+    remote: tuple[subprocess.Popen[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits in a meeting, and does something meanwhile, goes on to wait where it is: knocking
+    again, all ranks would fill what the kernel keeps of connections, and give the store up."""
+    process, port = remote
+    here = MembersStore("meeting", TCPStore(HOST, port, timeout=WAIT), range(2))
+    here.set_timeout(0.5)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    knocks = []
+    monkeypatch.setattr(_Pool, "connect", lambda *about, **how: knocks.append(about))
+    monkeypatch.setattr(here, "set", lambda key, value: None)  # said before
+    with pytest.raises(StoreTimeoutError, match="stopped") as caught:
+        here.meet("topic", 0, range(2), meanwhile=lambda: None)
+    assert not caught.value.answered
+    assert not knocks
+    process.send_signal(signal.SIGCONT)
 
 
 def test_stopped_server_reports_nothing_as_done(

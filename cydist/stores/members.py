@@ -156,14 +156,16 @@ class MembersStore(PrefixStore):
         else:
             self._awaited(self._root, keys, timeout)
 
-    def _awaited(self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None) -> list[bytes]:
+    def _awaited(
+        self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
+    ) -> list[bytes]:
         limit = self.timeout.total_seconds() if timeout is None else seconds(timeout)
         deadline = time.monotonic() + limit
         named = [self._path + key for key in many(keys)]
         while True:
             left = max(0.0, deadline - time.monotonic())
             with served_by(self.holder, self._what):
-                found = root.watch(self._lost, self._known, named, left)
+                found = root.watch(self._lost, self._known, named, left, patience=patience)
             if isinstance(found, list):
                 return found
             self._check(found)  # whoever waits again for a rank that is lost hears of it again
@@ -173,10 +175,15 @@ class MembersStore(PrefixStore):
         """The value of `key`, waiting until it has one as `wait` does."""
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
-        """The values of `keys`, waiting until all have one as `wait` does."""
+    def multi_get(
+        self, keys: Sequence[str], timeout: Timeout | None = None, *, patience: float = 0.0
+    ) -> list[bytes]:
+        """The values of `keys`, waiting until all have one as `wait` does.
+
+        patience    as TCPStore.watch's
+        """
         if self._root is not None:
-            return self._awaited(self._root, keys, timeout)
+            return self._awaited(self._root, keys, timeout, patience)
         self.wait(keys, timeout)
         return super().multi_get(keys)
 
@@ -208,8 +215,10 @@ class MembersStore(PrefixStore):
             else:
                 wrong = self._awaited_by([judgement], meanwhile)[0].decode()
         except StoreTimeoutError as error:
+            if not error.answered:  # nor would it say who is missing
+                raise
             missing = [each for each in ranks if not self.check([f"{topic}/{each}"])]
-            if not missing or not error.answered:
+            if not missing:
                 raise
             raise StoreTimeoutError(
                 f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
@@ -219,15 +228,20 @@ class MembersStore(PrefixStore):
             raise RendezvousError(wrong)
 
     def _awaited_by(self, keys: Sequence[str], meanwhile: Callable[[], None] | None) -> list[bytes]:
-        """As `multi_get`, for who does something meanwhile."""
+        """As `multi_get`, for who does something meanwhile. A store that is stopped for a while
+        costs nothing but that: nobody hangs up on it, to knock again with all the others."""
         deadline, pause = time.monotonic() + self.timeout.total_seconds(), _FIRST_LOOK
         ours = isinstance(_below(self)[0], Store)  # another library's raises what it likes
-        while ours and meanwhile is not None and time.monotonic() + pause < deadline:
+        while ours and meanwhile is not None:
+            left = deadline - time.monotonic()
+            if left <= pause:
+                break
             try:
-                return self.multi_get(keys, pause)
+                return self.multi_get(keys, pause, patience=left - pause)
             except StoreTimeoutError as error:
-                if error.answered:
-                    meanwhile()
+                if not error.answered:
+                    raise
+                meanwhile()
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self.multi_get(keys, max(0.0, deadline - time.monotonic()))
 

@@ -91,7 +91,8 @@ _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 class Request(NamedTuple):
     """One request.
 
-    block     wait for what is missing, at most `timeout` seconds
+    block       wait for what is missing, at most `timeout` seconds
+    patience    seconds more that the answer may take; does not travel
     """
 
     op: Op
@@ -99,6 +100,12 @@ class Request(NamedTuple):
     values: tuple[bytes, ...] = ()
     block: bool = False
     timeout: float = 0.0
+    patience: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds until whoever sent it gives up."""
+        return self.timeout + self.patience
 
     def check_sizes(self) -> None:
         """Raise DistStoreError for keys, values or a whole that a TCP store does not take."""

@@ -67,10 +67,13 @@ class Store:
         *,
         block: bool = False,
         timeout: Timeout | None = None,
+        patience: float = 0.0,
     ) -> Sequence[bytes]:
         limit = self._timeout if timeout is None else seconds(timeout)
         return self._request(
-            Request(op, tuple(map(_key, keys)), tuple(map(as_bytes, values)), block, limit)
+            Request(
+                op, tuple(map(_key, keys)), tuple(map(as_bytes, values)), block, limit, patience
+            )
         )
 
     def set(self, key: str, value: Value) -> None:

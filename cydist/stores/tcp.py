@@ -45,12 +45,9 @@ from cydist.stores.protocol import (
 from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, Value, as_bytes, store_timeout
 from cydist.stores.tcp_server import CHANNEL, StoreServer, servers
 
-# How much later than the server the client gives up, in seconds.
-_GRACE = 0.3
-# How long a service may keep closing our connections before we call it another service.
-_CLOSED_LIMIT = 2.0
-# How long a server whose rank is done serves the others, in seconds.
-_LINGER = 1.0
+_GRACE = 0.3  # seconds that the client gives up later than the server
+_CLOSED_LIMIT = 2.0  # that a service may close our connections before we call it another one
+_LINGER = 1.0  # that a server whose rank is done serves the others
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _IDLE_CONNECTIONS = 8
 
@@ -147,7 +144,7 @@ class TCPStore(Store):
 
     def _request(self, request: Request, *, bond: bool = False) -> Sequence[bytes]:
         request.check_sizes()
-        deadline = time.monotonic() + request.timeout
+        deadline = time.monotonic() + request.limit
         connection = self._pool.take(deadline, bond=bond)
         try:
             reply = self._exchange(connection, request, deadline)
@@ -166,9 +163,9 @@ class TCPStore(Store):
         raise error(b" ".join(reply.items).decode(errors="replace"))
 
     def _exchange(self, connection: socket.socket, request: Request, deadline: float) -> Reply:
-        left = max(0.0, deadline - time.monotonic())
+        left = max(0.0, deadline - request.patience - time.monotonic())
         try:
-            connection.settimeout(left + _GRACE)
+            connection.settimeout(left + request.patience + _GRACE)
             connection.sendall(encode_request(request._replace(timeout=left)))
             (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
             if size > MAX_FRAME_BYTES:
@@ -177,7 +174,7 @@ class TCPStore(Store):
         except TimeoutError:
             raise StoreTimeoutError(
                 f"{request.op.name.lower()}: timeout: the store at {self._pool.name} did not "
-                f"answer within {request.timeout:g} s; its process is stopped, or its host cut off",
+                f"answer within {request.limit:g} s; its process is stopped, or its host cut off",
                 answered=False,
             ) from None
         except OSError as error:
@@ -194,15 +191,18 @@ class TCPStore(Store):
         return reply
 
     def watch(
-        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout
+        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0
     ) -> bytes | list[bytes]:
-        """Wait until all `keys` have a value, or until `key` has another than the `known` one.
+        """Wait until all `keys` have a value, or `key` has another than `known` (b"": none).
 
-        known   b"" for no value
+        patience    seconds more that a server which is stopped may take to answer
+
         Returns the values of `keys`, in their order, or the new value of `key`. Raises
         StoreTimeoutError as `wait` does.
         """
-        value, *found = self._call(Op.WATCH, [key, *keys], [known], block=True, timeout=timeout)
+        value, *found = self._call(
+            Op.WATCH, [key, *keys], [known], block=True, timeout=timeout, patience=patience
+        )
         return found if len(found) == len(keys) else value
 
     def will(self, key: str, value: Value) -> None:
