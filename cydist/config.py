@@ -6,15 +6,17 @@ A torch variable is honoured under its own name; its CYDIST_ twin wins.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 
-class Variable(NamedTuple):
+class Variable:
     """One setting: the names it goes by (first wins), its default, and what it means."""
 
-    names: tuple[str, ...]
-    default: str
-    meaning: str
+    __slots__ = ("default", "meaning", "names")  # made at import: a NamedTuple takes much longer
+
+    def __init__(self, names: tuple[str, ...], default: str, meaning: str) -> None:
+        self.names = names
+        self.default = default
+        self.meaning = meaning
 
     def get(self) -> str:
         """Its value now."""

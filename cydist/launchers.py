@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and few need it
 
 
-class Launcher(NamedTuple):
+class Launcher:
     """The variables in which one launcher says who a process is; the first that is set counts.
 
     mpi       it starts MPI jobs
@@ -29,14 +29,27 @@ class Launcher(NamedTuple):
     server    the name of its process on each host, for launchers that do not name the job
     """
 
-    name: str
-    rank: tuple[str, ...]
-    size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
-    mpi: bool
-    job: tuple[str, ...] = ()
-    server: str = ""
+    __slots__ = ("job", "local_rank", "local_size", "mpi", "name", "rank", "server", "size")
+
+    def __init__(
+        self,
+        name: str,
+        rank: tuple[str, ...],
+        size: tuple[str, ...],
+        local_rank: tuple[str, ...],
+        local_size: tuple[str, ...],
+        mpi: bool,
+        job: tuple[str, ...] = (),
+        server: str = "",
+    ) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.mpi = mpi
+        self.job = job
+        self.server = server
 
     def started_us(self, environ: Mapping[str, str]) -> bool:
         """Does `environ` name a rank and a size?"""

@@ -39,7 +39,7 @@ class BackendOptions(NamedTuple):
     global_ranks_in_group: Sequence[int] = ()
 
 
-class Plugin(NamedTuple):
+class Plugin:
     """A backend: how to make a group, and which kinds of memory it takes.
 
     Our own are named as "module:function", so that listing them imports none.
@@ -47,10 +47,19 @@ class Plugin(NamedTuple):
     of_all      groups share one of all ranks, which the first new_group makes if need be
     """
 
-    create: Callable[..., ProcessGroup] | str
-    extended_api: bool
-    devices: tuple[str, ...]
-    of_all: bool = False
+    __slots__ = ("create", "devices", "extended_api", "of_all")
+
+    def __init__(
+        self,
+        create: Callable[..., ProcessGroup] | str,
+        extended_api: bool,
+        devices: tuple[str, ...],
+        of_all: bool = False,
+    ) -> None:
+        self.create = create
+        self.extended_api = extended_api
+        self.devices = devices
+        self.of_all = of_all
 
     def creator(self) -> Callable[..., ProcessGroup]:
         """The function itself."""

@@ -212,7 +212,8 @@ def test_who_is_no_member_asks_for_the_same_where_all_ranks_are_needed(
 ) -> None:
     """By a backend whose first group is made by all ranks of the job: those that ask for it hear at
     once of one that does not, be they the members or the one that is none."""
-    plugin = registry._plugins["tcp"]._replace(of_all=True)
+    tcp = registry._plugins["tcp"]
+    plugin = registry.Plugin(tcp.create, tcp.extended_api, tcp.devices, of_all=True)
     monkeypatch.setitem(registry._plugins, "shared", plugin)
 
     def body(rank: int) -> str:

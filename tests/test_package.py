@@ -257,6 +257,34 @@ def test_launcher_loads_only_what_it_needs(library: str) -> None:
     assert fresh(program) == "False"
 
 
+@pytest.fixture(scope="module")
+def loaded_by_rank() -> set[str]:
+    """The modules of a rank that serves no store, after a barrier and its end."""
+    rank = (
+        "import os, sys; old = set(sys.modules); import cydist as d; d.init_process_group('tcp');"
+        "d.barrier(); d.destroy_process_group();"
+        "print(*set(sys.modules) - old if os.environ['RANK'] == '1' else ())"
+    )
+    launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", "--no-python"]
+    command = [*launcher, sys.executable, "-c", rank]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=50, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("numpy", "dataclasses", "inspect", "logging", "json", "pathlib", "queue", "heapq"),
+        *("ipaddress", "tempfile", "importlib.metadata", "concurrent.futures", "urllib.parse"),
+        *("cydist.stores.leases", "cydist.stores.listening", "cydist.stores.tcp_server"),
+    ],
+)
+def test_rank_loads_only_what_it_needs(module: str, loaded_by_rank: set[str]) -> None:
+    """A rank that joins a job and leaves it again loads nothing slow that it does not use."""
+    assert "cydist.stores.tcp" in loaded_by_rank
+    assert module not in loaded_by_rank
+
+
 def test_compiled_modules_come_from_one_file() -> None:
     """All compiled modules come out of one file, whatever older builds left beside it."""
     files = "{m.__file__ for n, m in sys.modules.items() if n.startswith('cydist._native.')}"

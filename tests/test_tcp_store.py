@@ -24,7 +24,7 @@ from cydist.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from cydist.stores import MembersStore, TCPStore, listening, tcp
+from cydist.stores import MembersStore, TCPStore, leases, listening
 from cydist.stores.tcp import _Pool
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -188,16 +188,16 @@ def test_store_closes_while_another_is_made(
 ) -> None:
     """Closing, which garbage collection does on any thread, waits for no store in the making."""
     old = TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant)
-    serve = tcp.StoreServer
+    serve = leases.StoreServer
 
-    def server(*arguments: Any) -> tcp.StoreServer:
+    def server(*arguments: Any) -> leases.StoreServer:
         closer = threading.Thread(target=old.close)
         closer.start()
         closer.join(WAIT)
         assert not closer.is_alive()
         return serve(*arguments)
 
-    monkeypatch.setattr(tcp, "StoreServer", server)
+    monkeypatch.setattr(leases, "StoreServer", server)
     TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant).close()
 
 

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NamedTuple
 
@@ -77,6 +76,8 @@ def shown(who: str, report: Report) -> str:
 
 def gather(ask: Callable[[int, float], Report], ranks: Sequence[int]) -> dict[int, Report]:
     """Ask all ranks at once: ask(rank, deadline). Takes PATIENCE at most."""
+    from queue import Empty, SimpleQueue  # slow to import, and few ranks ask
+
     deadline = time.monotonic() + PATIENCE
     answers: SimpleQueue[tuple[int, Report]] = SimpleQueue()
 

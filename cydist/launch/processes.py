@@ -12,22 +12,24 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prctl(option: int, value: int) -> None:
+@cache  # made before the first fork: each child would copy the memory that it takes
+def _prctl() -> Callable[..., Any]:
     import ctypes  # slow, and only processes that start others need it
 
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    return ctypes.CDLL(None).prctl
 
 
 def become_subreaper() -> None:
     """Adopt orphaned descendants of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl()(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
@@ -35,7 +37,7 @@ def die_with(parent: int) -> None:
 
     Call it first thing in a child; a parent that is dead already ends the child here.
     """
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    _prctl()(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 

@@ -22,6 +22,8 @@ MAX_KEY_BYTES = 8 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 # One frame, and so what a connection may hold in memory.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+# What a connection to a TCP store is for, in its handshake.
+CHANNEL = b"store"
 # Everything in a TCP store.
 MAX_TOTAL_BYTES = 256 * 1024 * 1024
 

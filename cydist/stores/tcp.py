@@ -14,7 +14,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from cydist import auth
 from cydist.door import explained, no_descriptor
@@ -30,8 +31,8 @@ from cydist.errors import (
 )
 from cydist.interfaces import public_address
 from cydist.names import resolve
-from cydist.stores.listening import adopt, bind
 from cydist.stores.protocol import (
+    CHANNEL,
     INTERNAL,
     LENGTH,
     MAX_FRAME_BYTES,
@@ -43,7 +44,10 @@ from cydist.stores.protocol import (
     encode_request,
 )
 from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, Value, as_bytes, store_timeout
-from cydist.stores.tcp_server import CHANNEL, StoreServer, servers
+
+if TYPE_CHECKING:
+    from cydist.stores.leases import Lease
+    from cydist.stores.tcp_server import StoreServer
 
 _GRACE = 0.3  # seconds that the client gives up later than the server
 _CLOSED_LIMIT = 2.0  # that a service may close our connections before we call it another one
@@ -109,7 +113,7 @@ class TCPStore(Store):
             self.close()
             raise
 
-    def _hold(self, pool: _Pool, lease: _Lease | None) -> None:
+    def _hold(self, pool: _Pool, lease: Lease | None) -> None:
         """Use these until closed or collected."""
         self._pool = pool
         self._lease = lease
@@ -255,33 +259,7 @@ class TCPStore(Store):
         self._letting_go()
 
 
-class _Lease:
-    """A server and the number of its users in this process; without users it stops."""
-
-    def __init__(self, server: StoreServer) -> None:
-        self.server = server
-        self._users = 1
-        # Taken by finalizers, which run wherever garbage is collected: held for no longer than
-        # counting takes, and reentrant.
-        self._lock = threading.RLock()
-
-    def join(self) -> bool:
-        """Be one user more; False if the last one has gone."""
-        with self._lock:
-            if self._users:
-                self._users += 1
-            return self._users > 0
-
-    def leave(self, linger: float) -> None:
-        """Be one user less."""
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self.server.stop(linger)
-
-
-def _let_go(pool: _Pool, lease: _Lease | None, linger: float) -> None:
+def _let_go(pool: _Pool, lease: Lease | None, linger: float) -> None:
     pool.close()
     if lease is not None:
         lease.leave(linger)
@@ -292,31 +270,22 @@ def _at_exit() -> None:
     """Let servers finish: whether or not garbage was collected before, all stop here."""
     for pool in list(_pools):
         pool.close(ended=True)
-    for server in list(servers):
+    for server in list(_servers):
         server.stop(_LINGER)
         server.wait(_LINGER + 1)
 
 
-_tenants: weakref.WeakValueDictionary[tuple[str, int], _Lease] = weakref.WeakValueDictionary()
-_tenants_lock = threading.Lock()
+_servers: Collection[StoreServer] = ()  # of this process, once it has served
 
 
 def _serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
-) -> _Lease:
-    if not multi_tenant:
-        return _Lease(_new_server(host, port, secret, job, fd))
-    with _tenants_lock:
-        lease = _tenants.get((host, port))
-        if lease is not None and lease.join():
-            return lease
-        lease = _Lease(_new_server(host, port, secret, job, fd))
-        _tenants[host, lease.server.port] = lease
-        return lease
+) -> Lease:
+    from cydist.stores.leases import serve, servers  # of all ranks only one needs them
 
-
-def _new_server(host: str, port: int, secret: bytes, job: str, fd: int | None) -> StoreServer:
-    return StoreServer(bind(host, port) if fd is None else [adopt(fd, port)], secret, job)
+    global _servers
+    _servers = servers
+    return serve(host, port, secret, job, multi_tenant, fd)
 
 
 class _Pool:

@@ -21,6 +21,7 @@ from collections import deque
 from cydist.door import Door
 from cydist.errors import DistStoreError, QueueEmptyError
 from cydist.stores.protocol import (
+    CHANNEL,
     LENGTH,
     MAX_FRAME_BYTES,
     MAX_TOTAL_BYTES,
@@ -33,8 +34,6 @@ from cydist.stores.protocol import (
     encode_reply,
 )
 from cydist.stores.table import ENTRY_BYTES, Place, Table
-
-CHANNEL = b"store"
 
 # As much as malloc has at hand: for longer reads it maps and unmaps memory every time.
 _READ_BYTES = 64 * 1024

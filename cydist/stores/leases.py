@@ -1,0 +1,61 @@
+"""The servers of TCP stores in this process, and who uses them: only where a store is served."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from cydist.stores.listening import adopt, bind
+from cydist.stores.tcp_server import StoreServer, servers
+
+__all__ = ["Lease", "serve", "servers"]
+
+
+class Lease:
+    """A server and the number of its users in this process; without users it stops."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self.server = server
+        self._users = 1
+        # Taken by finalizers, which run wherever garbage is collected: held for no longer than
+        # counting takes, and reentrant.
+        self._lock = threading.RLock()
+
+    def join(self) -> bool:
+        """Be one user more; False if the last one has gone."""
+        with self._lock:
+            if self._users:
+                self._users += 1
+            return self._users > 0
+
+    def leave(self, linger: float) -> None:
+        """Be one user less."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.server.stop(linger)
+
+
+_tenants: weakref.WeakValueDictionary[tuple[str, int], Lease] = weakref.WeakValueDictionary()
+_tenants_lock = threading.Lock()
+
+
+def serve(
+    host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
+) -> Lease:
+    """Serve at this place, or by `fd`, a socket bound to it; where another store of this process
+    does, with it, if both are `multi_tenant`. Raises DistNetworkError: the port is taken."""
+    if not multi_tenant:
+        return Lease(_new_server(host, port, secret, job, fd))
+    with _tenants_lock:
+        lease = _tenants.get((host, port))
+        if lease is not None and lease.join():
+            return lease
+        lease = Lease(_new_server(host, port, secret, job, fd))
+        _tenants[host, lease.server.port] = lease
+        return lease
+
+
+def _new_server(host: str, port: int, secret: bytes, job: str, fd: int | None) -> StoreServer:
+    return StoreServer(bind(host, port) if fd is None else [adopt(fd, port)], secret, job)
