@@ -124,6 +124,28 @@ def test_who_shrank_a_group_is_not_waited_for(rank, size, spare):
     dist.barrier(spare)
 
 
+def test_who_was_left_out_does_not_reach_later_groups(rank, size, spare):
+    """What it sent in its last call goes to none of the groups that the others make then."""
+    group = dist.new_group(timeout=600)
+    *stay, last = range(size)
+    dist.barrier(group)
+    if rank != last:
+        dist.destroy_process_group(dist.shrink_group([last], group))
+    dist.barrier(spare)
+    if rank == last:
+        with pytest.raises(dist.PeerFailedError):
+            dist.all_reduce(np.ones(4), group=group)
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    later = dist.new_group(stay)
+    if rank != last:
+        x = np.ones(20_000)
+        dist.all_reduce(x, group=later)
+        assert (x == size - 1).all()
+        dist.destroy_process_group(later)
+    dist.barrier(spare)
+
+
 def test_who_left_is_no_news(rank, size, spare):
     """What it announced is the error, though it has left since: before that is believed, MPI's
     numbers may be explained by another rank."""

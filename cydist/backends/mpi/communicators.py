@@ -21,7 +21,7 @@ class Communicators:
     """This process's, of groups: MPI's limit is one for all jobs that it has been in.
 
     made        of groups that go on
-    spent       of groups that had failed, which MPI does not get back
+    spent       of groups that had failed or were shrunk, which MPI does not get back
     begun       set when MPI has made one; those that were given up stay here
     """
 

@@ -75,8 +75,9 @@ class MpiGroup(HostGroup):
         if comm is not None and not self._endpoint.over():
             Communicators.made -= 1
             # Both Open MPI and MPICH free a communicator without waiting for its other members,
-            # and may give its number to another one, which would hear what they have sent here.
-            if self._failed is None:
+            # and may give its number to another one, which would hear what they have sent here:
+            # in a call that failed, or in one that who was left out by `shrink_group` still makes.
+            if self._failed is None and self._survivors is None:
                 comm.Free()
             else:
                 Communicators.spent += 1
