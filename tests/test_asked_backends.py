@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
 from meetings import HOST, WAIT, stand_alone, together
 
 import cydist as dist
-from cydist import devices, meeting, registry, world
+from cydist import _native, devices, meeting, registry, world
+from cydist.backends import endpoint
 from cydist.backends.host import HostGroup
 from cydist.errors import MismatchError, RendezvousError, StoreTimeoutError
 from cydist.stores import HashStore, MembersStore
@@ -272,3 +275,22 @@ def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch
     said = together(*(partial(come, rank) for rank in range(1, 4)))
     assert all("'tcp' on rank 0" in each for each in said), said
     assert len(asking) == 1
+
+
+def test_threads_may_make_groups_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each notes what it asked for, of which only the last are kept."""
+    monkeypatch.setattr(endpoint, "REMEMBERED", 10)
+    here = endpoint.Endpoint(_native.InprocLink(_native.hub(uuid4().hex, 1), 0), lambda: None)
+
+    def ask(thread: int) -> None:
+        for i in range(5000):
+            here.asks_for(f"{thread}/{i}", (0,), "tcp")
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert together(*(partial(ask, thread) for thread in range(4))) == [None] * 4
+    finally:
+        sys.setswitchinterval(before)
+    here.asks_for("last", (0,), "gloo")
+    assert here.report(endpoint.context_of("last:asked", (0,))).state.endswith("gloo")

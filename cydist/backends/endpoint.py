@@ -54,8 +54,8 @@ class Endpoint:
 
     def report(self, context: int) -> Report:
         """What this rank is doing in the group of this context."""
-        if context in self._backends:
-            return Report(ASKED_FOR + self._backends[context], "")
+        if (backend := self._backends.get(context)) is not None:
+            return Report(ASKED_FOR + backend, "")
         known = self.groups.get(context)
         group = None if known is None else known()
         if group is None:
@@ -64,9 +64,10 @@ class Endpoint:
 
     def asks_for(self, name: str, peers: Sequence[int], backend: str) -> None:
         """As HostGroup's, for its peers."""
-        self._backends[context_of(f"{name}:asked", peers)] = backend
-        if len(self._backends) > REMEMBERED:
-            del self._backends[next(iter(self._backends))]
+        with self._lock:
+            self._backends[context_of(f"{name}:asked", peers)] = backend
+            if len(self._backends) > REMEMBERED:
+                del self._backends[next(iter(self._backends))]
 
     def asked_for(self, name: str, peers: Sequence[int], ranks: Sequence[int]) -> dict[int, str]:
         """As HostGroup's, of some ranks, which are places in `peers`."""
