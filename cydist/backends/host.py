@@ -440,7 +440,7 @@ class HostGroup(ProcessGroup):
             return ""
         peer = self._peers[rank]
         parted = "it has left the group" if self._native.said_farewell(rank) else ""
-        return self._endpoint.link.lost(peer) or self._endpoint.trouble(peer) or parted
+        return self._endpoint.link.lost(peer) or parted or self._endpoint.trouble(peer)
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

@@ -107,6 +107,22 @@ def test_what_a_rank_sent_before_it_left_arrives(rank, size, spare):
     dist.destroy_process_group(group)
 
 
+def test_who_left_is_told_from_an_error_of_an_earlier_call(rank, spare, monkeypatch):
+    """What MPI said of that one does not explain why nothing comes."""
+    group = dist.new_group(timeout=600)
+    monkeypatch.setattr(group._endpoint, "trouble", lambda peer: "MPI: an earlier call's error")
+    dist.barrier(group)
+    if rank == 0:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+    if rank == 1:
+        with pytest.raises(dist.PeerFailedError, match="it has left the group"):
+            dist.recv(np.ones(4), 0, group)
+    if rank > 0:
+        dist.destroy_process_group(group)
+    dist.barrier(spare)
+
+
 def test_who_shrank_a_group_is_not_waited_for(rank, size, spare):
     """A rank that was left out learns in its next call of the old group."""
     group = dist.new_group(timeout=600)
