@@ -10,7 +10,6 @@ those who wait for them because they ask for another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from random import sample
 from typing import TYPE_CHECKING
 
 from cydist import registry
@@ -122,6 +121,8 @@ class World:
         """Who of some ranks met nobody for the group called so, and what they asked for."""
 
         def some(ranks: Sequence[int]) -> dict[int, str]:
+            from random import sample  # slow to import, and few ranks ask
+
             asked = sample(ranks, min(len(ranks), MOST_ASKED))
             return self.groups[DEFAULT_GROUP].asked_for(name, asked) if asked else {}
 

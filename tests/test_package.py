@@ -275,7 +275,14 @@ def loaded_by_rank() -> set[str]:
     "module",
     [
         *("numpy", "dataclasses", "inspect", "logging", "json", "pathlib", "queue", "heapq"),
-        *("ipaddress", "tempfile", "importlib.metadata", "concurrent.futures", "urllib.parse"),
+        *(
+            "random",
+            "ipaddress",
+            "tempfile",
+            "importlib.metadata",
+            "concurrent.futures",
+            "urllib.parse",
+        ),
         *("cydist.stores.leases", "cydist.stores.listening", "cydist.stores.tcp_server"),
     ],
 )
