@@ -3,43 +3,30 @@ thread_gpu.py. What shows them to cydist is torch's own C interface (tests/nccl/
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cuda_standin
 import numpy as np
 import thread_gpu
+import torch_standin
 from device_array import POISON
 
 from cydist import asarray, devices
 from cydist._native import Array
 
-SOURCE = Path(__file__).parent / "nccl/tensors.c"
-NAME = b"dlpack_exchange_api"
 FIRST = 3000  # torch's default streams are FIRST + device
 
 
 def shown_on_gpus(folder: str | Path) -> Callable[[int], int]:
     """Says of all tensors that the calling thread passes from now on that they are on a GPU, or for
     -1 where they are; returns what was said before. Made before cydist looks at any tensor."""
-    path = Path(folder) / "tensors.so"
-    command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    subprocess.run([*command, "-o", str(path), str(SOURCE)], check=True, timeout=60)
-    shown: Any = ctypes.CDLL(str(path))
-    shown.tensors_table.restype = ctypes.c_void_p
-    read, make = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
-    read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    kind: Any = importlib.import_module("torch").Tensor
-    real = ctypes.c_void_p(read(kind.__dlpack_c_exchange_api__, NAME))
-    kind.__dlpack_c_exchange_api__ = make(shown.tensors_table(real), NAME, None)
-    on: Callable[[int], int] = shown.tensors_on
+    path = cuda_standin.built(cuda_standin.TENSORS, "tensors.c", Path(folder))
+    on: Callable[[int], int] = torch_standin.shown(path).tensors_on
     return on
 
 

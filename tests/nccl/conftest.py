@@ -5,21 +5,19 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import cuda_standin
 import gpu_tensors
 import pytest
 import thread_gpu
 
 from cydist import asarray
 
-HERE = Path(__file__).parent
-FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
 LOG_BYTES = 1 << 20
 
 
@@ -40,12 +38,13 @@ class Standin:
 
     def use_streams(self, gpus: thread_gpu.Gpus | None) -> None:
         """Calls run on these streams; None: at once."""
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         run = self.lib.standin_run
 
-        def enqueue(stream: int, task: int) -> None:
+        def enqueue(stream: int, task: int) -> int:
             assert gpus is not None
             gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
+            return 0
 
         self._callback = None if gpus is None else kind(enqueue)
         self.lib.standin_use_streams(self._callback)
@@ -54,9 +53,7 @@ class Standin:
 @pytest.fixture(scope="session")
 def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
     """Built, loaded, and taken by cupy for NCCL."""
-    path = tmp_path_factory.mktemp("nccl") / "libnccl.so.2"
-    command = ["gcc", *FLAGS, "-Wl,-soname,libnccl.so.2", "-o", str(path), str(HERE / "standin.c")]
-    subprocess.run([*command, "-lm", "-lpthread", "-lrt"], check=True, timeout=60)
+    path = cuda_standin.built(cuda_standin.NCCL, "standin.c", tmp_path_factory.mktemp("nccl"))
     loaded = Standin(path)
     if not hasattr(ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD), "standin_log"):
         pytest.fail("another NCCL is loaded, by torch perhaps: run tests/nccl alone")
@@ -67,6 +64,15 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
     if found is not None and not found.available:
         del sys.modules["cupy.cuda.nccl"]  # a test before has let it look, in vain
     return loaded
+
+
+@pytest.fixture(scope="session")
+def standins(standin: Standin) -> Path:
+    """The folder of all stand-ins, for programs that run over them (STANDIN)."""
+    folder = standin.path.parent
+    cuda_standin.built(cuda_standin.CUDA, "cuda.c", folder)
+    cuda_standin.built(cuda_standin.TENSORS, "tensors.c", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

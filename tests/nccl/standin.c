@@ -24,9 +24,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "standin_errors.h"
 #include "standin_reduce.h"
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 enum { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, SEND, RECV };
 enum { RING_BYTES = 16384, MOST_RANKS = 16, MOST_PREMULS = 64, INIT_SECONDS = 60 };
 
@@ -77,14 +77,14 @@ typedef struct { char *data; size_t bytes, done; Header header; int peer, sends;
 static _Thread_local int depth, queued_count;
 static _Thread_local Op *queued;
 
-static void (*enqueue)(void *stream, void *task);
+static int (*enqueue)(void *stream, void *task);    /* 1: it is kept for a graph */
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 20];
 static size_t log_bytes;
 
 static int idle;                /* calls do nothing: for those who time what comes before */
 void standin_do_nothing(void) { idle = 1; }
-void standin_use_streams(void (*callback)(void *stream, void *task)) { enqueue = callback; }
+void standin_use_streams(int (*callback)(void *stream, void *task)) { enqueue = callback; }
 
 static void note(int rank, const char *text) {
     pthread_mutex_lock(&log_lock);
@@ -124,20 +124,6 @@ int ncclGetVersion(int *version) {
     const char *wanted = getenv("STANDIN_VERSION");
     *version = wanted ? atoi(wanted) : 22809;
     return SUCCESS;
-}
-
-const char *ncclGetErrorString(int code) {
-    switch (code) {
-    case SUCCESS: return "no error";
-    case 1: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
-    case SYSTEM_ERROR: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
-    case 3: return "internal error - please report this issue to the NCCL developers";
-    case INVALID_ARGUMENT: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
-    case INVALID_USAGE: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
-    case 6: return "remote process exited or there was a network error";
-    case 7: return "NCCL operation in progress";
-    default: return "unknown result code";
-    }
 }
 
 static _Thread_local char last_error[200];
@@ -413,6 +399,17 @@ void standin_run(void *given) {
     free(task);
 }
 
+/* A captured task, for one launch of its graph. */
+void *standin_again(void *given) {
+    const Task *kept = given;
+    Task *task = malloc(sizeof *task);
+    *task = *kept;
+    task->ticket = kept->comm->issued++;
+    task->ops = malloc(sizeof *task->ops * (size_t)kept->count);
+    memcpy(task->ops, kept->ops, sizeof *task->ops * (size_t)kept->count);
+    return task;
+}
+
 static int launch(void) {
     int aborted = 0;
     for (int i = 0; i < queued_count; i++) {
@@ -427,9 +424,9 @@ static int launch(void) {
                 if (j > i) queued[j].comm = NULL;
             }
         if (comm->aborted) { aborted = 1; free(task->ops); free(task); continue; }
-        task->ticket = comm->issued++;
-        if (enqueue) enqueue(queued[i].stream, task);
-        else standin_run(task);
+        task->ticket = comm->issued;
+        if (!enqueue) standin_run(task);
+        if (!enqueue || !enqueue(queued[i].stream, task)) comm->issued++;
         if (!enqueue && comm->aborted) aborted = 1;
     }
     free(queued);

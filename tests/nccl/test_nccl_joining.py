@@ -44,7 +44,7 @@ def test_another_backend_on_one_rank_is_refused(gpu_jobs: Any) -> None:
     gpu_jobs.get(2).run(body)
 
 
-def test_a_unique_id_travels_through_the_store_only(standin: Any, tmp_path: Path) -> None:
+def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Path) -> None:
     """All that the ranks of a job write and send is looked through: an id goes to the port of the
     job's store, which lets in nobody without the secret, and comes from it. When all have it the
     store has it no more."""
@@ -56,7 +56,7 @@ def test_a_unique_id_travels_through_the_store_only(standin: Any, tmp_path: Path
     result = subprocess.run(
         [*command, str(HERE.parent / "programs/gpu_ids.py")],
         env={
-            **os.environ, "STANDIN": str(standin.path), "PYTHONWARNINGS": "ignore",
+            **os.environ, "STANDIN": str(standins), "PYTHONWARNINGS": "ignore",
             "LD_PRELOAD": str(preloaded), "WIRE_LOG": str(log), "CYDIST_TRANSPORT": "tcp",
         },
         capture_output=True, text=True, timeout=50, check=False,

@@ -1,8 +1,8 @@
 """One rank of a step of scripts/test-gpu: `gpu.py STEP`, started by cydistrun.
 
 Ranks may share one GPU: each says that it is a host of its own, and NCCL then talks over sockets
-on the loopback interface. With STANDIN=libnccl.so.2 the step runs without a GPU, over the stand-in
-of tests/nccl, as far as that goes.
+on the loopback interface. With STANDIN=FOLDER the step runs without a GPU, over the stand-ins for
+CUDA and NCCL that tests/cuda_standin.py builds there.
 """
 
 from __future__ import annotations
@@ -17,21 +17,10 @@ from pathlib import Path
 from typing import Any
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-SHARED = {
-    "NCCL_HOSTID": f"cydist-{os.environ.get('MASTER_PORT')}-{RANK}",
-    "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # from NCCL 2.30 on
-    "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_TUNER_PLUGIN": "none",
-    "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET",
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2", "CUDA_MODULE_LOADING": "EAGER", "NCCL_DEBUG": "WARN",
-}  # fmt: skip
-for name, value in SHARED.items():  # before anything reads them
-    os.environ.setdefault(name, value)
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np  # noqa: E402
-from gpu_arrays import all_kinds  # noqa: E402
+from gpu_arrays import all_kinds, share_a_gpu  # noqa: E402
 from gpu_overhead import overhead  # noqa: E402
 
 import cydist as dist  # noqa: E402
@@ -42,6 +31,7 @@ REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PRE
 TORCH_MOVES = (
     "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
 )  # fmt: skip
+SIDE = 256 if "STANDIN" in os.environ else 4096  # of the matrices that keep the GPU busy
 LIMIT = 60.0  # seconds a call may take, several ranks on one GPU included
 
 
@@ -213,7 +203,7 @@ def moves(dtype: np.dtype) -> int:
 def streams() -> dict[str, Any]:
     """Order behind a long kernel, arrays that are dropped, capture and replay. cupy only."""
     cupy = arrays.cupy
-    slow = cupy.random.random((4096, 4096), dtype="float32")
+    slow = cupy.random.random((SIDE, SIDE), dtype="float32")
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x = cupy.zeros(1 << 20, "float32")
         for _ in range(5):
@@ -349,7 +339,8 @@ STEPS = {"correctness": correctness, "streams": streams, "faults": faults, "over
 
 def main() -> None:
     global arrays, first_kind, other_kinds
-    other_kinds = all_kinds(os.environ.get("STANDIN"))
+    share_a_gpu()
+    other_kinds = all_kinds()
     arrays = next(other_kinds)
     first_kind = arrays
     dist.init_process_group("nccl", timeout=LIMIT)

@@ -1,17 +1,34 @@
-"""Arrays for the steps of scripts/test-gpu: cupy's, torch's, and those of a stand-in for a GPU."""
+"""Arrays for the steps of scripts/test-gpu: cupy's and torch's."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
+import importlib.util
 import os
-import tempfile
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+RANK = int(os.environ.get("RANK", 0))
+SHARED = {
+    "NCCL_HOSTID": f"cydist-{os.environ.get('MASTER_PORT')}-{RANK}",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # from NCCL 2.30 on
+    "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_TUNER_PLUGIN": "none",
+    "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2", "CUDA_MODULE_LOADING": "EAGER", "NCCL_DEBUG": "WARN",
+}  # fmt: skip
+
+
+def share_a_gpu() -> None:
+    """Several ranks may have one GPU: each says that it is a host of its own, and NCCL then talks
+    over sockets on the loopback interface. Before anything reads these variables."""
+    for name, value in SHARED.items():
+        os.environ.setdefault(name, value)
 
 
 class Cupy:
@@ -88,71 +105,25 @@ class Torch:
         return not dtype.name.startswith("float8")
 
 
-class Standin:
-    """Arrays of the threads that stand for GPUs."""
+def stand_in() -> Any:
+    """With STANDIN=FOLDER what is built there takes the place of CUDA and of NCCL, below cupy and,
+    where it is installed, torch, whose library is the result. Before anything imports cupy."""
+    if not (folder := os.environ.get("STANDIN")):
+        return None
+    import cuda_standin
 
-    name = "standin"
+    cuda_standin.install(Path(folder))
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch_standin
 
-    def __init__(self, path: str) -> None:
-        import thread_gpu
-
-        from cydist import devices
-        from cydist.backends.nccl import gpu
-
-        threading.current_thread().name = f"rank {os.environ['RANK']}"
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        self.gpus = thread_gpu.Gpus()
-        devices.use(self.gpus)
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        run = library.standin_run
-        self.callback = kind(
-            lambda stream, task: self.gpus.enqueue(stream, lambda: run(ctypes.c_void_p(task)))
-        )
-        library.standin_use_streams(self.callback)
-        self.library = library
-        here = thread_gpu.Gpu(self.gpus)
-        gpu.current = lambda: here
-
-    def run_at_once(self) -> None:
-        """NCCL's calls are over when they return, for arrays that the CPU works on."""
-        self.library.standin_use_streams(None)
-
-    def array(self, values: Any) -> Any:
-        return self.gpus.array(values)
-
-    def get(self, array: Any) -> np.ndarray:
-        found: np.ndarray = array.get()
-        return found
-
-    def reduces(self, dtype: np.dtype) -> bool:
-        return True
-
-    def versions(self) -> dict[str, Any]:
-        return {"nccl": "stand-in"}
+    return torch_standin.install(Path(folder))
 
 
-class StandinTensors:
-    """torch's tensors beside those."""
-
-    name = "torch"
-
-    def __init__(self, standin: Standin) -> None:
-        import gpu_tensors
-
-        with tempfile.TemporaryDirectory() as folder:
-            tensors = gpu_tensors.Tensors(standin.gpus, gpu_tensors.shown_on_gpus(folder))
-        tensors.use()
-        tensors.tensors_on(int(os.environ["RANK"]))
-        self.torch, self.array, self.get = tensors.torch, tensors.array, tensors.get
-
-    def reduces(self, dtype: np.dtype) -> bool:
-        return True
-
-
-def all_kinds(standin: str | None) -> Iterator[Any]:
+def all_kinds() -> Iterator[Any]:
     """The kinds of arrays that there are here; the first is whose versions are told."""
-    first = Standin(standin) if standin else Cupy()
-    yield first
+    stand_in()
+    yield Cupy()
     # no torch, or one without a GPU
     with contextlib.suppress(ImportError):
-        yield StandinTensors(first) if isinstance(first, Standin) else Torch()
+        yield Torch()
