@@ -202,11 +202,10 @@ class Functions:
 class Gpu:
     """The GPU of this thread, for the backend."""
 
-    def __init__(self, library: Gpus, capability: int = 90) -> None:
+    def __init__(self, library: Gpus) -> None:
         self.index = here()
         self.lib = library
         self.functions = Functions(library, self.index)
-        self._capability = capability
         self.high_priority: list[bool] = []
         self.users: set[str] = set()  # threads of ours that made it their device
 
@@ -244,7 +243,7 @@ class Gpu:
         return f"threads/{self.index}"
 
     def capability(self) -> int:
-        return self._capability
+        return 90
 
 
 _current = threading.local()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import thread_gpu
 
 import cydist as dist
-from cydist.backends.nccl import failing
+from cydist.backends.nccl import binding, failing
 from cydist.testing import run_threads
 
 
@@ -78,6 +79,53 @@ def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
 
     run_threads(body, 1, "nccl")
     return order[:2]  # it is asked to end again when the group is destroyed
+
+
+def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may be in a call of NCCL's then, which must not lose the communicator."""
+    order: list[str] = []
+    inside, asked, going = (threading.Event() for _ in range(3))
+    monkeypatch.setattr(binding, "CALL_SECONDS", thread_gpu.DEADLINE)
+
+    def body(rank: int) -> None:
+        group: Any = dist.new_group()
+        abort, reduce = group.comm.abort, group.comm.all_reduce
+
+        def late(*arguments: int) -> None:
+            inside.set()
+            assert going.wait(thread_gpu.DEADLINE)
+            order.append("call")
+            reduce(*arguments)
+
+        def end() -> None:
+            order.append("end")
+            abort()
+
+        def call() -> None:
+            threading.current_thread().name = "rank 0"
+            with contextlib.suppress(dist.DistError):
+                dist.all_reduce(gpus.array(np.ones(3)), dist.ReduceOp.SUM, group)
+
+        def ask(timeout: float) -> bool:
+            asked.set()
+            return bool(group._lock.acquire(timeout=timeout))
+
+        calls = SimpleNamespace(acquire=ask, release=group._lock.release)
+        vars(group.comm).update(all_reduce=late, abort=end, calls=calls)
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert inside.wait(thread_gpu.DEADLINE)
+        with monkeypatch.context() as patch:
+            patch.setattr(binding, "alive", {group.comm})
+            exiting = threading.Thread(target=binding.abort_all)
+            exiting.start()
+            thread_gpu.until(lambda: asked.is_set() or bool(order))
+            going.set()
+            for thread in (caller, exiting):
+                thread.join(thread_gpu.DEADLINE)
+
+    run_threads(body, 1, "nccl")
+    assert order[:2] == ["call", "end"]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])

@@ -166,6 +166,26 @@ def test_a_rank_that_does_not_come_is_a_timeout(gpus: Any) -> None:
     assert "timeout: the GPU has not come past it; rank 1 has reached call #0 only" in found
 
 
+def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
+    """The error of the late one is not that of another one of the same kind: messages have no
+    numbers."""
+
+    def body(rank: int) -> tuple[list[str], bool]:
+        group: Any = dist.new_group(timeout=0.3)
+        arrays = [gpus.array(np.zeros(3)) for _ in range(2)]
+        works = [] if rank else [dist.irecv(x, 1, group) for x in arrays]
+        until(lambda: polled(group))
+        found = []
+        for work in works:
+            with pytest.raises(dist.DistError) as raised:
+                work.wait()
+            found.append(raised.value)
+        return [type(each).__name__ for each in found], found[1:] and found[1].__cause__ is found[0]
+
+    late = run_threads(body, 2, "nccl")[0]
+    assert late == (["DistTimeoutError", "GroupFailedError"], True)
+
+
 def polled(group: Any) -> bool:
     """Look, as the watchdog would if this rank were in a call."""
     group._watch.tick()
@@ -214,7 +234,9 @@ def test_the_others_are_told_before_an_abort_that_hangs(
             assert "group '0' was aborted" in text
         stuck.clear()
         with monkeypatch.context() as patch:
-            hanging = SimpleNamespace(abort=lambda: stuck.wait(thread_gpu.DEADLINE))
+            hanging = SimpleNamespace(
+                abort=lambda: stuck.wait(thread_gpu.DEADLINE), calls=threading.RLock()
+            )
             patch.setattr(binding, "alive", [hanging])
             binding.abort_all()  # comes back
     finally:
@@ -446,9 +468,13 @@ def test_any_error_of_one_ranks_init_is_told(
     assert aborted == [0]
 
 
-def test_fp8_needs_a_gpu_that_reduces_it(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """UnsupportedError before anything is sent; moving such arrays works everywhere."""
-    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 80)
+@pytest.mark.parametrize("least", [0, 1])
+def test_fp8_needs_gpus_that_reduce_it(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """UnsupportedError on all ranks before anything is sent, where one of them has an older GPU;
+    moving such arrays works everywhere."""
+    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 90 - 10 * (gpu.index == least))
 
     def body(rank: int) -> float:
         x = gpus.array(np.ones(3, ml_dtypes.float8_e5m2) * (rank + 1))

@@ -59,14 +59,14 @@ def test_a_refused_call_does_not_count(
 ) -> None:
     """One rank alone makes it, and is not ahead of the others then: their next calls are one.
 
-    Its GPU knows no floats of 8 bits.
+    The GPUs know no floats of 8 bits, to it.
     """
 
     def body(rank: int) -> float:
         group: Any = dist.group.WORLD
         if rank == 1:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(group.gpu, "_capability", 80)
+                patch.setattr(group.comm, "capability", 80)
                 with pytest.raises(dist.UnsupportedError, match=r"has none|reduces float8"):
                     call(gpus, async_op=async_op)
         for width in (1, 2):

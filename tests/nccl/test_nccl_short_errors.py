@@ -77,9 +77,10 @@ def test_what_nccl_refuses_fails_the_group(gpus: Any) -> None:
 
 def test_fp8_is_asked_about_first(job: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Floats of 8 bits, which not every GPU reduces: UnsupportedError, and the group goes on."""
-    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 80)
 
     def body(rank: int) -> float:
+        group: Any = dist.group.WORLD
+        monkeypatch.setattr(group.comm, "capability", 80)
         with library.here():
             x = library.array(np.full(3, rank + 1, ml_dtypes.float8_e5m2))
             with pytest.raises(dist.UnsupportedError, match=r"9.0 or more"):

@@ -24,6 +24,7 @@ REMOTE = 6  # the result of a call when another rank is gone
 IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
 END_SECONDS = 10.0  # the longest that one thread waits for another to end a communicator
 EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
+CALL_SECONDS = 0.5  # the longest that an abort waits for a thread that is in a call
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
     "the driver has it)"
@@ -47,7 +48,13 @@ class Communicator(Protocol):
     Addresses, streams, types and operations are integers, as nccl.h has them. Counts are of
     elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise whatever
     the binding raises; `meaning` says what that is.
+
+    calls       held by the thread that is in one: a communicator takes one at a time
+    capability  the least of all ranks' GPUs: 90 for 9.0
     """
+
+    calls: threading.RLock
+    capability: int
 
     all_reduce: Callable[[int, int, int, int, int, int], None]  # send recv count type op stream
     reduce: Callable[[int, int, int, int, int, int, int], None]  # ... type op root stream
@@ -145,6 +152,8 @@ class Ending:
     free it twice. It is `alive` until that is over."""
 
     def __init__(self) -> None:
+        self.calls = threading.RLock()
+        self.capability = 0
         self._lock = threading.Lock()
         self._ended = False
         self._gone = threading.Event()
@@ -229,12 +238,22 @@ class CupyCommunicator(Ending):
 def abort_all() -> None:
     """End every communicator that is left: the process is about to end, whether NCCL comes back
     from it or not."""
-    threads = [threading.Thread(target=each.abort, daemon=True) for each in tuple(alive)]
+    threads = [threading.Thread(target=_abort, args=(each,), daemon=True) for each in tuple(alive)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + EXIT_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+
+
+def _abort(comm: Communicator) -> None:
+    """When no thread is in a call of it, if that is soon: who hangs in one comes back by this."""
+    free = comm.calls.acquire(timeout=CALL_SECONDS)
+    try:
+        comm.abort()
+    finally:
+        if free:
+            comm.calls.release()
 
 
 def load_cupy() -> Any:

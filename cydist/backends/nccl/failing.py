@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import config
-from cydist.backends.nccl.binding import REMOTE
+from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
 from cydist.backends.nccl.fingerprints import Differ
 from cydist.errors import (
     DistBackendError,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
 ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
-CALL_SECONDS = 0.5  # the longest that it waits for a thread that is in a call
 
 
 class Failures(ProcessGroup):
@@ -43,6 +42,7 @@ class Failures(ProcessGroup):
     _watch: Watch
     _alarm: Alarm | None
     _lock: threading.RLock  # held by a thread that is in a call, which looks at `_failed` first
+    _ended_by: StreamCall | None  # the call in which this rank found what the group failed on
     _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
 
     @property
@@ -76,6 +76,7 @@ class Failures(ProcessGroup):
         self.fail(
             DistTimeoutError(text, op=call.name, seq=call.seq, group=self.group_name, ranks=ranks),
             self.named(call),
+            call,
         )
 
     def broken(self, call: StreamCall, why: BaseException | str) -> None:
@@ -89,7 +90,7 @@ class Failures(ProcessGroup):
         )  # fmt: skip
         if isinstance(why, BaseException):
             error.__cause__ = why
-        self.fail(error, self.named(call))
+        self.fail(error, self.named(call), call)
 
     def _bereft(self, call: StreamCall, text: str) -> None:
         """NCCL has lost a rank, and does not say which: fail on what another rank tells, or on the
@@ -102,7 +103,7 @@ class Failures(ProcessGroup):
             f"{self.where(call)}: {text}",
             op=call.name, seq=call.seq, group=self.group_name, ranks=found,
         )  # fmt: skip
-        self.fail(error, self.named(call))
+        self.fail(error, self.named(call), call)
 
     def _who_is_lost(self) -> tuple[int, ...] | DistError:
         """The host group's connections will know it in a moment, or another rank tells what it has
@@ -143,7 +144,7 @@ class Failures(ProcessGroup):
                 op=call.name, seq=call.seq, group=self.group_name,
                 ranks=getattr(error, "ranks", ()),
             ),
-            self.named(call),
+            self.named(call), call,
         )  # fmt: skip
 
     def refused(self, call: StreamCall, error: BaseException) -> None:
@@ -152,7 +153,7 @@ class Failures(ProcessGroup):
             raise self.failure_of(call) from error
         meaning = self.binding.meaning(error)
         if meaning is None:
-            self.fail(error, self.named(call))
+            self.fail(error, self.named(call), call)
             return
         if meaning.status == REMOTE:  # as `broken`, which a call right behind another comes before
             self._refused_by_remote(call, f"NCCL refuses it: {meaning}")
@@ -161,7 +162,7 @@ class Failures(ProcessGroup):
             f"{self.where(call)}: NCCL refuses it: {meaning}",
             op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
-        self.fail(failed, self.named(call))
+        self.fail(failed, self.named(call), call)
         raise failed from error
 
     def _refused_by_remote(self, call: StreamCall, text: str) -> None:
@@ -175,11 +176,14 @@ class Failures(ProcessGroup):
 
     # Failing.
 
-    def fail(self, error: BaseException, call: str = "") -> None:
+    def fail(
+        self, error: BaseException, call: str = "", ended_by: StreamCall | None = None
+    ) -> None:
         """Also ends the communicator, which ends what runs on the GPU, and tells the others."""
         with self._telling:
             if self._failed is not None:
                 return
+            self._ended_by = ended_by
             super().fail(error, call)
             self._watch.stop()
             ending = self._ending(abort=True)  # which may take its time
@@ -277,8 +281,11 @@ class Failures(ProcessGroup):
         """The group's failure, for one of the calls that it ended."""
         cause = self._failed
         assert cause is not None
-        if isinstance(cause, DistError) and (cause.op, cause.seq) == (call.name, call.seq):
-            return cause
+        if isinstance(cause, DistError):
+            # Messages have no number, and many may have one name.
+            numbered = call.seq and (cause.op, cause.seq) == (call.name, call.seq)
+            if numbered or call is self._ended_by:
+                return cause
         error = GroupFailedError(
             f"{self.where(call)}: the group failed while it was under way "
             f"({type(cause).__name__}: {cause})",

@@ -71,10 +71,11 @@ class NcclGroup(Streams):
         self.high_priority = high_priority
         self._runner = Runner(binding, comm, gpu)
         self._stream = gpu.stream(high_priority)
-        self._lock = threading.RLock()  # a communicator takes one thread at a time
+        self._lock = comm.calls
         comparison = Comparison(HostNeighbours(host)) if self._size > 1 else None
         self._alarm = alarm
         self._telling = threading.RLock()
+        self._ended_by: StreamCall | None = None
         self._watch = Watch(self, comparison)
         WATCHDOG.add(self._watch)
         self._flight: Flight | None = None  # of the call that is being enqueued
@@ -234,7 +235,7 @@ class NcclGroup(Streams):
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name)
         if array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to say what they are
-            check_fp8(call.name, array.dtype_name, self.binding.version(), self.gpu.capability())
+            check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:

@@ -141,7 +141,9 @@ def join(
     Raises RendezvousError when ranks do not come or do not fit together, DistBackendError for what
     NCCL says, DistTimeoutError when it does not come back: its thread stays in it then.
     """
-    own = {"version": binding.version(), "gpu": gpu.identity()}
+    own = {
+        "version": binding.version(), "gpu": gpu.identity(), "capability": gpu.capability(),
+    }  # fmt: skip
     said = [
         json.loads(text) for text in exchange.everybody("here", json.dumps(own).encode(), deadline)
     ]
@@ -154,6 +156,7 @@ def join(
         with contextlib.suppress(DistError):
             exchange.failed(f"{type(error).__name__}: {error}")
         raise
+    comm.capability = min(each["capability"] for each in said)
     try:
         exchange.everybody("ready", b"", deadline)
     except BaseException:
