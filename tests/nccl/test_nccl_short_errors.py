@@ -7,7 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import thread_gpu
 from thread_gpu import until
 
 import cydist as dist
