@@ -218,6 +218,8 @@ class MpiLink(MessageLink):
     @property
     def error(self) -> int: ...
     piece_bytes: int
+    @property
+    def lingering(self) -> int: ...
     def __new__(
         cls, rank: int, size: int, comm: int, byte: int, any_source: int, here: int,
         largest_tag: int, callers: int = 0,

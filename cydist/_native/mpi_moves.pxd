@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Fingerprint, Request
-from cydist._native.libmpi cimport Handle
+from cydist._native.libmpi cimport SUCCESS, Handle
 from cydist._native.linux cimport pthread_t
 from cydist._native.stream cimport Far, Net
 
@@ -43,12 +43,12 @@ ctypedef struct Move:           # what MPI is moving: a message, or a collective
     bint borrows                # MPI uses memory that is not `data`
     bint lingers                # and nobody waits for it
     char *data                  # freed with it
-    int count
+    int count                   # requests: what MPI has taken
     int done
     int error                   # MPI's code for one that ended badly
     int later                   # Later: it has not begun; then `header` says what it is
     Header header
-    Handle handles[1]           # as many as `count`
+    Handle handles[1]           # of those, and room for more
 
 
 ctypedef struct Mpi:
@@ -86,14 +86,25 @@ cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
     return <int>(rest if rest < mpi.piece_bytes else mpi.piece_bytes)
 
 
+# Where the next request of a move goes.
+cdef inline Handle *next_of(Move *move) noexcept nogil:
+    return &move.handles[move.count]
+
+
+# MPI's answer to it: SUCCESS, and it belongs to the move, or why not.
+cdef inline int added(Move *move, int code) noexcept nogil:
+    move.count += code == SUCCESS
+    return code
+
+
 # Nothing is under way; the functions of its Far.
 cdef void init_mpi(Mpi *mpi) noexcept nogil
 # May this thread call MPI?
 cdef bint may_call(const Net *net) noexcept nogil
-# A move of `count` requests to come, in the ring; NULL: no memory.
-cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count) noexcept nogil
-# It could not begin, or is over.
-cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil
+# A move of at most `room` requests to come, in the ring; NULL: no memory.
+cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil
+# MPI refuses the next, with this code. What it has taken goes on, in memory that lives as long.
+cdef int refused(Mpi *mpi, Move *move, int code) noexcept nogil
 # Do what can be done at once; was there anything?
 cdef bint progress(Net *net) noexcept nogil
 # Send a small message behind its header, or a header alone. OK: it is over; PENDING: its request

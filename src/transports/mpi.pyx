@@ -196,6 +196,11 @@ cdef class MpiLink(MessageLink):
         return self.mpi.error
 
     @property
+    def lingering(self):
+        """How many calls and messages MPI goes on with, in memory that nobody waits for."""
+        return self.mpi.lingering
+
+    @property
     def piece_bytes(self):
         """One call of MPI moves no more; the same on every rank."""
         return self.mpi.piece_bytes

@@ -21,9 +21,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
+from cydist._native.mpi_moves cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
 from cydist._native.mpi_pairs cimport is_pairs, swap
-from cydist._native.mpi_partings cimport bury
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
 
@@ -183,7 +182,7 @@ cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t st
 cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
-    cdef int i, count = calls_for(mpi, c), code = SUCCESS
+    cdef int i, count = calls_for(mpi, c), code = SUCCESS, status = OK
     cdef Move *move
     if count == 0:
         r.status = OK
@@ -197,14 +196,11 @@ cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nog
     move.borrows = True
     for i in range(count):
         if code == SUCCESS:
-            code = call_one(t, c, b, i * step_bytes(mpi, c), &move.handles[i])
+            code = added(move, call_one(t, c, b, i * step_bytes(mpi, c), next_of(move)))
     if code != SUCCESS:
-        mpi.error = code
-        bury(mpi)
-        move.request = NULL
-        end_move(mpi, move, OK)
+        status = refused(mpi, move, code)
     pthread_mutex_unlock(&net.lock)
-    return OK if code == SUCCESS else PEER_LOST
+    return status
 
 
 cdef void let_go(Transport *t, Request *r, Buffers *b) noexcept nogil:

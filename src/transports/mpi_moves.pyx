@@ -91,14 +91,13 @@ cdef inline void leave_ring(Move *move) noexcept nogil:
     move.next.prev = move.prev
 
 
-cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int count) noexcept nogil:
-    cdef Move *move = <Move *>calloc(1, sizeof(Move) + count * sizeof(Handle))
+cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil:
+    cdef Move *move = <Move *>calloc(1, sizeof(Move) + room * sizeof(Handle))
     if move == NULL:
         return NULL
     move.request = r
     move.context = context
     move.peer = peer
-    move.count = count
     join_ring(move, &mpi.moves)
     if r != NULL:
         r.link = move
@@ -124,6 +123,17 @@ cdef void detach(Mpi *mpi, Move *move) noexcept nogil:
         mpi.lingering += 1
 
 
+cdef int refused(Mpi *mpi, Move *move, int code) noexcept nogil:
+    mpi.error = code
+    bury(mpi)
+    if move.count > 0:
+        detach(mpi, move)
+    else:
+        move.request = NULL
+        end_move(mpi, move, OK)
+    return PEER_LOST
+
+
 cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char *ptr,
               size_t nbytes) noexcept nogil:
     """Begin to receive what a header announced; without a request: into nothing."""
@@ -146,18 +156,14 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
             end_move(mpi, move, NO_MEMORY)
             return NO_MEMORY
     if r != NULL and r.layout != 0:     # then there is one piece, see MpiLink.describes
-        code = lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, &move.handles[0])
+        code = added(move, lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, next_of(move)))
         count = 0
     for i in range(count):
         if code == SUCCESS:
-            code = lib.irecv(ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer,
-                             under, mpi.comm, &move.handles[i])
-    if code != SUCCESS:
-        mpi.error = code
-        move.request = NULL
-        end_move(mpi, move, OK)
-        return PEER_LOST
-    return OK
+            code = added(move, lib.irecv(
+                ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer, under, mpi.comm,
+                next_of(move)))
+    return OK if code == SUCCESS else refused(mpi, move, code)
 
 
 cdef bint ended(Mpi *mpi, Move *move) noexcept nogil:
@@ -295,7 +301,7 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     if move == NULL:
         mpi.outbox = NULL       # MPI has it
         return NO_MEMORY
-    move.handles[0] = sending
+    move.handles[0], move.count = sending, 1
     move.data, mpi.outbox = mpi.outbox, NULL
     if r == NULL:
         return OK
@@ -314,21 +320,20 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
         end_move(mpi, move, OK)
         return NO_MEMORY
     memcpy(move.data, header, sizeof(Header))
-    code = lib.isend(move.data, sizeof(Header), mpi.byte, peer, HEADER_TAG, mpi.comm,
-                     &move.handles[0])
+    code = added(move, lib.isend(move.data, sizeof(Header), mpi.byte, peer, HEADER_TAG, mpi.comm,
+                                 next_of(move)))
     if code == SUCCESS and r.layout != 0:
-        move.borrows = True
-        code = lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm, &move.handles[1])
+        code = added(move, lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm,
+                                     next_of(move)))
         count = 0
     for i in range(count):
         if code == SUCCESS:
-            move.borrows = True
-            code = lib.isend(r.ptr + i * mpi.piece_bytes, piece(mpi, r.nbytes, i), mpi.byte,
-                             peer, header.under, mpi.comm, &move.handles[1 + i])
+            code = added(move, lib.isend(
+                r.ptr + i * mpi.piece_bytes, piece(mpi, r.nbytes, i), mpi.byte, peer, header.under,
+                mpi.comm, next_of(move)))
+    move.borrows = move.count > 1       # more than the header
     if code != SUCCESS:
-        mpi.error = code
-        detach(mpi, move)
-        return PEER_LOST
+        return refused(mpi, move, code)
     attach(mpi, move, r)
     return PENDING
 

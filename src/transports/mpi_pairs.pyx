@@ -16,8 +16,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_moves cimport Move, Mpi, end_move, mpi_of, new_move
-from cydist._native.mpi_partings cimport bury
+from cydist._native.mpi_moves cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
 
@@ -61,6 +60,7 @@ cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
     cdef char *into = c.inputs[0].ptr if c.fingerprint.collective == BROADCAST \
         else c.outputs[peer].ptr
     cdef Move *move
+    cdef int status = OK
     pthread_mutex_lock(&net.lock)
     mpi.far.needed = True
     move = new_move(mpi, r, t.context, t.peers[peer], sends(t, c) + receives(t, c))
@@ -69,18 +69,15 @@ cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
         return NO_MEMORY
     move.borrows = True
     if receives(t, c):
-        code = lib.irecv(into, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[0])
+        code = added(move, lib.irecv(into, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
         if sends(t, c) and code == SUCCESS:
-            code = lib.isend(out, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[1])
+            code = added(move, lib.isend(out, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
     else:
-        code = lib.issend(out, nbytes, mpi.byte, peer, tag, t.comm, &move.handles[0])
+        code = added(move, lib.issend(out, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
     if code != SUCCESS:
-        mpi.error = code
-        bury(mpi)
-        move.request = NULL
-        end_move(mpi, move, OK)
+        status = refused(mpi, move, code)
     pthread_mutex_unlock(&net.lock)
-    return OK if code == SUCCESS else PEER_LOST
+    return status
 
 
 cdef void copy_own(const Transport *t, const Call *c) noexcept nogil:
