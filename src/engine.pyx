@@ -270,13 +270,16 @@ cdef class Group:
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
-            size_t count=0, uint32_t sizes=0, int flags=0, size_t segment_bytes=0) -> None:
+            size_t count=0, uint32_t sizes=0, int flags=0, size_t segment_bytes=0,
+            about=None) -> None:
         """Run one collective; block until it is complete on this rank.
 
         inputs, outputs     contiguous Arrays, as abi.pxd's Call lists them
         op                  a code of kernels.h; 0 where nothing is reduced
         count, flags        what all ranks must agree on besides dtype, op and root
         sizes               hash of the sizes of the arrays that an array is made of
+        about               of a question before a call, what ranks compare and errors name: the
+                            call's collective, its Array, and its op
 
         Raises Failure; or what a signal handler raised. The other members know of the Failure
         then, except of a timeout: `fail` tells them.
@@ -306,6 +309,11 @@ cdef class Group:
         call.fingerprint = Fingerprint(
             seq, count, code, sample.dtype if sample is not None else 0, op, flags, root,
             sizes ^ (sample.dtype_hash if sample is not None else 0), index_of(entry), 0)
+        if about is not None:
+            name, subject, call.fingerprint.op = about
+            call.fingerprint.collective = CODES[name]
+            call.fingerprint.dtype = (<Array?>subject).dtype
+            call.fingerprint.detail = (<Array>subject).dtype_hash
         cdef Block *blocks = <Block *>calloc(len(inputs) + len(outputs) + 1, sizeof(Block))
         if blocks == NULL:
             raise MemoryError

@@ -55,7 +55,7 @@ IN_CHUNKS = "in chunks, as arrays on a GPU go"
 cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
-    if f.flags & ASKING and f.root >= 0:
+    if f.flags & ASKING and f.count == 0:
         return (f"a collective #{f.seq}, the first for which MPI may serve the group: its ranks "
                 "ask each other before it")
     if f.collective == POINT_TO_POINT:

@@ -98,14 +98,45 @@ def test_gaps_of_one_rank_are_all_ranks_affair(
         assert job.run(rank_main) == [True] * len(layouts)
 
 
-def test_other_sizes_are_a_mismatch() -> None:
-    """Ranks whose long arrays differ in size hear of it before anything is reduced."""
+@pytest.mark.parametrize("name", CALLS)
+def test_other_sizes_are_a_mismatch(name: str) -> None:
+    """Ranks whose long arrays differ in size hear of it before anything moves, by the names of
+    their calls, and not of what they ask each other."""
+    rest = f"root {ROOT}" if name == "broadcast" else "op SUM"
 
-    def rank_main(rank: int) -> int:
+    def rank_main(rank: int) -> tuple[str, int]:
         x = np.full((WHOLE_BYTES + 1 + rank, 2), 1, "i1")[:, 0]
-        with pytest.raises(dist.MismatchError, match=f"of {WHOLE_BYTES + 2 - rank} .* with gaps"):
-            dist.all_reduce(x)
-        return int(x.max())
+        with pytest.raises(dist.MismatchError) as caught:
+            CALLS[name](x)
+        return str(caught.value), int(x.max())
 
     with ThreadJob(2) as job:
-        assert job.run(rank_main) == [1, 1]
+        for message, most in job.run(rank_main):
+            for size in (WHOLE_BYTES + 1, WHOLE_BYTES + 2):
+                assert f"{name} #1 of {size} int8, to ask who has an array with gaps" in message
+            assert message.count(rest) == 2
+            assert "BAND" not in message
+            assert most == 1
+
+
+OTHERS = {
+    "dtype": lambda x: dist.all_reduce(x.view("u1")),
+    "op": lambda x: dist.all_reduce(x, dist.ReduceOp.MAX),
+    "collective": dist.scan,
+    "root": lambda x: dist.broadcast(x, 0),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_calls_are_a_mismatch_before_anything_moves(other: str) -> None:
+    """What they ask each other says all of the call that it is about."""
+    usual = CALLS["broadcast" if other == "root" else "all_reduce"]
+
+    def rank_main(rank: int) -> bool:
+        x = np.full((WHOLE_BYTES + 1, 2), 1, "i1")[:, 0]
+        with pytest.raises(dist.MismatchError, match=r"#1 of .* #1 of "):
+            (OTHERS[other] if rank else usual)(x)
+        return bool((x == 1).all())
+
+    with ThreadJob(2) as job:
+        assert job.run(rank_main) == [True, True]

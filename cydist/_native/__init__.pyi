@@ -315,6 +315,7 @@ class Group:
         sizes: int = 0,
         flags: int = 0,
         segment_bytes: int = 0,
+        about: tuple[str, Array, int] | None = None,
     ) -> None: ...
 
 def isend(

@@ -316,16 +316,17 @@ class HostGroup(ProcessGroup):
     # Collectives: name the blocks, and what all ranks must agree on.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        for part in pieces(self, call, array, reads=self._rank == root, writes=self._rank != root):
+        here = self._rank == root
+        for part in pieces(self, call, "broadcast", array, root=root, reads=here, writes=not here):
             self._run(call, "broadcast", [part], [part], part.nbytes, root=root, count=part.size)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        for part in pieces(self, call, array):
+        for part in pieces(self, call, "all_reduce", array, op=op):
             self._run(call, "all_reduce", [part], [part], part.nbytes, op=op, count=part.size)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         here = self._rank == root
-        for part in pieces(self, call, array, writes=here):
+        for part in pieces(self, call, "reduce", array, op=op, root=root, writes=here):
             self._run(
                 call, "reduce", [part], [part] if here else [], part.nbytes,
                 op=op, root=root, count=part.size,
@@ -362,7 +363,7 @@ class HostGroup(ProcessGroup):
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         name = "scan" if inclusive else "exscan"
-        for part in pieces(self, call, array):
+        for part in pieces(self, call, name, array, op=op):
             self._run(call, name, [part], [part], part.nbytes, op=op, count=part.size)
 
     def barrier(self, call: Call) -> None:

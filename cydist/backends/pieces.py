@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native, tuning
-from cydist.types import RedOpType
+from cydist.types import Op, RedOpType, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -25,16 +25,25 @@ EVEN, CHUNK, ASKING, JOINED = 1, 2, 4, 8  # Fingerprint.flags in abi.pxd
 
 
 def pieces(
-    group: HostGroup, call: Call, array: Array, *, reads: bool = True, writes: bool = True
+    group: HostGroup,
+    call: Call,
+    name: str,
+    array: Array,
+    *,
+    op: Op | None = None,
+    root: int = -1,
+    reads: bool = True,
+    writes: bool = True,
 ) -> Iterator[Array]:
     """The array; or if it has gaps, or another rank's has, contiguous pieces of it, one after the
     other. Each is to be run as a collective, and is written back when the next is asked for.
 
+    name, op, root  of the collective, which errors name
     reads, writes   does the call read the array here, does it write there?
     """
     if array.nbytes <= WHOLE_BYTES:
         each = array.size or 1
-    elif everywhere(group, call, array.contiguous, array.size):
+    elif everywhere(group, call, array.contiguous, (name, array, _code(op)), root):
         yield array
         return
     else:
@@ -59,12 +68,16 @@ def pieces(
 
 
 def everywhere(
-    group: HostGroup, call: Call, here: bool, count: int = 1, about_gaps: bool = True
+    group: HostGroup,
+    call: Call,
+    here: bool,
+    about: tuple[str, Array, int] | None = None,
+    root: int = -1,
 ) -> bool:
     """Is something so on all ranks? A collective, before the call's own.
 
-    count   that ranks must agree on, too
-    about_gaps  or about how MPI serves the group, for errors
+    about, root     the call that ranks must agree on, as Group.run takes it; None: any, which
+                    is so where they ask how MPI serves the group
     """
     bits = _native.asarray(arrays.array("B", [here]))
     with group.failures(call.name, call.seq, call.deadline, call.began):
@@ -74,13 +87,18 @@ def everywhere(
             deadline_ns=call.deadline_ns,
             seq=call.seq,
             op=int(RedOpType.BAND),
-            count=count,
-            root=-1 if about_gaps else 0,
+            count=about[1].size if about else 0,
+            root=root,
             flags=EVEN | ASKING,
             segment_bytes=tuning.segment_bytes(),
+            about=about,
         )  # fmt: skip
     call.seq = group.next_seq()
     return memoryview(bits)[0] != 0
+
+
+def _code(op: Op | None) -> int:
+    return 0 if op is None else int(op_and_factor(op)[0])
 
 
 def same_sizes(blocks: Sequence[Array]) -> bool:

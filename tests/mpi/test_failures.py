@@ -459,7 +459,8 @@ def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypa
         assert group.windows or any(each is owners[0] for each in held(group))
     else:
         call = Call("all_reduce", group.next_seq(), time.monotonic() + 20)
-        next(pieces.pieces(group, call, _native.asarray(array)))
+        asked = _native.asarray(array)
+        next(pieces.pieces(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
         part = _native.asarray(np.ones((1 << 15) // 8))
         group._run(
             call, "all_reduce", [part], [part], part.nbytes, op=dist.ReduceOp.SUM, count=part.size

@@ -168,7 +168,7 @@ class MpiGroup(HostGroup):
         return self._comm is not None
 
     def _agree_and_make(self, call: Call) -> None:
-        if everywhere(self, call, Communicators.few(), about_gaps=False):
+        if everywhere(self, call, Communicators.few()):
             self._make(call)
 
     def _make(self, call: Call) -> None:
