@@ -11,8 +11,8 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, Block, Call, Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK,
-    PEER_LOST, PENDING, Request, TIMEOUT, Transport, complete, copy_block, now_ns, post_recv,
-    withdraw,
+    PEER_LOST, PENDING, Request, TIMEOUT, Transport, complete, copy_block, has_left, now_ns,
+    post_recv, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -22,7 +22,8 @@ from cydist._native.waiting cimport load_int
 
 cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
-    LONGEST_NS = 1600000000     # between two looks
+    LOOK_NS = 50000000          # between two looks whether the other rank says anything
+    LONGEST_NS = 1600000000     # between two questions
     GRACE_NS = 1000000000       # what a rank sent before it left may still come
 
 
@@ -88,36 +89,47 @@ cdef void copy_own(const Transport *t, const Call *c) noexcept nogil:
             copy_block(c.outputs[t.rank].ptr, own.ptr, own.nbytes)
 
 
+cdef int heard(Transport *t, Call *c, Request *word) noexcept nogil:
+    """Why the other rank does not come to this call."""
+    cdef int status = complete(t, c, word, 1)
+    return status if status != OK else MISMATCH         # of this call there is no such message
+
+
 cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
     """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
     message of another call, or has left."""
     cdef Request word
-    cdef int64_t patience = SOON_NS, now = now_ns()
+    cdef int64_t patience = SOON_NS, now = now_ns(), asks_at
     cdef int status = t.wait(t, running, min(now + patience, c.deadline_ns))
     if status != TIMEOUT:
         return status
     post_recv(t, c, &word, NULL, 0, running.peer, 0)
-    now = now_ns()
+    now = asks_at = now_ns()
     while status == TIMEOUT and now < c.deadline_ns and load_int(&word.status) == PENDING:
-        if t.board != NULL:
+        if t.board != NULL and now >= asks_at:
             t.board.ask(t, running.peer)
-        patience = min(2 * patience, <int64_t>LONGEST_NS)
-        status = t.wait(t, running, min(now + patience, c.deadline_ns))
+            patience = min(2 * patience, <int64_t>LONGEST_NS)
+            asks_at = now + patience
+        # What the other rank says ends no wait for this.
+        status = t.wait(t, running, min(now + LOOK_NS, c.deadline_ns))
         now = now_ns()
     if status == TIMEOUT and load_int(&word.status) == PEER_LOST:
         status = t.wait(t, running, min(now + GRACE_NS, c.deadline_ns))
     if status == TIMEOUT and load_int(&word.status) != PENDING:
-        status = complete(t, c, &word, 1)
-        return status if status != OK else MISMATCH     # of this call there is no such message
+        return heard(t, c, &word)
     withdraw(t, &word, 1)
     return status
 
 
 cdef int swap(Transport *t, Call *c) noexcept nogil:
-    cdef Request running
-    cdef int status
+    cdef Request running, word
+    cdef int status, peer = 1 - t.rank
+    if (<Net *>t.link).lost[t.peers[peer]] != 0 or has_left(t, peer):
+        # It was never in this call, or gave it up: this rank's part is still to come.
+        post_recv(t, c, &word, NULL, 0, peer, 0)
+        return heard(t, c, &word)
     memset(&running, 0, sizeof(Request))
-    running.peer = 1 - t.rank
+    running.peer = peer
     running.tag = c.tag
     running.expected = &c.fingerprint
     running.status = PENDING

@@ -4,11 +4,13 @@ compares: right, or an error that names both calls.
 
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import cydist as dist
+from cydist import _native
 
 CALLS = {
     "broadcast": lambda g, n=20_000: dist.broadcast(np.ones(n, "f4"), 0, g),
@@ -106,6 +108,26 @@ def test_who_left_is_not_waited_for_in_a_long_call(pair, rank, spare, gone, call
     if rank == 1 - gone:
         with pytest.raises(dist.PeerFailedError, match=rf"rank {gone} .*was lost"):
             call(pair)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("gone", [0, 1])
+def test_mpi_gets_no_array_for_who_is_known_to_have_left(pair, rank, spare, gone, call):
+    """The call ends before it has begun."""
+    dist.barrier(pair)
+    if pair.windows:
+        return
+    if rank == gone:
+        dist.destroy_process_group(pair)
+    dist.barrier(spare)
+    if rank == 1 - gone:
+        asked = _native.irecv(pair._native, _native.asarray(bytearray(1)), gone, 7)
+        assert asked.wait(int((time.monotonic() + 20) * 1e9))
+        messages = pair._endpoint.messages
+        before = messages.lingering
+        with pytest.raises(dist.PeerFailedError, match="it has left the group"):
+            call(pair)
+        assert messages.lingering == before
 
 
 @pytest.mark.parametrize("call", CALLS)
