@@ -1,8 +1,10 @@
 """The compiled modules, in one file; everything else is declared in pyproject.toml."""
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from sysconfig import get_platform
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -44,6 +46,11 @@ class BuildTogether(build_ext):
     To open a file for each took half of `import cydist`.
     """
 
+    def finalize_options(self):
+        if self.editable_mode:  # where the next `build_ext --inplace` looks, not a folder that goes
+            self.build_temp = f"build/temp.{get_platform()}-{sys.implementation.cache_tag}"
+        super().finalize_options()
+
     def build_extension(self, ext):
         workers = self.parallel if self.parallel is not True else None  # as many as cores
         with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
@@ -57,14 +64,12 @@ class BuildTogether(build_ext):
     def objects(self, module):
         """A module's objects, made anew when a source or an interface has changed."""
         # The C that Cython makes never lands in the tree.
-        sources = [
-            os.path.join(self.build_temp, path[:-4] + ".c") if path.endswith(".pyx") else path
-            for path in module.sources
-        ]
+        generated = os.path.join(self.build_temp, module.sources[0][:-4] + ".c")
+        sources = [generated, *module.sources[1:]]
         objects = self.compiler.object_filenames(sources, output_dir=self.build_temp)
         # Cython takes no module's own .pxd for something that it depends on.
         depends = [*module.sources, *INTERFACES]
-        if self.force or any(newer_group(depends, path) for path in objects):
+        if self.force or newer_group(depends, generated):
             cythonize(
                 module,
                 force=True,
@@ -73,6 +78,7 @@ class BuildTogether(build_ext):
                 include_path=[".", "src"],  # else a module misses its own .pxd
                 compiler_directives=DIRECTIVES,
             )
+        if self.force or any(newer_group([generated, *depends], path) for path in objects):
             self.compiler.compile(
                 sources,
                 output_dir=self.build_temp,
