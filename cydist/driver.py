@@ -8,9 +8,13 @@ CUDA's own way of asking ends a graph that another thread captures in the mode "
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-RELAXED = 2  # cudaStreamCaptureModeRelaxed: this thread's questions end nobody's capture
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: what this thread does ends nobody's capture
 NOT_READY = 600  # cudaErrorNotReady
 ACTIVE = 1  # cudaStreamCaptureStatusActive
 
@@ -32,11 +36,19 @@ class Driver:
     def query(self, event: int) -> int:
         """CUDA's answer about an event: 0 when it is over, NOT_READY, or an error. Any thread
         may ask, whatever its device."""
+        with self.relaxed():
+            status: int = self._query(event)
+        return status
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """What this thread does inside ends nobody's capture, nor does one forbid it."""
         mode = ctypes.c_int(RELAXED)
         self._exchange(ctypes.byref(mode))
-        status: int = self._query(event)
-        self._exchange(ctypes.byref(mode))  # as it was
-        return status
+        try:
+            yield
+        finally:
+            self._exchange(ctypes.byref(mode))  # as it was
 
     def capture(self, stream: int) -> int | None:
         """The number of the capture that a stream takes part in; None: CUDA does not say."""

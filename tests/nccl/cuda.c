@@ -141,9 +141,9 @@ static int put(intptr_t handle, void (*run)(void *), void *(*again)(void *), voi
 /* What a capture forbids this thread to do: it ends the capture. */
 static int unsafe(void) {
     int status = OK;
-    for (Capture *each = captures; each; each = each->next)
-        if (each->mode == GLOBAL ? thread_mode != RELAXED
-                                 : each->mode == THREAD_LOCAL && pthread_equal(each->thread, pthread_self()))
+    for (Capture *each = captures; each && thread_mode != RELAXED; each = each->next)
+        if (each->mode == GLOBAL
+            || (each->mode == THREAD_LOCAL && pthread_equal(each->thread, pthread_self())))
             each->broken = status = CAPTURE_UNSUPPORTED;
     return status;
 }

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import thread_gpu
 from thread_gpu import until
 
 import cydist as dist
@@ -22,10 +23,19 @@ def test_a_capture_without_scratch_memory_is_refused(
     allocate = gpus.allocate
 
     def refuse(device: int, nbytes: int) -> Any:
-        if gpus.current_stream(device) in gpus.captured:
+        if (stream := gpus.current_stream(device)) in gpus.captured:
+            broken.add(stream)
             raise MemoryError("operation not permitted when stream is capturing")
         return allocate(device, nbytes)
 
+    def is_captured(gpu: Any, stream: int) -> bool:
+        if stream in broken:
+            raise RuntimeError("an error has invalidated the capture sequence")
+        return asked(gpu, stream)
+
+    broken: set[int] = set()  # where CUDA ended the capture, as it does for that
+    asked = thread_gpu.Gpu.is_captured
+    monkeypatch.setattr(thread_gpu.Gpu, "is_captured", is_captured)
     monkeypatch.setattr(gpus, "allocate", refuse)
 
     def body(rank: int) -> list[float]:

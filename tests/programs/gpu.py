@@ -257,8 +257,23 @@ def streams() -> dict[str, Any]:
             for _ in range(2):
                 expected = (expected + 1) * SIZE
         assert float(y[0]) == expected, (float(y[0]), expected)
+    captured_scratch(cupy)
     dist.barrier()
     return {"captured": True}
+
+
+def captured_scratch(cupy: Any) -> None:
+    """A call that takes memory for itself, while a graph is captured in the mode that forbids it,
+    which is torch's."""
+    x = cupy.ones(1000, "int16")
+    dist.all_reduce(x)  # kernels are compiled outside of captures
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        dist.all_reduce(x)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+        assert int(x[0]) == SIZE * SIZE
 
 
 def ended(group: Any) -> tuple[BaseException, float]:

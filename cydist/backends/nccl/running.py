@@ -72,11 +72,12 @@ class Runner:
 
     def _scratch(self, nbytes: int, stream: int) -> Array:
         """Taken before anything is enqueued: where there is none, nothing has happened."""
+        captured = self._gpu.is_captured(stream)  # a refusal may end the capture
         try:
-            with self._gpu.lib.on_stream(self._gpu.index, stream):
+            with self._gpu.lib.on_stream(self._gpu.index, stream), self._gpu.relaxed():
                 return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
         except Exception as error:
-            if not self._gpu.is_captured(stream):
+            if not captured:
                 raise
             raise UnsupportedError(
                 f"the call needs {nbytes} bytes of scratch memory, which cannot be had while a "
