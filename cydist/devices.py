@@ -220,6 +220,7 @@ class Cupy(ArrayLibrary):
         found = driver.load()
         self._not_ready = driver.NOT_READY
         self._query: Any = self._runtime.eventQuery if found is None else found.query
+        self._relaxed: Any = nullcontext if found is None else found.relaxed
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._cupy.ndarray)
@@ -247,7 +248,8 @@ class Cupy(ArrayLibrary):
         return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
 
     def allocate(self, device: int, nbytes: int) -> Array:
-        with self._on(device):
+        # CUDA refuses memory while a graph is captured, and ends the capture, but in this mode.
+        with self._on(device), self._relaxed():
             return _native.asarray(self._cupy.empty(nbytes, "uint8"))
 
     def copy(self, into: Array, source: Array) -> None:

@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -230,9 +230,6 @@ class Gpu:
 
     def capture(self, stream: int) -> int:
         return self.lib.capture
-
-    def relaxed(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def drop_stream(self, stream: int) -> None:
         self.lib.dropped.append(stream)

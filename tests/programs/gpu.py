@@ -226,6 +226,7 @@ def streams() -> dict[str, Any]:
     x = cupy.ones(1000, "float32")
     y = cupy.zeros(1000, "float32")
     dist.all_reduce(x)  # connections are made outside of captures
+    cupy.cuda.Device().synchronize()  # the stream below waits for no other
     with cupy.cuda.Stream(non_blocking=True) as stream:
         before = dist.all_reduce(x, async_op=True)
         before.synchronize()
@@ -265,15 +266,18 @@ def streams() -> dict[str, Any]:
 def captured_scratch(cupy: Any) -> None:
     """A call that takes memory for itself, while a graph is captured in the mode that forbids it,
     which is torch's."""
-    x = cupy.ones(1000, "int16")
-    dist.all_reduce(x)  # kernels are compiled outside of captures
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        dist.all_reduce(x)
-        graph = stream.end_capture()
-        graph.launch(stream)
-        stream.synchronize()
-        assert int(x[0]) == SIZE * SIZE
+    x, y = cupy.ones(1000, "int16"), cupy.ones((1000, 2))
+    for each in (x, y[:, 1]):  # to be widened, and to be packed
+        dist.all_reduce(each)  # kernels are compiled outside of captures
+        cupy.cuda.Device().synchronize()
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+            dist.all_reduce(each)
+            graph = stream.end_capture()
+            graph.launch(stream)
+            stream.synchronize()
+            assert int(each[0]) == SIZE * SIZE
+    assert float(y[0, 0]) == 1
 
 
 def ended(group: Any) -> tuple[BaseException, float]:

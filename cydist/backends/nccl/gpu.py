@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from cydist import config, devices, driver
@@ -44,9 +43,6 @@ class Gpu(Protocol):
 
     def capture(self, stream: int) -> int | None:
         """The number of the capture that a captured stream takes part in, if it can be known."""
-
-    def relaxed(self) -> AbstractContextManager[object]:
-        """Memory may be taken inside, whatever is captured."""
 
     def drop_stream(self, stream: int) -> None:
         """Let go of a stream that `stream` made, to which nothing comes any more; what is on it
@@ -101,9 +97,6 @@ class CupyGpu:
 
     def capture(self, stream: int) -> int | None:
         return None if self._driver is None else self._driver.capture(stream)
-
-    def relaxed(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._driver is None else self._driver.relaxed()
 
     def drop_stream(self, stream: int) -> None:
         self.use()

@@ -74,7 +74,7 @@ class Runner:
         """Taken before anything is enqueued: where there is none, nothing has happened."""
         captured = self._gpu.is_captured(stream)  # a refusal may end the capture
         try:
-            with self._gpu.lib.on_stream(self._gpu.index, stream), self._gpu.relaxed():
+            with self._gpu.lib.on_stream(self._gpu.index, stream):
                 return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
         except Exception as error:
             if not captured:
