@@ -114,7 +114,15 @@ import multiprocessing
 pid, fd = 1, os.dup(0)
 multiprocessing.get_context("fork").Process(target=os.read, args=(fd, 1)).start()
 """,
-    "C": "import ctypes; pid = ctypes.PyDLL(None).fork()",
+    # Its child stays in C, behind cydist's own handler: Python would wait there for ever for a
+    # thread that the parent has, if that one had asked for the interpreter's lock.
+    "C": """
+import ctypes
+libc = ctypes.CDLL(None)
+for step in (libc.getchar, libc._exit):
+    assert libc.__register_atfork(None, None, step, None) == 0
+pid = ctypes.PyDLL(None).fork()
+""",
 }
 DEATH = """
 if pid == 0:
