@@ -274,7 +274,8 @@ class Cupy(ArrayLibrary):
         self._runtime.setDevice(device)
 
     def pinned(self, nbytes: int) -> Array:
-        memory = self._cupy.cuda.PinnedMemory(nbytes)
+        with self._relaxed():
+            memory = self._cupy.cuda.PinnedMemory(nbytes)
         return _native.asarray(_Pinned(memory, nbytes))
 
     def stream(self, device: int) -> int:

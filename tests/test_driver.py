@@ -75,6 +75,29 @@ def test_cupys_events_are_asked_by_the_driver(monkeypatch: pytest.MonkeyPatch) -
     assert [event for event, _ in library.asked] == [77] * 3
 
 
+def test_memory_ends_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the GPU, and pinned memory, which another thread may take beside a capture; also
+    where there is none."""
+    modes = []
+
+    def take(*arguments: object) -> None:
+        modes.append(library.mode)
+        raise MemoryError
+
+    library = Library()
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    runtime = SimpleNamespace(eventQuery=None, getDevice=lambda: 0)
+    cuda = SimpleNamespace(runtime=runtime, PinnedMemory=take)
+    cupy = SimpleNamespace(cuda=cuda, empty=take)
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: cupy)
+    lib = devices.Cupy()
+    for call in (lambda: lib.allocate(0, 8), lambda: lib.pinned(8)):
+        with pytest.raises(MemoryError):
+            call()
+    assert modes == [driver.RELAXED] * 2
+    assert library.mode == 0
+
+
 def test_a_thread_of_ours_leaves_its_device_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 0 is never made current behind a step of a thread that was adopted for another; one
     for device 0 says so, too, since it has no context before."""
