@@ -13,9 +13,9 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, OK, REDUCE_SCATTER,
-    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
-    Reduction, find, has_left, index_of, patiently, set_interrupted,
+    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, OK, PEER_LOST,
+    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry,
+    Fingerprint, Link, Reduction, find, has_left, index_of, now_ns, patiently, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
@@ -47,6 +47,11 @@ cdef extern from "pthread.h" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
+    int usleep(unsigned int)
+
+cdef enum:
+    LAST_WORDS_NS = 50000000    # a third rank's word of why one left may still come for so long
+    PAUSE_US = 200
 
 cdef unsigned long main_thread = threading.main_thread().ident
 # What a signal handler raised inside a wait; only the main thread runs handlers.
@@ -267,6 +272,26 @@ cdef class Group:
             if status == OK:
                 status = hear_now(&self.notices, &self.view)
         leave(self, status)
+
+    def explained(self, ended) -> object:
+        """Why a call ended: this Failure; or where a member was lost, what another one has told, or
+        tells soon, if that says more. Who fails the group and leaves tells why first; but what a
+        third one told it may come later."""
+        cdef int status = load_int(&self.aborted)
+        cdef int64_t until = now_ns() + LAST_WORDS_NS if self.view.size > 2 else 0
+        if ended.status != "peer_lost" or ended.teller >= 0 or status != OK:
+            return ended
+        self.running += 1
+        with nogil:
+            status = hear_now(&self.notices, &self.view)
+            while status == OK and now_ns() < until:
+                usleep(PAUSE_US)
+                status = hear_now(&self.notices, &self.view)
+        self.running -= 1
+        self.leave_view()
+        if status == OK or status == PEER_LOST or self.notices.failure.teller == self.view.rank:
+            return ended
+        return told_failure(&self.notices, self.view.rank)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,

@@ -263,6 +263,20 @@ def test_a_late_rank_hears_what_those_who_are_done_called(mpi: Path, how: str) -
     assert "of 5 float64" in done.stdout
 
 
+def test_who_fails_the_group_and_leaves_the_job_says_why(mpi: Path) -> None:
+    """A receive from it ends with that, and not because it is gone."""
+    done = start(mpi, "saying-why", transport="mpi", program=JOINS)
+    assert re.search(r"rank 0: recv .* rank 1 gave up waiting .*all_reduce #\d", done.stdout)
+
+
+@pytest.mark.parametrize("odd", ["0", "1"])
+def test_monitored_barrier_against_another_call_is_a_mismatch(mpi: Path, odd: str) -> None:
+    """On both ranks, though each leaves the job at once."""
+    done = start(mpi, "monitored", odd, transport="mpi", program=JOINS)
+    for rank in range(2):
+        assert f"rank {rank}: MismatchError" in done.stdout, done.stdout
+
+
 def test_exit_codes_are_kept(mpi: Path) -> None:
     """sys.exit(3) is what mpirun exits with."""
     assert start(mpi, "exit-code").returncode == 3

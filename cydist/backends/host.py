@@ -428,7 +428,8 @@ class HostGroup(ProcessGroup):
         started = began or time.monotonic()
         try:
             yield
-        except _native.Failure as failure:
+        except _native.Failure as ended:
+            failure = self._native.explained(ended)
             waited = max(0.0, deadline - started)
             why = self.trouble_with(failure.peer)
             host = self.host_of(failure.peer) if failure.status == "peer_lost" else ""

@@ -310,6 +310,7 @@ def test_a_receive_of_a_failed_group_is_over(group, rank, spare):
     dist.abort(group)
     assert work.is_completed()
     assert isinstance(work.exception(), dist.GroupFailedError)
+    dist.barrier(spare)  # nobody leaves before all have looked
 
 
 def test_the_users_own_traffic_is_not_disturbed(group, rank, size):

@@ -7,7 +7,7 @@ import sys
 import threading
 
 import numpy as np
-from mpi_ends import WAYS, join, total, way
+from mpi_ends import WAYS, join, see_leave, total, way
 
 import cydist as dist
 from cydist import launchers
@@ -154,6 +154,35 @@ def kept_till_the_end():
         kept.append(error)
     dist.destroy_process_group()
     print(f"rank {rank}: {type(kept[-1]).__name__}", flush=True)
+
+
+@way
+def saying_why():
+    """Rank 1 gives up a call and leaves; rank 0 looks at its receive from rank 1 then."""
+    rank, _ = join()
+    total(1)
+    try:
+        if rank == 1:
+            dist.all_reduce(np.ones(1), timeout=0.1)
+        work = dist.irecv(np.ones(1), 1)
+        see_leave(1)
+        work.wait()
+    except dist.DistError as error:
+        print(f"rank {rank}: {error}", flush=True)
+    dist.destroy_process_group()
+
+
+@way
+def monitored(late):
+    """The rank of this number calls monitored_barrier, the other one another collective; each
+    leaves with its error."""
+    rank, _ = join()
+    total(1)
+    try:
+        dist.monitored_barrier() if rank == int(late) else dist.all_reduce(np.ones(4, "f2"))
+    except dist.DistError as error:
+        print(f"rank {rank}: {type(error).__name__}", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
