@@ -16,7 +16,7 @@ from libc.string cimport memset
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
     Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
-    Request, TIMEOUT, Transport, complete, copy, now_ns, patiently, post_recv, post_send,
+    Request, TIMEOUT, Transport, complete, copy, exchange, now_ns, patiently, post_recv, post_send,
     slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
@@ -38,16 +38,18 @@ cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messag
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t riding_bytes = 0    # of a broadcast that travels with a fingerprint, at most
+cdef size_t harmless_bytes = 0  # in a call of MPI's that not all ranks may be in, at most
 cdef Handle types[DTYPES]
 cdef Handle operations[DTYPES][OPS]
 
 
-def use_library(size_t its_in_place, size_t most_riding_bytes) -> None:
-    """MPI_IN_PLACE, and up to how many bytes that two ranks broadcast travel with the root's
-    fingerprint."""
-    global in_place, riding_bytes
+def use_library(size_t its_in_place, size_t most_riding_bytes, size_t most_harmless_bytes) -> None:
+    """MPI_IN_PLACE; up to how many bytes that two ranks broadcast travel with the root's
+    fingerprint; and up to how many MPI writes nowhere else when ranks disagree."""
+    global in_place, riding_bytes, harmless_bytes
     in_place = <void *>its_in_place
     riding_bytes = most_riding_bytes
+    harmless_bytes = most_harmless_bytes
 
 
 def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
@@ -331,31 +333,53 @@ cdef bint rides(const Transport *t, const Call *c) noexcept nogil:
             and c.inputs[0].nbytes <= riding_bytes)
 
 
-cdef int collective(Transport *t, Call *c) noexcept nogil:
+cdef bint harmless(const Transport *t, const Call *c) noexcept nogil:
+    """May MPI begin it while other ranks may be in another call? So short messages do no harm, and
+    all that a rank may send is as many bytes as all its blocks have together."""
+    cdef int collective = c.fingerprint.collective
+    cdef bint in_blocks = (collective == ALL_GATHER or collective == REDUCE_SCATTER
+                           or collective == ALL_TO_ALL)
+    return (collective == BARRIER
+            or c.inputs[0].nbytes <= harmless_bytes // (t.size if in_blocks else 1))
+
+
+cdef int agree(Transport *t, Call *c) noexcept nogil:
+    """Wait until all ranks are known to be in this call: as dissemination.pyx's barrier. Step 0 is
+    the message that a harmless call sends beside MPI's, so these find each other, too."""
+    cdef int distance = 1, step = 0, status = OK
+    while distance < t.size and status == OK:
+        status = exchange(t, c, step, NULL, 0, (t.rank + distance) % t.size,
+                          NULL, 0, (t.rank - distance + t.size) % t.size)
+        distance *= 2
+        step += 1
+    c.failed_step = -1
+    return status
+
+
+cdef int run_after(Transport *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+    """All ranks have agreed, so nothing is compared beside it."""
+    cdef Request agreed
+    cdef int status = begin(t, c, b, running)
+    memset(&agreed, 0, sizeof(Request))
+    if status == OK:
+        status = waited(t, c, running, &agreed)
+        if status != OK:
+            let_go(t, running, b)
+    return status
+
+
+cdef int run_beside(Transport *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+    """MPI's call, or a short broadcast, beside the comparison with the neighbours."""
     cdef Checks *checks = <Checks *>t.own
     cdef Check *check = &checks.of[checks.turn & 1]
     cdef Request sent
-    cdef Request running
-    cdef Buffers b
     cdef Block out = Block(NULL, 0)     # what travels with the fingerprints
     cdef Block into = Block(NULL, 0)
-    cdef int status
-    if is_pairs(t, c) and not rides(t, c):
-        return swap(t, c)
-    if not is_mpis(t, c):
-        return ELSEWHERE
-    status = prepare(t, c, &b)
-    if status != OK:
-        return status
-    memset(&running, 0, sizeof(Request))
-    running.peer = -1
-    running.tag = c.tag
-    running.expected = &c.fingerprint
-    running.status = PENDING
+    cdef int status = OK
     checks.turn += 1
     check.fingerprint = c.fingerprint
     if not rides(t, c):
-        status = begin(t, c, &b, &running)      # first: it is what takes long
+        status = begin(t, c, b, running)        # first: it is what takes long
     elif t.rank == c.root:
         out, running.status = c.inputs[0], OK
     else:
@@ -370,15 +394,40 @@ cdef int collective(Transport *t, Call *c) noexcept nogil:
         if status == OK and into.nbytes != 0:
             status = compared(t, c, &check.request)
         if status == OK:
-            status = waited(t, c, &running, &check.request)
+            status = waited(t, c, running, &check.request)
         if status != OK:
-            let_go(t, &running, &b)
+            let_go(t, running, b)
+    if status != OK:
+        withdraw(t, &sent, 1)
+        withdraw(t, &check.request, 1)
+    return status
+
+
+cdef int collective(Transport *t, Call *c) noexcept nogil:
+    cdef Request running
+    cdef Buffers b
+    cdef bint first             # must all ranks agree before MPI begins?
+    cdef int status = OK
+    if is_pairs(t, c) and not rides(t, c):
+        return swap(t, c)
+    if not is_mpis(t, c):
+        return ELSEWHERE
+    first = not harmless(t, c)
+    if first:
+        status = agree(t, c)
+    if status == OK:
+        status = prepare(t, c, &b)
+    if status != OK:
+        return status
+    memset(&running, 0, sizeof(Request))
+    running.peer = -1
+    running.tag = c.tag
+    running.expected = &c.fingerprint
+    running.status = PENDING
+    status = run_after(t, c, &b, &running) if first else run_beside(t, c, &b, &running)
     if status == PEER_LOST and c.failed_peer < 0:
         c.failed_peer = lost_member(t)
     if status == OK:
         deliver(t, c, &b)
-    else:
-        withdraw(t, &sent, 1)
-        withdraw(t, &check.request, 1)
     free(b.scratch)
     return status

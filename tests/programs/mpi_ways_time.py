@@ -17,6 +17,7 @@ from cydist import tuning
 
 OURS = {
     "barrier": "dissemination",
+    "broadcast": "tree",
     "all_reduce": "doubling",
     "all_gather": "bruck",
     "reduce_scatter": "pairwise",
@@ -31,6 +32,7 @@ def calls_of(nbytes, size):
     whole, other = np.zeros((2, size * part.size), np.float32)
     return {
         "barrier": dist.barrier,
+        "broadcast": lambda: dist.broadcast(array, 0),
         "all_reduce": lambda: dist.all_reduce(array),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, launchers
+from cydist import _native, launchers, tuning
 from cydist.backends.mpi import reductions
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
@@ -102,7 +103,8 @@ def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> A
 def _prepare(MPI: Any) -> None:
     """Tell the compiled part where MPI is, and what it can reduce."""
     _native.load_mpi(MPI.__file__)
-    riding = RIDING_BYTES.get(MPI.get_vendor()[0], 2048)
-    _native.use_library(int(MPI.IN_PLACE) % 2**64, riding)
+    name = MPI.get_vendor()[0]
+    harmless = tuning.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize
+    _native.use_library(int(MPI.IN_PLACE) % 2**64, RIDING_BYTES.get(name, 2048), harmless)
     reductions.use(MPI)
     leave_with(MPI)
