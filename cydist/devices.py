@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cydist._native import Array
+    from cydist.driver import Relaxed
 
 _NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
@@ -220,7 +221,7 @@ class Cupy(ArrayLibrary):
         found = driver.load()
         self._not_ready = driver.NOT_READY
         self._query: Any = self._runtime.eventQuery if found is None else found.query
-        self._relaxed: Any = nullcontext if found is None else found.relaxed
+        self._relaxed = driver.relaxed()
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._cupy.ndarray)
@@ -276,7 +277,7 @@ class Cupy(ArrayLibrary):
     def pinned(self, nbytes: int) -> Array:
         with self._relaxed():
             memory = self._cupy.cuda.PinnedMemory(nbytes)
-        return _native.asarray(_Pinned(memory, nbytes))
+        return _native.asarray(_Pinned(memory, nbytes, self._relaxed))
 
     def stream(self, device: int) -> int:
         with self._on(device):
@@ -312,11 +313,17 @@ class Cupy(ArrayLibrary):
 class _Pinned:
     """Pinned memory of cupy's, as an array of bytes."""
 
-    def __init__(self, memory: Any, nbytes: int) -> None:
+    def __init__(self, memory: Any, nbytes: int, relaxed: Relaxed) -> None:
         self._memory = memory
+        self._relaxed = relaxed
         self.__array_interface__ = {
             "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (memory.ptr, False),
         }  # fmt: skip
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with self._relaxed():  # to free it ends captures as well
+                self._memory = None
 
 
 def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -339,6 +346,9 @@ class Torch(ArrayLibrary):
         self._torch: Any = importlib.import_module("torch")
         kinds = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
         self._words = {size: getattr(self._torch, kind) for size, kind in kinds.items()}
+        from cydist import driver
+
+        self._relaxed = driver.relaxed()
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._torch.Tensor)
@@ -392,7 +402,8 @@ class Torch(ArrayLibrary):
 
     def pinned(self, nbytes: int) -> Array:
         torch = self._torch
-        return _native.asarray(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+        with self._relaxed():
+            return _native.asarray(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
 
     def stream(self, device: int) -> int:
         stream: int = self._torch.cuda.Stream(device).cuda_stream  # torch's pool keeps it
@@ -408,7 +419,8 @@ class Torch(ArrayLibrary):
         self._external(device, stream).wait_event(event)
 
     def is_over(self, event: Any) -> bool:
-        return bool(event.query())
+        with self._relaxed():
+            return bool(event.query())
 
     def move(self, into: Array, source: Array, device: int, stream: int) -> None:
         with self.on_stream(device, stream):

@@ -8,12 +8,14 @@ CUDA's own way of asking ends a graph that another thread captures in the mode "
 from __future__ import annotations
 
 import ctypes
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Relaxed = Callable[[], AbstractContextManager[object]]
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: what this thread does ends nobody's capture
 NOT_READY = 600  # cudaErrorNotReady
 ACTIVE = 1  # cudaStreamCaptureStatusActive
@@ -64,3 +66,9 @@ def load() -> Driver | None:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError):
         return None
+
+
+def relaxed() -> Relaxed:
+    """`Driver.relaxed`; where there is no driver, what does nothing."""
+    found = load()
+    return nullcontext if found is None else found.relaxed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,47 @@ def test_memory_ends_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: lib.allocate(0, 8), lambda: lib.pinned(8)):
         with pytest.raises(MemoryError):
             call()
+    assert modes == [driver.RELAXED] * 2
+    assert library.mode == 0
+
+
+def test_pinned_memory_is_freed_in_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a group which another thread destroys beside a capture."""
+    library, memory, modes = Library(), bytearray(8), []
+
+    class Memory:
+        def __init__(self, nbytes: int) -> None:
+            self.ptr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+        def __del__(self) -> None:
+            modes.append(library.mode)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    runtime = SimpleNamespace(eventQuery=None)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, PinnedMemory=Memory))
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: cupy)
+    array = devices.Cupy().pinned(8)
+    assert (array.nbytes, modes) == (8, [])
+    del array
+    assert modes == [driver.RELAXED]
+    assert library.mode == 0
+
+
+def test_torch_ends_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no cupy: torch's events, and its pinned memory, which asks for events."""
+    library, modes = Library(), []
+
+    def note(*arguments: object, **options: object) -> Any:
+        modes.append(library.mode)
+        return bytearray(8)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    kinds = dict.fromkeys(("uint8", "int16", "int32", "int64", "complex128"))
+    torch = SimpleNamespace(**kinds, empty=note)
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: torch)
+    lib = devices.Torch()
+    assert lib.pinned(8).nbytes == 8
+    assert lib.is_over(SimpleNamespace(query=note))
     assert modes == [driver.RELAXED] * 2
     assert library.mode == 0
 
