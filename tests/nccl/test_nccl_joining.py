@@ -44,6 +44,7 @@ def test_another_backend_on_one_rank_is_refused(gpu_jobs: Any) -> None:
     gpu_jobs.get(2).run(body)
 
 
+@pytest.mark.timeout(120)
 def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Path) -> None:
     """All that the ranks of a job write and send is looked through: an id goes to the port of the
     job's store, which lets in nobody without the secret, and comes from it. When all have it the
@@ -59,7 +60,7 @@ def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Pa
             **os.environ, "STANDIN": str(standins), "PYTHONWARNINGS": "ignore",
             "LD_PRELOAD": str(preloaded), "WIRE_LOG": str(log), "CYDIST_TRANSPORT": "tcp",
         },
-        capture_output=True, text=True, timeout=50, check=False,
+        capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     said = [json.loads(line[line.index("{") :]) for line in result.stdout.splitlines()]
