@@ -171,9 +171,11 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
     numbers."""
 
     def body(rank: int) -> tuple[list[str], bool]:
-        group: Any = dist.new_group(timeout=0.3)
+        group: Any = dist.new_group()
+        group.timeout = 0.3
         arrays = [gpus.array(np.zeros(3)) for _ in range(2)]
-        works = [] if rank else [dist.irecv(x, 1, group) for x in arrays]
+        with group._watch._lock:  # nobody looks before both are under way
+            works = [] if rank else [dist.irecv(x, 1, group) for x in arrays]
         until(lambda: polled(group))
         found = []
         for work in works:
