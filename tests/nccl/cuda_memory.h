@@ -47,14 +47,28 @@ void host_release(void *block, size_t size) {
 
 PyObject *host_free(intptr_t pointer, int skip) { (void)pointer; (void)skip; Py_RETURN_NONE; }
 
+static int refused(void) {
+    pthread_mutex_lock(&lock);
+    int status = unsafe();
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
 intptr_t host_hostAlloc(size_t size, unsigned flags, int skip) {
     (void)flags; (void)skip;
     void *made = NULL;
-    if (posix_memalign(&made, 4096, size ? size : 1)) { failed(2); return 0; }
+    int status = refused();
+    if (!status && posix_memalign(&made, 4096, size ? size : 1)) status = 2;
+    if (status) { failed(status); return 0; }
     memset(made, POISON, size);
     return (intptr_t)made;
 }
-PyObject *host_freeHost(intptr_t pointer, int skip) { (void)skip; free((void *)pointer); Py_RETURN_NONE; }
+PyObject *host_freeHost(intptr_t pointer, int skip) {
+    (void)skip;
+    int status = refused();
+    if (!status) free((void *)pointer);
+    return answer(status);
+}
 PyObject *host_memGetInfo(int skip) {
     (void)skip;
     return Py_BuildValue("(nn)", (Py_ssize_t)1 << 33, (Py_ssize_t)1 << 34);

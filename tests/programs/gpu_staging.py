@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,35 @@ def captured_is_refused() -> None:
     dist.barrier()
 
 
+def beside_a_capture() -> None:
+    """A call of another thread, and the end of its group, leave a graph alone that is captured in
+    the mode that forbids most, torch's."""
+    import cupy
+
+    x, y, device = cupy.zeros(3), cupy.ones(3), cupy.cuda.Device()
+    x += 1  # the kernel is there
+    group = dist.new_group()
+    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    device.synchronize()
+
+    def call() -> None:
+        device.use()
+        with other:
+            dist.all_reduce(y, group=group)
+        dist.destroy_process_group(group)
+
+    with stream, ThreadPoolExecutor(1) as thread:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        x += 1
+        found = thread.submit(call).exception(60)
+        graph = stream.end_capture()
+        assert found is None, found
+        graph.launch(stream)
+        stream.synchronize()
+    device.synchronize()
+    assert (float(x[0]), float(y[0])) == (2, dist.get_world_size())
+
+
 def figures(library: Any) -> dict[str, float]:
     """Median seconds; `share` is the slower of copy and host over staged, at least 0.7."""
     x = library.array(np.ones(LARGE // 4, "f4"))
@@ -205,6 +235,7 @@ def main() -> None:
         said[name] = {"calls": check(library), "seconds": figures(library)}
         if kind is Cupy:
             captured_is_refused()
+            beside_a_capture()
     dist.destroy_process_group()
     print(json.dumps(said), flush=True)
 
