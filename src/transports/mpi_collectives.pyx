@@ -22,7 +22,7 @@ from cydist._native.abi cimport (
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_moves cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
-from cydist._native.mpi_pairs cimport is_pairs, swap
+from cydist._native.mpi_pairs cimport is_pairs, swap, wait_beside
 from cydist._native.stream cimport Net
 from cydist._native.waiting cimport load_int
 
@@ -264,9 +264,12 @@ cdef int compare(Transport *t, Call *c) noexcept nogil:
 
 
 cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcept nogil:
-    cdef int64_t soon = now_ns() + SOON_NS
-    cdef int status = t.wait(t, running, soon if soon < c.deadline_ns else c.deadline_ns)
-    if status == TIMEOUT and soon < c.deadline_ns:
+    """Wait for MPI. If that takes long, also for the neighbour's fingerprint, whichever is first:
+    the neighbour may not come while it waits for what this rank does next."""
+    cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
+    if status == TIMEOUT:
+        status = wait_beside(t, c, running, check)
+    if status == TIMEOUT:
         status = compared(t, c, check)
         if status != OK:
             return status

@@ -95,26 +95,31 @@ cdef int heard(Transport *t, Call *c, Request *word) noexcept nogil:
     return status if status != OK else MISMATCH         # of this call there is no such message
 
 
-cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
-    """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
-    message of another call, or has left."""
-    cdef Request word
-    cdef int64_t patience = SOON_NS, now = now_ns(), asks_at
-    cdef int status = t.wait(t, running, min(now + patience, c.deadline_ns))
-    if status != TIMEOUT:
-        return status
-    post_recv(t, c, &word, NULL, 0, running.peer, 0)
-    now = asks_at = now_ns()
+cdef int wait_beside(Transport *t, Call *c, Request *running, Request *word) noexcept nogil:
+    cdef int64_t patience = SOON_NS, now = now_ns(), asks_at = now
+    cdef int status = TIMEOUT
     while status == TIMEOUT and now < c.deadline_ns and load_int(&word.status) == PENDING:
         if t.board != NULL and now >= asks_at:
-            t.board.ask(t, running.peer)
+            t.board.ask(t, word.peer)
             patience = min(2 * patience, <int64_t>LONGEST_NS)
             asks_at = now + patience
         # What the other rank says ends no wait for this.
         status = t.wait(t, running, min(now + LOOK_NS, c.deadline_ns))
         now = now_ns()
+    return status
+
+
+cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
+    """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
+    message of another call, or has left."""
+    cdef Request word
+    cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
+    if status != TIMEOUT:
+        return status
+    post_recv(t, c, &word, NULL, 0, running.peer, 0)
+    status = wait_beside(t, c, running, &word)
     if status == TIMEOUT and load_int(&word.status) == PEER_LOST:
-        status = t.wait(t, running, min(now + GRACE_NS, c.deadline_ns))
+        status = t.wait(t, running, min(now_ns() + GRACE_NS, c.deadline_ns))
     if status == TIMEOUT and load_int(&word.status) != PENDING:
         return heard(t, c, &word)
     withdraw(t, &word, 1)

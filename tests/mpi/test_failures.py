@@ -134,6 +134,22 @@ def test_a_group_ends_though_a_member_calls_nothing_more(rank, size, spare):
     assert [1.0] * 3 == x.tolist()
 
 
+def test_numbers_that_come_late_wait_for_no_neighbour(rank, group, spare):
+    """Not even for the one before, whose fingerprint each rank compares: it comes after that."""
+    dist.barrier(group)
+    x = np.full(3, float(rank == 0))
+    if rank == 0:
+        late = threading.Timer(0.2, dist.broadcast, (x, 0, group))
+        late.start()
+        late.join()
+    elif rank != 1:
+        dist.broadcast(x, 0, group)
+    dist.barrier(spare)
+    if rank == 1:
+        dist.broadcast(x, 0, group)
+    assert [1.0] * 3 == x.tolist()
+
+
 def test_a_first_call_that_others_do_not_make(group, rank):
     """The error names no call that nobody made, though ranks may ask each other before it."""
 
