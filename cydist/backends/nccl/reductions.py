@@ -125,6 +125,6 @@ def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
     if dtype in SMALL_FLOATS and (version < FP8_SINCE or capability < FP8_CAPABILITY):
         raise UnsupportedError(
             f"{call}: NCCL reduces {dtype} from version 2.24 on, on GPUs of compute capability "
-            f"9.0 or more; here are version {version} and capability "
-            f"{capability // 10}.{capability % 10} at least: convert to float16 first"
+            f"9.0 or more; here is version {version}, and the oldest "
+            f"of the ranks' GPUs has {capability // 10}.{capability % 10}: convert to float16 first"
         )
