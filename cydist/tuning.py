@@ -111,13 +111,10 @@ MOST_OF_OURS_IN_MPICH = {
 }  # fmt: skip
 # Open MPI 5.0 writes beyond an array, into whatever lies behind it, where a rank of this host that
 # disagrees about the call has sent more than the array has room for, and more than so many bytes.
-# So all ranks agree before it begins a longer one, which takes 20 to 60 us on three and four ranks;
-# ours say first how much comes. Of MPI's time without that, with three and four ranks on two cores,
-# up to 64 KiB ours took 0.9 to 1.5 for a broadcast, where agreeing first made it 1.5 to 2.1; both
-# took about as long for an all_gather, 0.9 to 1.9 and 1.2 to 1.8; and for an all_to_all of any size
-# ours mostly 0.9 to 1.25, agreeing first 1.0 to 1.8. Beyond 64 KiB a broadcast by ours took 1.0 to
-# 2.3 and an all_gather 1.0 to 1.9, agreeing first mostly 1.0 to 1.4. On two ranks ours take 0.6 of
-# its time for an all_reduce.
+# So all ranks agree before it begins a longer one; ours say first how much comes. With three and
+# four ranks on two cores ours took 0.5 to 0.75 of the time of both for a broadcast of 16 and 64 KiB
+# and 0.8 to 1.1 for an all_gather, beyond 0.7 to 1.3 and 1.0 to 1.35; and for an all_to_all of
+# 16 KiB to 1 MiB 0.65 to 0.9. On two ranks ours take 0.6 of its time for an all_reduce.
 SAFE_IN_OPEN_MPI = 4 * KiB
 THE_LIBRARYS = "the library chooses among its own"
 ours_in_open_mpi = partial(
