@@ -5,6 +5,7 @@ also sends its fingerprint to the next one and compares the one before it: where
 agree, all do. A call whose numbers have come does not wait for that message, so that it makes no
 rank wait which MPI would not; the next call of the group does, or its end, for a moment. A rank
 that leaves a call to which the one before it has not come tells that one which call it was.
+Where MPI might write beyond an array while ranks disagree, all agree before it begins: `harmless`.
 What two ranks broadcast, if it is little, travels with the root's fingerprint and not by MPI's
 broadcast, which would take another message; most else that two ranks exchange is one message each
 way, see mpi_pairs.pyx.
