@@ -192,16 +192,6 @@ def test_names_say_the_subject() -> None:
     check_each(CODE, role)
 
 
-def test_files_are_short() -> None:
-    """A file past 500 lines is a request to split it."""
-
-    def too_long(path: Path) -> int:
-        lines = len(path.read_text().splitlines())
-        return lines if lines > 500 else 0
-
-    check_each(CODE, too_long)
-
-
 def test_settings_are_declared_once() -> None:
     """Every CYDIST_* variable that the package's Python mentions is declared in config.py."""
     quoted = re.compile(r"[\"'](CYDIST_[A-Z0-9_]+)[\"']")
