@@ -2,18 +2,25 @@
 
 Where the secret comes from is the business of `cydist.secret`; its functions are used through
 this module. Every job derives its own keys from it (HKDF-SHA256, RFC 5869, with the job's
-id), one per direction. The handshake is three messages of fixed size, 232 bytes in all; the
+id), one per direction. The handshake is three messages of fixed size, 306 bytes in all; the
 server speaks first:
 
-    server -> client   magic+version 8, nonce 32
-    client -> server   magic+version 8, nonce 32, channel 8, job 16, claim 1+63, MAC 32
+    server -> client   magic+version 8, nonce 32, settings 1, endpoints 36
+    client -> server   magic+version 8, nonce 32, settings 1, endpoints 36, channel 8, job 16,
+                       claim 1+63, MAC 32
     server -> client   MAC 32, or 32 bytes of refusal
 
 Each MAC (HMAC-SHA256) covers every byte before it in both directions. Fresh nonces stop
 replay, separate keys stop reflection, the channel stops a proof for one service from
 opening another. Nothing is allocated or parsed for a stranger beyond these bytes.
 
-With CYDIST_INSECURE=1 the exchange is the same, with a key that everyone knows.
+The endpoints are the connection's two addresses as each side sees them. They differ where two
+connections have been joined to one, by a relay or by a network that translates addresses;
+then both sides refuse, before the server has proved anything. Only CYDIST_NAT=1 on both
+allows it. The settings are switches that both sides must have alike.
+
+With CYDIST_INSECURE=1 the exchange is the same, with a key that everyone knows. The endpoints
+may differ then: whoever relays could write down any.
 
 This module knows sockets and files, and no store, transport or launcher.
 """
@@ -42,6 +49,7 @@ from cydist.secret import (
     configured,
     forget_secret,
     insecure,
+    is_public,
     new_secret,
     secret,
     set_secret,
@@ -53,6 +61,7 @@ __all__ = [
     "HANDSHAKE_TIMEOUT",
     "MAX_CHANNEL_BYTES",
     "MAX_CLAIM_BYTES",
+    "NO_ENDPOINTS",
     "SECRET_BYTES",
     "ClientHandshake",
     "ServerHandshake",
@@ -60,6 +69,7 @@ __all__ = [
     "authenticate_client",
     "authenticate_server",
     "configured",
+    "endpoints_of",
     "forget_secret",
     "hkdf",
     "insecure",
@@ -76,17 +86,27 @@ MAX_CHANNEL_BYTES = 8
 HANDSHAKE_TIMEOUT = 2.0
 _SLICE = 0.1
 
-_MAGIC = b"cydist\x00\x01"  # the last byte is the version of the wire
-_GREETING = struct.Struct("<8s32s")
-_ANSWER = struct.Struct("<8s32s8s16sB63s")
+_MAGIC = b"cydist\x00\x02"  # the last byte is the version of the wire
+_GREETING = struct.Struct("<8s32sB36s")
+_ANSWER = struct.Struct("<8s32sB36s8s16sB63s")
 _MAC_BYTES = 32
+# An endpoint is an IPv6 address, or an IPv4 one mapped into IPv6, and a port.
+_ENDPOINT_BYTES = 18
+_MAPPED = bytes(10) + b"\xff\xff"
+NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which lead nowhere else
+# Said when a server refuses for another reason than its own greeting gives: it sent another one.
+_CHANGED = "somebody between the two changes what they send"
+# What both sides must have alike; the bit of each in the settings is its place here.
+_SETTINGS = (config.NAT, config.INSECURE)
 # The greeting of a server that cannot take the connection; its nonce would not be text by chance.
-FULL = _GREETING.pack(_MAGIC, b"no file descriptor left")
+FULL = _GREETING.pack(_MAGIC, b"no file descriptor left", 0, b"")
 # What a refusing server sends in place of its MAC; text like that is no MAC by chance.
 _REFUSALS = {
     "key": b"cydist: refused, other secret".ljust(_MAC_BYTES, b"\0"),
     "job": b"cydist: refused, other job".ljust(_MAC_BYTES, b"\0"),
     "channel": b"cydist: refused, other service".ljust(_MAC_BYTES, b"\0"),
+    "settings": b"cydist: refused, other settings".ljust(_MAC_BYTES, b"\0"),
+    "endpoints": b"cydist: refused, other addresses".ljust(_MAC_BYTES, b"\0"),
 }
 
 # Keys
@@ -108,31 +128,93 @@ def _job_name(job: str) -> bytes:
     return hashlib.sha256(job.encode()).digest()[:16]
 
 
+# The endpoints of a connection
+
+
+def endpoints_of(sock: socket.socket, *, accepted: bool) -> bytes:
+    """The addresses of the client and the server of a connection, as this side sees them.
+
+    IPv4 is the same in an IPv6 socket and in its own. Zones of link-local addresses are left
+    out: each host numbers its interfaces by itself. NO_ENDPOINTS for a socket without addresses.
+
+    Raises OSError when the other side has hung up.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return NO_ENDPOINTS
+    here, there = _endpoint(sock.getsockname()), _endpoint(sock.getpeername())
+    return there + here if accepted else here + there
+
+
+def _endpoint(name: tuple[str, int]) -> bytes:
+    host, port = name[0].partition("%")[0], name[1]
+    if ":" in host:
+        address = socket.inet_pton(socket.AF_INET6, host)
+    else:
+        address = _MAPPED + socket.inet_pton(socket.AF_INET, host)
+    return address + port.to_bytes(2, "big")
+
+
+def _spelled(endpoints: bytes) -> str:
+    """Client and server, for people."""
+    shown = []
+    for end in (endpoints[:_ENDPOINT_BYTES], endpoints[_ENDPOINT_BYTES:]):
+        address, port = end[:16], int.from_bytes(end[16:], "big")
+        if address.startswith(_MAPPED):
+            shown.append(f"{socket.inet_ntop(socket.AF_INET, address[12:])}:{port}")
+        else:
+            shown.append(f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}")
+    return " -> ".join(shown)
+
+
+def _settings(secret: bytes) -> int:
+    return config.NAT.on() | is_public(secret) << 1
+
+
 # The handshake, without any input or output of its own
 
 
 class _Handshake:
     """What both sides share.
 
-    needs   bytes that `receive` wants next; 0 when nothing more is expected
-    done    both sides have proved themselves
+    needs       bytes that `receive` wants next; 0 when nothing more is expected
+    done        both sides have proved themselves
+    farewell    after AuthenticationError: what may be sent before the connection is closed, so
+                that the other side learns why
+    endpoints   of the connection, as this side sees them (`endpoints_of`)
     """
 
-    __slots__ = ("_secret", "channel", "done", "job", "needs", "there")
+    __slots__ = (
+        "_secret", "_settings", "_theirs", "channel", "done", "endpoints", "farewell", "job",
+        "needs", "there",
+    )  # fmt: skip
 
-    def __init__(self, secret: bytes, channel: bytes, job: str, there: str) -> None:
+    def __init__(
+        self, secret: bytes, channel: bytes, job: str, there: str, endpoints: bytes
+    ) -> None:
         if len(channel) > MAX_CHANNEL_BYTES:
             raise ValueError(f"a channel's name has at most {MAX_CHANNEL_BYTES} bytes: {channel!r}")
         self.channel = channel
         self.job = job
         self.there = there
+        self.endpoints = endpoints
         self.done = False
         self.needs = 0
+        self.farewell = b""
         self._secret = secret
+        self._settings = _settings(secret)
+        self._theirs = (self._settings, endpoints)  # what the other side says of itself
 
     def _mac(self, role: bytes, transcript: bytes) -> bytes:
         """What only a member of the job can say about `transcript`, as "client" or "server"."""
         return hmac.digest(job_key(self._secret, self.job, role), transcript, "sha256")
+
+    def _compare(self, settings: int, endpoints: bytes) -> str:
+        """Why what the other side says of itself does not go with ours; "" if it does."""
+        self._theirs = (settings, endpoints)
+        if settings != self._settings:
+            return "settings"
+        # Both of the switches that there are allow other endpoints.
+        return "endpoints" if endpoints != self.endpoints and not settings else ""
 
     def _refused(self, why: str) -> AuthenticationError:
         here = socket.gethostname()
@@ -141,9 +223,32 @@ class _Handshake:
             f"in {config.SECRET_FILE.names[0]}",
             "job": f"the two belong to different jobs (this one is {self.job!r})",
             "channel": f"the two expect different services (this one is {self.channel.decode()!r})",
+            "settings": self._differing_settings(),
+            "endpoints": self._differing_endpoints(),
         }[why]
         return AuthenticationError(
             f"{here} and {self.there} refused each other's connection: {hint}"
+        )
+
+    def _differing_settings(self) -> str:
+        theirs = self._theirs[0]
+        differing = [
+            f"{variable.names[0]} is {theirs >> bit & 1} there and {self._settings >> bit & 1} here"
+            for bit, variable in enumerate(_SETTINGS)
+            if (theirs ^ self._settings) >> bit & 1
+        ]
+        if not differing:
+            return _CHANGED
+        return f"{' and '.join(differing)}: set it alike on every rank of the job"
+
+    def _differing_endpoints(self) -> str:
+        if self._theirs[1] == self.endpoints:
+            return _CHANGED
+        return (
+            f"this side sees a connection {_spelled(self.endpoints)}, the other side one "
+            f"{_spelled(self._theirs[1])}. If a network between the hosts translates addresses, "
+            f"set {config.NAT.names[0]}=1 on every rank of the job; if none does, somebody relays "
+            "the connection"
         )
 
 
@@ -151,22 +256,29 @@ class ServerHandshake(_Handshake):
     """The side that accepted the connection.
 
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
-    `claim` is what the client says of itself, authenticated. When `receive` raises
-    AuthenticationError, `farewell` may be sent before the connection is closed.
+    `claim` is what the client says of itself, authenticated.
     also    a second channel that is served; `channel` is then the one that the client came for
     """
 
-    __slots__ = ("_also", "claim", "farewell", "greeting")
+    __slots__ = ("_also", "claim", "greeting")
 
     def __init__(
-        self, secret: bytes, channel: bytes, job: str, there: str = "a client", also: bytes = b""
+        self,
+        secret: bytes,
+        channel: bytes,
+        job: str,
+        there: str = "a client",
+        also: bytes = b"",
+        endpoints: bytes = NO_ENDPOINTS,
     ) -> None:
-        super().__init__(secret, channel, job, there)
+        super().__init__(secret, channel, job, there, endpoints)
         self._also = also
-        self.greeting = _GREETING.pack(_MAGIC, os.urandom(32))
+        self.greeting = _GREETING.pack(_MAGIC, os.urandom(32), self._settings, endpoints)
         self.needs = _ANSWER.size + _MAC_BYTES
         self.claim = b""
-        self.farewell = b""
+
+    def check_beginning(self, data: bytes) -> None:
+        """A client's answer is looked at when it is whole."""
 
     def receive(self, data: bytes) -> bytes:
         """Check the client's answer; return the server's own proof, which completes it.
@@ -176,18 +288,18 @@ class ServerHandshake(_Handshake):
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
         body, mac = data[: _ANSWER.size], data[_ANSWER.size :]
-        magic, _, channel, job, claim_bytes, claim = _ANSWER.unpack(body)
-        if magic != _MAGIC or claim_bytes > MAX_CLAIM_BYTES:
+        magic, _, settings, endpoints, channel, job, claim_bytes, claim = _ANSWER.unpack(body)
+        if magic != _MAGIC or settings >> len(_SETTINGS) or claim_bytes > MAX_CLAIM_BYTES:
             raise AuthenticationError(f"{self.there} does not speak cydist's protocol")
-        expected = self._mac(b"client", self.greeting + body)
-        if not hmac.compare_digest(expected, mac):
+        wanted = channel.rstrip(b"\0")
+        why = self._compare(settings, endpoints)
+        if not why and not hmac.compare_digest(self._mac(b"client", self.greeting + body), mac):
             why = "key" if job == _job_name(self.job) else "job"
+        if not why and wanted not in (self.channel, self._also or self.channel):
+            why = "channel"
+        if why:
             self.farewell = _REFUSALS[why]
             raise self._refused(why)
-        wanted = channel.rstrip(b"\0")
-        if wanted not in (self.channel, self._also or self.channel):
-            self.farewell = _REFUSALS["channel"]
-            raise self._refused("channel")
         self.channel = wanted
         self.claim = claim[:claim_bytes]
         self.needs = 0
@@ -199,15 +311,22 @@ class ClientHandshake(_Handshake):
     """The side that opened the connection.
 
     Feed `receive` with `needs` bytes and send what it returns, until `done`.
-    claim   at most 63 bytes that the server can trust to come from a member of the job
+    claim       at most 63 bytes that the server can trust to come from a member of the job
+    endpoints   must be set before the greeting is received
     """
 
     __slots__ = ("_transcript", "claim")
 
     def __init__(
-        self, secret: bytes, channel: bytes, job: str, claim: bytes = b"", there: str = "a server"
+        self,
+        secret: bytes,
+        channel: bytes,
+        job: str,
+        claim: bytes = b"",
+        there: str = "a server",
+        endpoints: bytes = NO_ENDPOINTS,
     ) -> None:
-        super().__init__(secret, channel, job, there)
+        super().__init__(secret, channel, job, there, endpoints)
         if len(claim) > MAX_CLAIM_BYTES:
             raise ValueError(f"a claim has at most {MAX_CLAIM_BYTES} bytes, not {len(claim)}")
         self.claim = claim
@@ -218,12 +337,18 @@ class ClientHandshake(_Handshake):
         """Answer the greeting, then check the server's proof.
 
         Raises DistNetworkError when the other side is no cydist service, AuthenticationError
-        when it is one that refuses us or cannot prove itself, OSError (EMFILE) when it has no
-        descriptor left for us.
+        when it is one that refuses us or cannot prove itself, or whose connection is not ours,
+        OSError (EMFILE) when it has no descriptor left for us.
         """
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
         return self._check(data) if self.answered else self._answer(data)
+
+    def check_beginning(self, data: bytes) -> None:
+        """DistNetworkError if no greeting of ours begins so: that of another service or version
+        may be shorter, and must not cost the whole deadline."""
+        if not self.answered and data[: len(_MAGIC)] != _MAGIC[: len(data)]:
+            raise DistNetworkError(_stranger(self.there, data))
 
     @property
     def answered(self) -> bool:
@@ -233,17 +358,25 @@ class ClientHandshake(_Handshake):
     def _answer(self, greeting: bytes) -> bytes:
         if greeting == FULL:
             raise OSError(errno.EMFILE, f"{self.there} has no file descriptor left for us")
-        if greeting[:8] != _MAGIC:
-            raise DistNetworkError(_stranger(self.there, greeting))
+        self.check_beginning(greeting)
+        _, _, settings, endpoints = _GREETING.unpack(greeting)
+        if settings >> len(_SETTINGS):
+            raise DistNetworkError(f"{self.there} does not speak cydist's protocol")
         body = _ANSWER.pack(
             _MAGIC,
             os.urandom(32),
+            self._settings,
+            self.endpoints,
             self.channel,
             _job_name(self.job),
             len(self.claim),
             self.claim,
         )
         answer = body + self._mac(b"client", greeting + body)
+        why = self._compare(settings, endpoints)
+        if why:
+            self.farewell = answer  # from which the server finds the same
+            raise self._refused(why)
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES
         return answer
@@ -261,7 +394,7 @@ class ClientHandshake(_Handshake):
 
 
 def _stranger(there: str, greeting: bytes) -> str:
-    if greeting[:6] == _MAGIC[:6]:
+    if greeting[:7] == _MAGIC[:7] and len(greeting) > 7:
         return (
             f"{there} speaks version {greeting[7]} of cydist's protocol, this process version "
             f"{_MAGIC[7]}: install one version of cydist everywhere"
@@ -288,17 +421,12 @@ def authenticate_server(
     PeerFailedError (it hung up). The caller then closes the socket.
     """
     there = address_of(sock)
-    handshake = ServerHandshake(_or_ours(secret), channel, job, there)
     conversation = _Conversation(sock, there, deadline)
+    endpoints = conversation.endpoints(accepted=True)
+    handshake = ServerHandshake(_or_ours(secret), channel, job, there, endpoints=endpoints)
     with conversation:
         conversation.send(handshake.greeting)
-        try:
-            proof = handshake.receive(conversation.receive(handshake.needs))
-        except AuthenticationError:
-            with contextlib.suppress(DistNetworkError, DistTimeoutError):
-                conversation.send(handshake.farewell)
-            raise
-        conversation.send(proof)
+        conversation.exchange(handshake)
     return handshake.claim
 
 
@@ -320,14 +448,12 @@ def authenticate_client(
     it has no descriptor left for us). The caller then closes the socket.
     """
     there = address_of(sock)
-    handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there)
     conversation = _Conversation(sock, there, deadline)
+    endpoints = conversation.endpoints(accepted=False)
+    handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there, endpoints)
     with conversation:
         while not handshake.done:
-            prefix = b"" if handshake.answered else _MAGIC[:6]
-            answer = handshake.receive(conversation.receive(handshake.needs, prefix))
-            if answer:
-                conversation.send(answer)
+            conversation.exchange(handshake)
 
 
 def _or_ours(value: bytes | None) -> bytes:
@@ -377,18 +503,30 @@ class _Conversation:
         except OSError as error:
             raise self._hung_up(error) from None
 
-    def receive(self, count: int, prefix: bytes = b"") -> bytes:
-        """Exactly `count` bytes; gives up as soon as they cannot begin with `prefix`."""
+    def endpoints(self, *, accepted: bool) -> bytes:
+        """What this side sees of the connection."""
+        try:
+            return endpoints_of(self._sock, accepted=accepted)
+        except OSError as error:
+            raise self._hung_up(error) from None
+
+    def exchange(self, handshake: ClientHandshake | ServerHandshake) -> None:
+        """Receive one message and answer it."""
         data = b""
-        while len(data) < count:
-            part = self._receive_some(count - len(data))
+        while len(data) < handshake.needs:
+            part = self._receive_some(handshake.needs - len(data))
             if not part:
                 raise self._hung_up("end of stream")
             data += part
-            if data[: len(prefix)] != prefix[: len(data)]:
-                # The shorter greeting of some other service must not cost the whole deadline.
-                raise DistNetworkError(_stranger(self._there, data))
-        return data
+            handshake.check_beginning(data)
+        try:
+            answer = handshake.receive(data)
+        except AuthenticationError:
+            with contextlib.suppress(DistNetworkError, DistTimeoutError):
+                self.send(handshake.farewell)
+            raise
+        if answer:
+            self.send(answer)
 
     def _receive_some(self, most: int) -> bytes:
         while True:

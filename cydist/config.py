@@ -67,6 +67,11 @@ RUNTIME_DIR = Variable(
     ("XDG_RUNTIME_DIR",), "", "where ranks on one host meet without an address; default: /tmp"
 )
 INSECURE = Variable(("CYDIST_INSECURE",), "0", "1 switches authentication off, with a warning")
+NAT = Variable(
+    ("CYDIST_NAT",),
+    "0",
+    "1 on all ranks: connections may have their addresses translated, and so may be relayed",
+)
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )

@@ -1,7 +1,7 @@
 """The door of a service: who has come in and has not proved yet that it belongs to the job.
 
-Anybody may connect. A guest gets 40 bytes from us and auth.HANDSHAKE_TIMEOUT seconds, of its
-own bytes at most the 160 of a proof are held, and nothing is parsed before the proof. Where
+Anybody may connect. A guest gets 77 bytes from us and auth.HANDSHAKE_TIMEOUT seconds, of its
+own bytes at most the 197 of a proof are held, and nothing is parsed before the proof. Where
 the room is full, or no descriptor is left, a newcomer takes the place of the guest that has
 been here longest, once that has had GRACE seconds. So a crowd of strangers keeps a member
 waiting for len(crowd) / MOST_GUESTS * GRACE seconds and no longer, and takes nothing else.
@@ -21,7 +21,7 @@ import time
 
 from cydist import _native, auth
 from cydist.auth import ClientHandshake, ServerHandshake
-from cydist.errors import DistError
+from cydist.errors import AuthenticationError, DistError
 
 # At once; and no more than a quarter of the descriptors that this process may have.
 MOST_GUESTS = 256
@@ -73,7 +73,7 @@ class Conversation:
     def hear(self) -> bool:
         """Read one message if it is there; was it? Never reads a byte beyond it.
 
-        Raises OSError, and what the handshake raises.
+        Raises OSError, and what the handshake raises; then the other side has been told why.
         """
         try:
             part = self.sock.recv(self.shake.needs - len(self._received))
@@ -82,10 +82,16 @@ class Conversation:
         if not part:
             raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
         self._received += part
+        self.shake.check_beginning(self._received)
         if len(self._received) < self.shake.needs:
             return False
         message, self._received = self._received, b""
-        self.unsent += self.shake.receive(message)
+        try:
+            self.unsent += self.shake.receive(message)
+        except AuthenticationError:
+            with contextlib.suppress(OSError):
+                self.sock.send(self.shake.farewell, socket.MSG_NOSIGNAL)
+            raise
         return True
 
 
@@ -214,10 +220,13 @@ class Door:
 
     def _greet(self, sock: socket.socket) -> None:
         there = auth.address_of(sock)
-        shake = ServerHandshake(self._secret, self._channel, self._job, there, self._also)
-        guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
-        guest.unsent = shake.greeting
         try:
+            endpoints = auth.endpoints_of(sock, accepted=True)
+            shake = ServerHandshake(
+                self._secret, self._channel, self._job, there, self._also, endpoints
+            )
+            guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+            guest.unsent = shake.greeting
             sock.setblocking(False)
             guest.flush()
             self._selector.register(sock, selectors.EVENT_READ, self)
@@ -231,8 +240,6 @@ class Door:
             if not guest.hear():
                 return False
         except (OSError, DistError):
-            with contextlib.suppress(OSError):
-                guest.sock.send(guest.shake.farewell, socket.MSG_NOSIGNAL)
             self._dismiss(guest)
             return False
         self._part_with(guest)

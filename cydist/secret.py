@@ -70,6 +70,11 @@ def configured() -> bool:
     )
 
 
+def is_public(value: bytes) -> bool:
+    """Is this what stands in place of a secret while authentication is switched off?"""
+    return value == _PUBLIC_SECRET
+
+
 def set_secret(value: bytes) -> None:
     """Take `value` (32 bytes) as the job's secret, unless a descriptor or a file gave one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from hypothesis import strategies as st
 
 from cydist import auth
 from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutError
+from transports import has_ipv6
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
 
 SECRET = bytes(range(32))
 OTHER = bytes(reversed(range(32)))
@@ -26,7 +31,7 @@ OTHER = bytes(reversed(range(32)))
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Every test looks for the secret anew, in its own home."""
-    for name in ("CYDIST_SECRET_FD", "CYDIST_SECRET_FILE", "CYDIST_INSECURE"):
+    for name in ("CYDIST_SECRET_FD", "CYDIST_SECRET_FILE", "CYDIST_INSECURE", "CYDIST_NAT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     auth.forget_secret()
@@ -64,11 +69,11 @@ def test_same_secret_agrees(claim: bytes, channel: bytes, job: str) -> None:
 
 
 def test_handshake_is_small() -> None:
-    """The three messages together have fewer than 256 bytes."""
+    """The three messages together have 306 bytes."""
     ours, theirs = server(), client(claim=bytes(auth.MAX_CLAIM_BYTES))
     answer = theirs.receive(ours.greeting)
     proof = ours.receive(answer)
-    assert len(ours.greeting) + len(answer) + len(proof) == 232
+    assert len(ours.greeting) + len(answer) + len(proof) == 306
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_every_flipped_bit_is_refused(data: st.DataObject) -> None:
     """Changing any one bit of the greeting or of the answer makes the server refuse."""
     ours, theirs = server(), client(claim=b"1,2,0")
     greeting, answer = bytearray(ours.greeting), b""
-    where = data.draw(st.integers(0, 8 * (len(greeting) + 160) - 1))
+    where = data.draw(st.integers(0, 8 * (len(greeting) + 197) - 1))
     byte, bit = divmod(where, 8)
     if byte < len(greeting):
         greeting[byte] ^= 1 << bit
@@ -142,16 +147,16 @@ def test_every_flipped_bit_is_refused(data: st.DataObject) -> None:
         ours.receive(answer)
 
 
-@given(st.binary(min_size=160, max_size=160))
+@given(st.binary(min_size=197, max_size=197))
 def test_garbage_is_refused(data: bytes) -> None:
-    """160 bytes of anything are refused with a typed error."""
+    """197 bytes of anything are refused with a typed error."""
     with pytest.raises(AuthenticationError):
         server().receive(data)
 
 
 def test_wrong_length_is_a_programming_error() -> None:
     """Feeding another count of bytes than asked for is refused at once."""
-    with pytest.raises(ValueError, match="wants 160"):
+    with pytest.raises(ValueError, match="wants 197"):
         server().receive(b"short")
 
 
@@ -161,6 +166,17 @@ def test_other_version_is_named() -> None:
     greeting[7] = 9
     with pytest.raises(DistNetworkError, match="version 9"):
         client().receive(bytes(greeting))
+
+
+@pytest.mark.parametrize("length", range(7, 41))
+def test_other_version_is_named_whatever_its_length(length: int) -> None:
+    """A shorter greeting of another version is named as that once the version is there."""
+    greeting = b"cydist\x00\x09".ljust(40, b"x")[:length]
+    if length < 8:
+        client().check_beginning(greeting)
+    else:
+        with pytest.raises(DistNetworkError, match="version 9"):
+            client().check_beginning(greeting)
 
 
 def test_hkdf_matches_rfc_5869() -> None:
@@ -228,6 +244,171 @@ def test_hanging_up_is_an_error() -> None:
     ours.close()
     with theirs, pytest.raises(DistNetworkError, match="closed the connection"):
         auth.authenticate_client(theirs, channel=b"peer", job="j", secret=SECRET)
+
+
+# The connection's endpoints, and settings
+
+SEEN = bytes(10) + b"\xff\xff\x0a\0\0\x01\x03\xe7" + b"\xfe\x80" + bytes(13) + b"\x02\x73\x3c"
+RELAYED = bytes(10) + b"\xff\xff\x0a\0\0\x07\x10\0" + SEEN[18:]
+SEEN_TEXT = re.escape("10.0.0.1:999 -> [fe80::2]:29500")
+RELAYED_TEXT = re.escape("10.0.0.7:4096 -> [fe80::2]:29500")
+
+
+def refusals(server: auth.ServerHandshake, client: auth.ClientHandshake) -> tuple[str, str]:
+    """What the server and the client of a handshake in memory say when both refuse."""
+    with pytest.raises(AuthenticationError) as at_client:
+        client.receive(server.greeting)
+    with pytest.raises(AuthenticationError) as at_server:
+        server.receive(client.farewell)
+    assert not server.done
+    assert not client.done
+    return str(at_server.value), str(at_client.value)
+
+
+def test_other_endpoints_are_refused_naming_both() -> None:
+    """Sides that see other addresses refuse; each names what both see, and the switch."""
+    ours = auth.ServerHandshake(SECRET, b"peer", "j", "10.0.0.7:4096", endpoints=RELAYED)
+    theirs = auth.ClientHandshake(SECRET, b"peer", "j", b"", "[fe80::2]:29500", SEEN)
+    at_server, at_client = refusals(ours, theirs)
+    assert re.search(f"this side .*{RELAYED_TEXT}, the other side .*{SEEN_TEXT}.", at_server)
+    assert re.search(f"this side .*{SEEN_TEXT}, the other side .*{RELAYED_TEXT}.", at_client)
+    for words in (at_server, at_client):
+        assert "set CYDIST_NAT=1 on every rank of the job" in words
+        assert "somebody relays" in words
+
+
+def test_other_endpoints_are_allowed_for_the_whole_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CYDIST_NAT=1 on both sides they agree."""
+    monkeypatch.setenv("CYDIST_NAT", "1")
+    converse(
+        auth.ServerHandshake(SECRET, b"peer", "j", endpoints=RELAYED),
+        auth.ClientHandshake(SECRET, b"peer", "j", endpoints=SEEN),
+    )
+
+
+def test_other_endpoints_need_no_switch_without_authentication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With CYDIST_INSECURE=1 the endpoints protect nothing, and stop nobody."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    with pytest.warns(RuntimeWarning, match="CYDIST_INSECURE"):
+        public = auth.secret()
+    converse(
+        auth.ServerHandshake(public, b"peer", "j", endpoints=RELAYED),
+        auth.ClientHandshake(public, b"peer", "j", endpoints=SEEN),
+    )
+
+
+@pytest.mark.parametrize("at_server", [False, True], ids=["at the client", "at the server"])
+def test_one_sided_switch_is_refused_by_name(
+    at_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CYDIST_NAT=1 on one side alone opens nothing, and both sides name it."""
+    sides = {}
+    for server_side in (False, True):
+        monkeypatch.setenv("CYDIST_NAT", "1" if server_side == at_server else "0")
+        sides[server_side] = (
+            auth.ServerHandshake(SECRET, b"peer", "j", endpoints=SEEN)
+            if server_side
+            else auth.ClientHandshake(SECRET, b"peer", "j", endpoints=SEEN)
+        )
+    words = refusals(sides[True], sides[False])  # type: ignore[arg-type]
+    assert f"CYDIST_NAT is {1 - at_server} there and {at_server:d} here: set it alike" in words[0]
+    assert f"CYDIST_NAT is {at_server:d} there and {1 - at_server} here: set it alike" in words[1]
+
+
+def test_one_sided_insecurity_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CYDIST_INSECURE=1 on one side alone is named by both."""
+    ours = server()
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    with pytest.warns(RuntimeWarning, match="CYDIST_INSECURE"):
+        theirs = client(auth.secret())
+    at_server, at_client = refusals(ours, theirs)
+    assert "CYDIST_INSECURE is 1 there and 0 here" in at_server
+    assert "CYDIST_INSECURE is 0 there and 1 here" in at_client
+
+
+@pytest.mark.parametrize(
+    ("which", "place"),
+    [("endpoints", slice(41, 77)), ("settings", slice(40, 41))],
+    ids=["endpoints", "NAT"],
+)
+def test_greeting_that_says_what_the_client_sees_is_refused(which: str, place: slice) -> None:
+    """A relay that writes the client's own view into the greeting is found by the server, and
+    the client hears that somebody changes what they send."""
+    ours = auth.ServerHandshake(SECRET, b"peer", "j", endpoints=RELAYED)
+    theirs = auth.ClientHandshake(SECRET, b"peer", "j", endpoints=SEEN)
+    if which == "settings":
+        theirs._settings = 1  # as with CYDIST_NAT=1 there
+    greeting = bytearray(ours.greeting)
+    greeting[41:77] = SEEN
+    greeting[40] = theirs._settings
+    with pytest.raises(
+        AuthenticationError, match=RELAYED_TEXT if which == "endpoints" else "_NAT is 1"
+    ):
+        ours.receive(theirs.receive(bytes(greeting)))
+    with pytest.raises(AuthenticationError, match="somebody between the two changes"):
+        theirs.receive(ours.farewell)
+    assert not ours.done
+
+
+def connection(listen: str, connect: str) -> tuple[socket.socket, socket.socket]:
+    """The accepted and the connecting socket of a TCP connection on this host."""
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    dual = listen == "::"
+    with socket.create_server((listen, 0), family=family, dualstack_ipv6=dual) as listener:
+        ours = socket.create_connection((connect, listener.getsockname()[1]), 10)
+        return listener.accept()[0], ours
+
+
+@pytest.mark.parametrize(
+    ("listen", "connect"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.77", "127.0.0.77"),
+        ("0.0.0.0", "127.0.0.77"),
+        ("0.0.0.0", "0.0.0.0"),
+        pytest.param("::1", "::1", marks=needs_ipv6),
+        pytest.param("::", "::", marks=needs_ipv6),
+        pytest.param("::", "127.0.0.77", marks=needs_ipv6),
+        pytest.param("::", "::ffff:127.0.0.1", marks=needs_ipv6),
+    ],
+)
+def test_both_sides_see_the_same_endpoints(listen: str, connect: str) -> None:
+    """Whatever the listener is bound to, and by whatever family either side speaks IPv4."""
+    accepted, connected = connection(listen, connect)
+    with accepted, connected:
+        endpoints = auth.endpoints_of(accepted, accepted=True)
+        assert endpoints == auth.endpoints_of(connected, accepted=False)
+        assert endpoints != auth.NO_ENDPOINTS
+        port = connected.getsockname()[1]
+        assert endpoints[16:18] == port.to_bytes(2, "big")
+
+
+def test_sockets_through_a_relay_refuse_each_other() -> None:
+    """Two real connections joined to one: both sides refuse at once."""
+    seen_by: dict[str, str] = {}
+    with ExitStack() as stack:
+        server_sock, relay_out = map(stack.enter_context, connection("127.0.0.1", "127.0.0.1"))
+        relay_in, client_sock = map(stack.enter_context, connection("127.0.0.1", "127.0.0.1"))
+
+        def serve() -> None:
+            with pytest.raises(AuthenticationError) as caught:
+                auth.authenticate_server(server_sock, channel=b"peer", job="j", secret=SECRET)
+            seen_by["server"] = str(caught.value)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        relay_in.sendall(relay_out.recv(77, socket.MSG_WAITALL))
+        with pytest.raises(AuthenticationError) as caught:
+            auth.authenticate_client(client_sock, channel=b"peer", job="j", secret=SECRET)
+        seen_by["client"] = str(caught.value)
+        relay_out.sendall(relay_in.recv(197, socket.MSG_WAITALL))
+        thread.join(10)
+        for words in seen_by.values():
+            for sock in (server_sock, client_sock):
+                assert "{}:{}".format(*sock.getsockname()) in words
+                assert "{}:{}".format(*sock.getpeername()) in words
 
 
 # The secret

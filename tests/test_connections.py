@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from cydist import _native, auth, interfaces
-from cydist.backends import addresses
+from cydist.backends import addresses, conversations
 from cydist.backends.addresses import Address
 from cydist.backends.connections import CHANNEL, CLAIM, Connections
 from cydist.backends.reports import Report
@@ -247,7 +248,10 @@ def test_other_job_is_refused(tcp: Callable[[int], Ranks]) -> None:
     """A rank of another job with the same secret is not let in."""
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as stranger:
-        shake = auth.ClientHandshake(SECRET, CHANNEL, "other", CLAIM.pack(1, 0, 0))
+        endpoints = auth.endpoints_of(stranger, accepted=False)
+        shake = auth.ClientHandshake(
+            SECRET, CHANNEL, "other", CLAIM.pack(1, 0, 0), endpoints=endpoints
+        )
         stranger.sendall(shake.receive(stranger.recv(shake.needs, socket.MSG_WAITALL)))
         with pytest.raises(auth.AuthenticationError, match="different jobs"):
             shake.receive(stranger.recv(shake.needs, socket.MSG_WAITALL))
@@ -263,7 +267,8 @@ def test_wrong_claims_are_refused(tcp: Callable[[int], Ranks], claim: bytes) -> 
     """A member of the job that claims what cannot be is hung up on."""
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as member:
-        shake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim)
+        endpoints = auth.endpoints_of(member, accepted=False)
+        shake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim, endpoints=endpoints)
         member.sendall(shake.receive(member.recv(shake.needs, socket.MSG_WAITALL)))
         assert member.recv(4096) == b""
     assert made(world) == [0, 0]
@@ -297,7 +302,7 @@ def test_no_descriptor_left(tcp: Callable[[int], Ranks]) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert greeting == auth.FULL
     with socket.create_connection(place, DEADLINE) as next_one:
-        assert len(next_one.recv(4096)) == 40
+        assert len(next_one.recv(4096)) == 77
 
 
 def test_other_secret_is_a_lost_peer_with_a_reason() -> None:
@@ -312,6 +317,34 @@ def test_other_secret_is_a_lost_peer_with_a_reason() -> None:
         send.wait(soon())
         assert status_of(send) == "peer_lost"
         assert "secret" in ours.link.lost(1)
+
+
+def test_short_greeting_of_another_service_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is led to another service says what that said, though it says no more."""
+    monkeypatch.setattr(conversations, "CONNECT_TIMEOUT", 0.3)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def serve() -> None:
+            with suppress(OSError):
+                while not stop.is_set():
+                    stack.enter_context(listener.accept()[0]).sendall(b"SSH-2.0\r\n")
+
+        service = threading.Thread(target=serve)
+        service.start()
+        ours = stack.enter_context(
+            closing(Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET))
+        )
+        there = Address(1, "elsewhere", [[listener.getsockname()]])
+        ours.connect([ours.address(), there.encode()])
+        send = Group(_native.Group(ours.link, [0, 1], 0, 1)).isend(np.ones(1), 1, 0)
+        send.wait(soon())
+        stop.set()
+        socket.create_connection(listener.getsockname(), DEADLINE).close()
+        service.join(DEADLINE)
+        assert status_of(send) == "peer_lost"
+        assert "not a cydist service: it began with b'SSH" in ours.link.lost(1)
 
 
 def test_report_that_fails_is_no_report(tcp: Callable[[int], Ranks]) -> None:

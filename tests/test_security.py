@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 from ports import JOB, Service, listening, read_to_end
 
-from cydist import rendezvous
+from cydist import auth, rendezvous
 from cydist.auth import ClientHandshake, ServerHandshake
 from cydist.backends.connections import CLAIM, Connections
 from cydist.errors import AuthenticationError, DistError, PeerFailedError
@@ -29,6 +28,8 @@ from transports import DEADLINE, SECRET
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMED = CLAIM.pack(1, 0, 0)
 CHANNELS = [b"store", b"peer", b"report"]
+SETTINGS, ENDPOINTS = slice(40, 41), slice(41, 77)  # in the greeting, and in the answer
+CLAIM_AT = slice(102, 112)  # in the answer
 
 # Forged handshakes. A forger sees whole conversations of members, and may talk to as many of
 # them as it likes; it does not know the secret.
@@ -46,14 +47,17 @@ def changed(source: random.Random, message: bytes) -> bytes:
 
 
 def member(greeting: bytes, channel: bytes, **other: object) -> bytes:
-    """What an honest client answers."""
-    says = {"secret": SECRET, "channel": channel, "job": JOB, "claim": CLAIMED, **other}
+    """What an honest client answers that sees the same endpoints."""
+    says = {
+        "secret": SECRET, "channel": channel, "job": JOB, "claim": CLAIMED,
+        "endpoints": greeting[ENDPOINTS], **other,
+    }  # fmt: skip
     return ClientHandshake(**says).receive(greeting)  # type: ignore[arg-type]
 
 
 def noise(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
     """Anything."""
-    return source.randbytes(160)
+    return source.randbytes(197)
 
 
 def plausible(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
@@ -94,18 +98,46 @@ def altered(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
 
 def with_another_claim(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
     """A member's own answer, by which another rank would connect to another."""
-    answer = member(greeting, channel)
-    claim = struct.pack("<IIH", source.randrange(2, 9), source.randrange(9), source.randrange(9))
-    assert answer.count(CLAIMED) == 1
-    return answer.replace(CLAIMED, claim)
+    answer = bytearray(member(greeting, channel))
+    assert answer[CLAIM_AT] == CLAIMED
+    answer[CLAIM_AT] = CLAIM.pack(*(source.randrange(start, 9) for start in (2, 0, 0)))
+    return bytes(answer)
 
 
 def reflected(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
     """A member's answer under a MAC that a server made, of this very greeting."""
     twin = server(channel)
-    twin.greeting = greeting
+    twin.greeting, twin.endpoints = greeting, greeting[ENDPOINTS]
     answer = member(greeting, channel)
     return answer[:-32] + twin.receive(answer)
+
+
+def relayed(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
+    """What a member answered that sees a connection to somewhere else."""
+    client = ClientHandshake(SECRET, channel, JOB, CLAIMED, endpoints=source.randbytes(36))
+    with pytest.raises(AuthenticationError):
+        client.receive(greeting)
+    return client.farewell
+
+
+def relayed_and_rewritten(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
+    """The same, of a member that was told what it sees itself; with the endpoints put right."""
+    elsewhere = source.randbytes(36)
+    answer = bytearray(member(greeting[:41] + elsewhere, channel, endpoints=elsewhere))
+    answer[ENDPOINTS] = greeting[ENDPOINTS]
+    return bytes(answer)
+
+
+def switched(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
+    """The same, of a member that has other settings; with these put right, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CYDIST_NAT", "1")
+        elsewhere = source.randbytes(36)
+        answer = bytearray(
+            member(greeting[:40] + b"\x01" + elsewhere, channel, endpoints=elsewhere)
+        )
+    answer[SETTINGS], answer[ENDPOINTS] = greeting[SETTINGS], greeting[ENDPOINTS]
+    return bytes(answer)
 
 
 Forge = Callable[[random.Random, bytes, bytes], bytes]
@@ -117,7 +149,7 @@ def server(channel: bytes) -> ServerHandshake:
 
 FORGERIES = [
     noise, plausible, guessed, replayed, of_an_earlier_generation, for_another_service, renamed,
-    altered, with_another_claim, reflected,
+    altered, with_another_claim, reflected, relayed, relayed_and_rewritten, switched,
 ]  # fmt: skip
 
 
@@ -175,7 +207,7 @@ def test_forgers_are_hung_up_on(service: Service, forge: Forge) -> None:
     source = random.Random(5)
     for _ in range(5):
         with service.stranger() as sock:
-            greeting = sock.recv(40, socket.MSG_WAITALL)
+            greeting = sock.recv(77, socket.MSG_WAITALL)
             sock.sendall(forge(source, greeting, service.channel))
             said = read_to_end(sock)
         assert said == b"" or said.startswith(b"cydist: refused, other ")
@@ -186,9 +218,12 @@ def test_every_bit_turned_on_the_way_is_found(service: Service) -> None:
     """Of somebody who relays a member's handshake and turns one bit, in any byte of any of its
     three messages, the client hears: it does not take the connection for good."""
     source = random.Random(6)
-    for at in range(40 + 160 + 32):
+    for at in range(77 + 197 + 32):
         with service.stranger() as sock:
-            client = ClientHandshake(SECRET, service.channel, JOB, service.claim)
+            endpoints = auth.endpoints_of(sock, accepted=False)
+            client = ClientHandshake(
+                SECRET, service.channel, JOB, service.claim, endpoints=endpoints
+            )
             with pytest.raises((DistError, OSError)):
                 relay(sock, client, lambda data, start, at=at: turned(source, data, at - start))
             assert not client.done
@@ -222,8 +257,9 @@ def test_member_that_was_led_to_another_rank_is_not_let_in() -> None:
     with closing(Connections(0, 3, host="127.0.0.1", job=JOB, secret=SECRET)) as rank:
         place = next(iter(own_listeners(rank)))
         with socket.create_connection(place, DEADLINE) as sock:
-            client = ClientHandshake(SECRET, b"peer", JOB, CLAIM.pack(1, 2, 0))
-            sock.sendall(client.receive(sock.recv(40, socket.MSG_WAITALL)))
+            endpoints = auth.endpoints_of(sock, accepted=False)
+            client = ClientHandshake(SECRET, b"peer", JOB, CLAIM.pack(1, 2, 0), endpoints=endpoints)
+            sock.sendall(client.receive(sock.recv(77, socket.MSG_WAITALL)))
             assert read_to_end(sock) == b""
         assert not rank.link.lane_is_live(1, 0)
 

@@ -76,9 +76,9 @@ def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
             for key, _ in selector.select(DEADLINE):
                 own.react(key.fileobj)
             assert len(own) == count
-        assert [len(read_to_end(guest)) for guest in guests[:2]] == [40, 40]
+        assert [len(read_to_end(guest)) for guest in guests[:2]] == [77, 77]
         for guest in guests[2:]:
-            assert len(guest.recv(100)) == 40
+            assert len(guest.recv(100)) == 77
             guest.setblocking(False)
             with pytest.raises(BlockingIOError):
                 guest.recv(1)
@@ -112,7 +112,7 @@ def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
                 stranger = stack.enter_context(service.stranger())
                 stranger.setblocking(False)
                 with contextlib.suppress(OSError):
-                    stranger.send(FLOOD if i % 2 else FLOOD[:159])
+                    stranger.send(FLOOD if i % 2 else FLOOD[:196])
             eventually(lambda: service.guests() <= count // 2)
             service.member().close()
             held = tracemalloc.get_traced_memory()[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from cydist.backends.connections import Connections
 from transports import SECRET, run, soon
 
 SUM = 1
-HANDSHAKE = 160  # bytes that who connects sends until it has proved itself
+HANDSHAKE = 197  # bytes that who connects sends until it has proved itself
 COUNT = 50_000
 
 
@@ -24,20 +26,20 @@ class Pair:
 
     def __init__(self) -> None:
         self.weather = Weather()
-        self._ends = [
+        self.ends = [
             Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)
         ]
         self._proxies: list[Proxy] = []
         published = []
-        for end in self._ends:
+        for end in self.ends:
             there = Address.decode(end.address())
             self._proxies.append(Proxy(there.lanes[0][0], self.weather))
             lanes = [[("127.0.0.1", self._proxies[-1].port)]]
             published.append(Address(there.rank, there.host, lanes).encode())
-        for end in self._ends:
+        for end in self.ends:
             end.connect(published)
         self._groups = [
-            _native.Group(end.link, [0, 1], rank, 1) for rank, end in enumerate(self._ends)
+            _native.Group(end.link, [0, 1], rank, 1) for rank, end in enumerate(self.ends)
         ]
         self._seq = 0
 
@@ -64,10 +66,16 @@ class Pair:
 
     def close(self) -> None:
         self.weather.held = False
-        for end in self._ends:
+        for end in self.ends:
             end.close()
         for proxy in self._proxies:
             proxy.close()
+
+
+@pytest.fixture(autouse=True)
+def relayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy is a relay, which ranks refuse unless they are told that there may be one."""
+    monkeypatch.setenv("CYDIST_NAT", "1")
 
 
 @pytest.fixture
@@ -75,6 +83,20 @@ def pair() -> Iterator[Pair]:
     made = Pair()
     yield made
     made.close()
+
+
+def test_relay_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where addresses are not said to be translated the ranks do not talk through a proxy, and
+    both say what each side sees, and what to do."""
+    monkeypatch.delenv("CYDIST_NAT")
+    with closing(Pair()) as pair:
+        assert pair.all_reduce() == ["peer_lost", "peer_lost"]
+        reasons = [end.link.lost(1 - rank) for rank, end in enumerate(pair.ends)]
+    place = r"127\.0\.0\.1:\d+"
+    seen = rf"this side sees a connection ({place} -> {place}), the other side one (?!\1){place} ->"
+    for reason in reasons:
+        assert re.search(seen, reason)
+        assert "set CYDIST_NAT=1 on every rank of the job" in reason
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["end", "reset"])

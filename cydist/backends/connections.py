@@ -350,6 +350,7 @@ class Connections:
                 code = talk.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, os.strerror(code))
+                talk.shake.endpoints = auth.endpoints_of(talk.sock, accepted=False)
                 attempt.connected = True
                 failpoint("connect")
                 attempt.refusals = 0

@@ -18,8 +18,8 @@ SECRET = bytes(range(32))
 MAGIC = auth.ServerHandshake(SECRET, b"peer", "j").greeting[:8]
 
 greetings = (
-    st.binary(max_size=80)
-    | st.binary(max_size=80).map(lambda rest: MAGIC + rest)
+    st.binary(max_size=120)
+    | st.binary(max_size=120).map(lambda rest: MAGIC + rest)
     | st.just(auth.FULL)
     | mutated(st.just(auth.FULL))
 )
@@ -49,9 +49,10 @@ def test_client_among_strangers(said: bytes) -> None:
             raise AssertionError("a stranger was taken for a server")
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: MAGIC + rest))
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: MAGIC + rest))
 def test_server_among_strangers(said: bytes) -> None:
-    """A server that is told anything at all raises what it documents, and says at most 72 bytes."""
+    """A server that is told anything at all raises what it documents, and says at most 109
+    bytes."""
     ours, theirs = spoken(said)
     with ours, theirs:
         try:
@@ -61,8 +62,43 @@ def test_server_among_strangers(said: bytes) -> None:
         else:
             raise AssertionError("a stranger was taken for a client")
         ours.shutdown(socket.SHUT_WR)
-        heard = theirs.recv(200, socket.MSG_WAITALL)
-        assert len(heard) <= 72
+        heard = theirs.recv(300, socket.MSG_WAITALL)
+        assert len(heard) <= 109
+
+
+endpoints = st.binary(min_size=36, max_size=36) | st.just(auth.NO_ENDPOINTS)
+
+
+@given(seen=endpoints, told=endpoints, settings=st.sampled_from([0, 1, 2, 3]) | st.integers(0, 255))
+def test_client_is_told_of_any_endpoints_and_settings(
+    seen: bytes, told: bytes, settings: int
+) -> None:
+    """A client answers a greeting only if it says what the client sees, and no setting else."""
+    client = auth.ClientHandshake(SECRET, b"peer", "j", endpoints=seen)
+    greeting = MAGIC + bytes(32) + bytes([settings]) + told
+    try:
+        client.receive(greeting)
+    except AuthenticationError:
+        assert (told, settings) != (seen, 0)
+        assert len(client.farewell) == 197
+    except DistNetworkError:
+        assert settings > 3
+    else:
+        assert (told, settings) == (seen, 0)
+
+
+@given(seen=endpoints, told=endpoints)
+def test_server_is_told_of_any_endpoints(seen: bytes, told: bytes) -> None:
+    """A server lets a member in only if both see the same endpoints."""
+    server = auth.ServerHandshake(SECRET, b"peer", "j", endpoints=seen)
+    client = auth.ClientHandshake(SECRET, b"peer", "j", endpoints=told)
+    try:
+        client.receive(server.receive(client.receive(server.greeting)))
+    except AuthenticationError:
+        assert seen != told
+        with pytest.raises(AuthenticationError):
+            server.receive(client.farewell)
+    assert server.done == client.done == (seen == told)
 
 
 @given(

@@ -1,0 +1,127 @@
+"""Relays: one that leads a member to itself, and passes on all bytes, is not let between."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meetings import HOST, WAIT, stand_alone, together
+from proxy import Proxy, Weather
+
+from cydist.backends.addresses import Address
+from cydist.backends.connections import Connections
+from cydist.backends.reports import Report
+from cydist.errors import AuthenticationError
+from cydist.rendezvous import rendezvous_by
+from cydist.stores import HashStore, TCPStore
+from transports import DEADLINE, SECRET
+
+pytestmark = pytest.mark.usefixtures("secret")
+
+PLACE = r"127\.0\.0\.1:\d+"
+REFUSED = rf"this side sees a connection ({PLACE}) -> ({PLACE}), the other side one (?!\1)"
+
+Relay = Callable[[str, int], int]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CYDIST_NAT", raising=False)
+    stand_alone(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    """host, port -> the port of a relay to there on this host."""
+    made: list[Proxy] = []
+
+    def make(host: str, port: int) -> int:
+        made.append(Proxy((host, port), Weather()))
+        return made[-1].port
+
+    yield make
+    for proxy in made:
+        proxy.close()
+
+
+class OverwrittenBoard(HashStore):
+    """A store that anybody may write, in which a relay puts its place for rank 0's."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def set(self, key: str, value: object) -> None:
+        if key.startswith("address/"):
+            host, port = str(value).split()
+            value = f"{HOST} {self._relay(host, int(port))}"
+        super().set(key, value)  # type: ignore[arg-type]
+
+
+def test_store_through_a_relay_is_refused(master: TCPStore, relay: Relay) -> None:
+    """A TCPStore that is reached through a relay is an AuthenticationError that names what both
+    sides see; the relay is no member of the store."""
+    port = relay(HOST, master.port)
+    with pytest.raises(AuthenticationError, match=REFUSED) as caught:
+        TCPStore(HOST, port, timeout=WAIT)
+    seen = re.findall(PLACE, str(caught.value).partition("this side")[2])
+    assert [seen[1], seen[3]] == [f"{HOST}:{port}", f"{HOST}:{master.port}"]
+    assert "set CYDIST_NAT=1 on every rank of the job" in str(caught.value)
+    assert master.add("still", 1) == 1
+    assert master._lease is not None
+    assert len(master._lease.server._connections) == 1
+
+
+def test_store_through_a_relay_is_used_where_that_is_allowed(
+    master: TCPStore, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CYDIST_NAT=1 a network may translate addresses, and a relay cannot be told from it."""
+    monkeypatch.setenv("CYDIST_NAT", "1")
+    with closing(TCPStore(HOST, relay(HOST, master.port), timeout=WAIT)) as store:
+        store.set("key", "v")
+    assert master.get("key") == b"v"
+
+
+def meet(board: OverwrittenBoard, rank: int, timeout: float) -> Callable[[], Any]:
+    """One rank's way to meet the other one by that board."""
+    return lambda: rendezvous_by(
+        board, lambda deadline: HOST, rank=rank, world_size=2, timeout=timeout
+    )
+
+
+def test_address_overwritten_on_a_board_is_refused(relay: Relay) -> None:
+    """Whoever may write on the board by which ranks meet, torchrun's store for one, can lead a
+    rank to a relay, and no further."""
+    board = OverwrittenBoard(relay)
+    _, refused = together(meet(board, 0, 1.0), meet(board, 1, WAIT))
+    assert isinstance(refused, AuthenticationError)
+    assert re.search(REFUSED, str(refused))
+
+
+def test_address_overwritten_on_a_board_is_used_where_that_is_allowed(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CYDIST_NAT=1 the ranks meet through whoever relays."""
+    monkeypatch.setenv("CYDIST_NAT", "1")
+    board = OverwrittenBoard(relay)
+    meetings = together(meet(board, 0, WAIT), meet(board, 1, WAIT))
+    assert [meeting[1:] for meeting in meetings] == [(0, 2), (1, 2)]
+
+
+def test_question_through_a_relay_is_refused(relay: Relay) -> None:
+    """A rank that asks another what it is doing tells a relay nothing, and hears nothing."""
+    with (
+        closing(Connections(0, 2, host=HOST, job="j", secret=SECRET)) as asked,
+        closing(Connections(1, 2, host=HOST, job="j", secret=SECRET)) as asking,
+    ):
+        asked.reporter = lambda context: Report("busy", "")
+        there = Address.decode(asked.address())
+        lanes = [[(HOST, relay(*there.lanes[0][0]))]]
+        asking.connect([Address(0, there.host, lanes).encode(), asking.address()])
+        with pytest.raises(AuthenticationError, match=REFUSED):
+            asking.ask(0, 1, time.monotonic() + DEADLINE)
