@@ -36,7 +36,6 @@ DIRECTIVES = {
     "cdivision": True,
     "initializedcheck": False,
     "embedsignature": True,
-    "freethreading_compatible": True,
 }
 
 

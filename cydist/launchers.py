@@ -61,7 +61,7 @@ class Launcher:
 LAUNCHERS = (
     Launcher(
         "torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",), False,
-        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        ("TORCHELASTIC_RUN_ID",),  # each agent counts restarts for itself
     ),
     Launcher(
         "openmpi", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
@@ -140,7 +140,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
     """What names this job among the user's others; "" when nothing does.
 
-    Restarts count: a rank of an earlier attempt belongs to another job.
+    cydistrun's restarts count: a rank of an earlier attempt belongs to another job.
     """
     if config.RUN_ID.get():
         return f"cydistrun {config.RUN_ID.get()} {config.RESTART_COUNT.get()}"

@@ -11,11 +11,18 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import auth, config, launchers
-from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
+from cydist.errors import (
+    AuthenticationError,
+    DistStoreError,
+    PeerFailedError,
+    RendezvousError,
+    StoreTimeoutError,
+)
 from cydist.interfaces import public_address, towards
 from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import EarlierMeeting, meet
@@ -35,6 +42,12 @@ _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
 # How often a rank that is ahead of rank 0 looks for its next store, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
+# How long an address on a board is tried before the board is read again, in seconds: the first
+# time, and at most. And how long what answers there may be no store of this start: rank 0 listens
+# before it has written where.
+_FIRST_TRY, _LONGEST_TRY = 1.0, 30.0
+_WRONG_SECONDS = 1.0
+
 
 class _Call(NamedTuple):
     """What init_process_group was told, as the ways to meet see it. None: not said."""
@@ -44,6 +57,7 @@ class _Call(NamedTuple):
     world_size: int | None
     group_name: str
     deadline: float
+    boards: ExitStack  # closed when all have met
 
     @property
     def remaining(self) -> float:
@@ -99,28 +113,38 @@ def rendezvous(
         raise ValueError("give init_method or store, not both")
     deadline = time.monotonic() + seconds(timeout)
     url = None if init_method is None else _split(init_method)
-    call = _Call(url, _given(rank), _given(world_size), group_name, deadline)
-    if store is not None:
-        here, size = call.placed("an explicit store")
-        return meet(store, here, size, deadline=deadline, group_name=group_name, backend=backend)
-    way = _WAYS.get("env" if url is None else url.scheme)
-    if way is None:
-        raise ValueError(
-            f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
-            f"not {init_method!r}"
-        )
-    call = _with_query(call)
+    with ExitStack() as boards:
+        call = _Call(url, _given(rank), _given(world_size), group_name, deadline, boards)
+        if store is not None:
+            here, size = call.placed("an explicit store")
+            return meet(
+                store, here, size, deadline=deadline, group_name=group_name, backend=backend
+            )
+        way = _WAYS.get("env" if url is None else url.scheme)
+        if way is None:
+            raise ValueError(
+                f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
+                f"not {init_method!r}"
+            )
+        return _met(_with_query(call), way, timeout, backend)
+
+
+def _met(
+    call: _Call, way: Callable[[_Call], tuple[Any, int, int]], timeout: Timeout, backend: str
+) -> tuple[MembersStore, int, int]:
+    """Reach the store by `way` and meet there; again, while that is the store of another meeting,
+    which rank 0 has not left."""
     pause = _FIRST_PAUSE
     while True:
         store, here, size = way(call)
-        by_rank_0 = isinstance(store, TCPStore) and not (url and _is_multicast(url.hostname or ""))
-        holder = 0 if by_rank_0 else None
+        given_out = call.url is not None and _is_multicast(call.url.hostname or "")
+        holder = 0 if isinstance(store, TCPStore) and not given_out else None
         try:
             with released_on_error(store):
                 store.set_timeout(timedelta(seconds=seconds(timeout)))
                 return meet(
-                    store, here, size, deadline=deadline, group_name=group_name, holder=holder,
-                    backend=backend,
+                    store, here, size, deadline=call.deadline, group_name=call.group_name,
+                    holder=holder, backend=backend,
                 )  # fmt: skip
         except EarlierMeeting:
             _come_again(call, here, pause)
@@ -150,12 +174,14 @@ def rendezvous_by(
     host    deadline -> the address at which rank 0's store listens; called on rank 0 only
     """
     deadline = time.monotonic() + seconds(timeout)
-    call = _Call(None, rank, world_size, "", deadline)
-    call.placed("a store")
-    store = _through(board, call, lambda: host(deadline))
-    with released_on_error(store):
-        store.set_timeout(timedelta(seconds=seconds(timeout)))
-        return meet(store, rank, world_size, deadline=deadline, holder=0)
+    with ExitStack() as boards:
+        call = _Call(None, rank, world_size, "", deadline, boards)
+        call.placed("a store")
+
+        def way(call: _Call) -> tuple[Any, int, int]:
+            return _through(board, call, lambda: host(deadline)), rank, world_size
+
+        return _met(call, way, timeout, "")
 
 
 def _split(url: str) -> SplitResult:
@@ -243,23 +269,56 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
 
 
 def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
-    """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read."""
+    """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read.
+
+    What they read may be left from an earlier start of the job, whose ranks are gone. So rank 0
+    writes a fresh random name with its address, and a store admits those that know its name only:
+    who finds nobody at the address, or somebody else, reads the board again.
+    """
     rank, _ = call.placed("env://")
-    number = board.add(f"calls/{rank}", 1)
     if rank == 0:
-        host = where()
-        store = _tcp(call, host, 0)
+        host, name = where(), os.urandom(8).hex()
+        store = _tcp(call, host, 0, name)
         with released_on_error(store):
-            board.set(f"address/{number}", f"{host} {store.port}")
+            board.set("address", f"{host} {store.port} {name}")
         return store
-    try:
-        board.wait([f"address/{number}"], call.remaining)
-    except RuntimeError as error:
-        raise RendezvousError(
-            f"rendezvous: timeout: rank 0 has not said where its store is ({error})", ranks=(0,)
-        ) from None
-    host, port = board.get(f"address/{number}").decode().split()
-    return _tcp(call, host, int(port))
+    patience, wrong = _FIRST_TRY, _Since()
+    while True:
+        try:
+            board.wait(["address"], call.remaining)
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"rendezvous: timeout: rank 0 has not said where its store is ({error})",
+                ranks=(0,),
+            ) from None
+        address = board.get("address").decode()
+        host, port, name = address.split()
+        attempt = call._replace(deadline=min(call.deadline, time.monotonic() + patience))
+        try:
+            return _tcp(attempt, host, int(port), name)
+        except RendezvousError:
+            if not call.remaining:
+                raise
+        except (AuthenticationError, DistStoreError):
+            if wrong.seconds(address) > min(_WRONG_SECONDS, call.remaining):
+                raise
+            time.sleep(_LONGEST_PAUSE)
+        patience = min(2 * patience, _LONGEST_TRY)
+
+
+class _Since:
+    """For how long something has been the same."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._began = 0.0
+
+    def seconds(self, what: object) -> float:
+        """How many seconds ago this was given first, without another one since."""
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        return now - self._began
 
 
 def _without_address(call: _Call) -> Store:
@@ -280,11 +339,12 @@ def _without_address(call: _Call) -> Store:
         )
     from cydist.stores import FileStore
 
-    board = FileStore(str(launchers.job_file(launchers.job_id())), size, call.remaining)
-    try:
-        return _through(board, call, lambda: "127.0.0.1")
-    finally:
-        board.close()
+    # A file that an earlier start left behind is emptied by who comes first; rank 0 uses it until
+    # all have met, so that nobody who comes later does so again.
+    path = str(launchers.job_file(launchers.job_id()))
+    board = FileStore(path, size, call.remaining, fresh=True)
+    call.boards.callback(board.close)
+    return _through(board, call, lambda: "127.0.0.1")
 
 
 def _by_mpi(call: _Call, MPI: Any) -> Store:
@@ -436,8 +496,11 @@ def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
     return free[automatic.index(place)]
 
 
-def _tcp(call: _Call, host: str, port: int) -> TCPStore:
-    """The job's store at host:port, served by rank 0."""
+def _tcp(call: _Call, host: str, port: int, name: str = "") -> TCPStore:
+    """The job's store at host:port, served by rank 0.
+
+    name    of this start of the job, where its address does not tell it from others
+    """
     fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
         with served_by(0, "rendezvous"):
@@ -449,7 +512,7 @@ def _tcp(call: _Call, host: str, port: int) -> TCPStore:
                 max(0.001, call.remaining),
                 wait_for_workers=False,
                 master_listen_fd=fd,
-                job=launchers.job_id(),
+                job=f"{launchers.job_id()} {name}".strip(),
             )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None

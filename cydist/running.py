@@ -95,6 +95,11 @@ class Running:
             f"rank={self._rank} size={self._size}>"
         )
 
+    @property
+    def error(self) -> BaseException | None:
+        """What failed the group, as it was raised; None while the group takes calls."""
+        return self._failed
+
     def close(self) -> None:
         """Let go of what the group holds. Called once, by destroy."""
 

@@ -92,7 +92,7 @@ def test_a_rank_that_is_no_number_is_named() -> None:
 @pytest.mark.parametrize(
     ("environ", "job"),
     [
-        (TORCHRUN, "torchrun none 2"),
+        (TORCHRUN, "torchrun none"),
         (OPENMPI, "openmpi prterun-vm-677@1"),
         (SLURM, "slurm 77 3"),
         ({}, ""),

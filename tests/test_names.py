@@ -63,3 +63,32 @@ def test_silent_name_service_costs_the_timeout() -> None:
     with pytest.raises(RendezvousError, match="did not resolve 'localhost'"):
         rendezvous.rendezvous("tcp://localhost:29500", rank=1, world_size=2, timeout=0.05)
     TCPStore("127.0.0.1", 0, None, True).close()
+
+
+def test_refused_connection_is_not_called_an_unresolved_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name resolves, and nobody listens there: a last lookup cut off by the deadline hides
+    nothing."""
+    over = threading.Event()
+    ask = socket.getaddrinfo
+    lookups: list[str] = []
+
+    def answered_once(host: Any, port: int, *rest: int) -> Any:
+        if not rest[-1] & socket.AI_NUMERICHOST:
+            lookups.append(host)
+            if len(lookups) > 1:
+                over.wait(WAIT)
+        return ask(host, port, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answered_once)
+    with socket.socket() as closed:  # bound, so that nobody else listens there
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        try:
+            with pytest.raises(StoreTimeoutError, match="Connection refused") as found:
+                TCPStore("localhost", port, timeout=0.2)
+        finally:
+            over.set()
+    assert len(lookups) > 1
+    assert "did not resolve" not in str(found.value)

@@ -137,7 +137,7 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpar
     if plot is not None and Path(plot).suffix.lower() not in PLOTS:
         parser.error(f"--plot {plot}: write {', '.join(PLOTS[:-1])} or {PLOTS[-1]}")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'cydist[bench]'")
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     for path in filter(None, (given.json, plot)):
         if not Path(path).resolve().parent.is_dir():
             parser.error(f"{path}: there is no such folder")

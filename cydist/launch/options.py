@@ -32,6 +32,7 @@ REFUSED = {
     "--virtual-local-rank": "ranks of one host need different LOCAL_RANKs; choose the device in "
     "the script",
 }
+REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 
 
 class Options(NamedTuple):
@@ -181,10 +182,10 @@ def parser() -> Parser:
     )  # fmt: skip
     add(same, "--local-addr", default="", help="not needed: ranks find their own address")
     for name in REFUSED:
-        add(same, name, help=argparse.SUPPRESS)
+        add(same, name, flag=name in REFUSED_FLAGS, help=argparse.SUPPRESS)
 
     it.add_argument("script", help="what to start")
-    it.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    it.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     return it
 
 
@@ -200,7 +201,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _resolve(given: argparse.Namespace) -> Options:
     for name, reason in REFUSED.items():
-        if getattr(given, name[2:].replace("-", "_")) not in (None, "", "null", "0"):
+        if getattr(given, name[2:].replace("-", "_")) not in (None, False, "", "null", "0"):
             raise ValueError(f"{name} is not supported: {reason}")
     nodes = _nodes(given)
     if not 0 <= given.node_rank < nodes:

@@ -364,6 +364,7 @@ class _Pool:
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE
+        failure: Exception | None = None
         while True:
             try:
                 return self._connect_once(deadline)
@@ -377,7 +378,7 @@ class _Pool:
                 ) from None
             except PeerFailedError as error:
                 # The server has too many strangers at its door, or is none of ours.
-                failure: Exception = error
+                failure = error
                 if time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(
                         f"{self.name} is not a cydist store, or is beset by strangers: {error}"
@@ -385,7 +386,9 @@ class _Pool:
             except DistNetworkError as error:
                 raise DistStoreError(f"{self.name} is not a cydist store: {error}") from None
             except OSError as error:
-                failure = error
+                # A try that the deadline cut short says nothing of what the ones before it met.
+                if failure is None or not isinstance(error, TimeoutError):
+                    failure = error
                 if not patient and not no_descriptor(error):
                     raise DistStoreError(
                         f"lost the store at {self.name} ({error}); the process that served it "

@@ -1,6 +1,6 @@
 """Heat in a square plate on several ranks: halo exchange through strided views.
 
-    mpirun -n 4 python docs/examples/heat.py
+    mpirun -n 2 python docs/examples/heat.py
     cydistrun --nproc-per-node 4 docs/examples/heat.py --picture heat.png
 
 The plate is cut into blocks, as square as the number of ranks allows. In every step each rank

@@ -1,6 +1,6 @@
 """Clusters of handwritten digits on several ranks: k-means, one all_reduce per round.
 
-    mpirun -n 4 python docs/examples/kmeans.py
+    mpirun -n 2 python docs/examples/kmeans.py
     cydistrun --nproc-per-node 4 docs/examples/kmeans.py --picture kmeans.png
 
 Every rank holds a part of the 1,797 images that come with scikit-learn. In each round it gives

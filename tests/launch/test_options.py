@@ -84,6 +84,8 @@ def test_accepted(arguments: str, expected: dict[str, object]) -> None:
         ("--rdzv-backend etcd-v2", "etcd-v2 is not supported"),
         ("--rdzv-conf a=b", "--rdzv-conf is not supported: there is no rendezvous service"),
         ("--numa_binding node", "--numa-binding is not supported"),
+        ("--virtual-local-rank", "--virtual-local-rank is not supported: ranks of one host"),
+        ("--virtual_local_rank --standalone", "--virtual-local-rank is not supported"),
         ("--node-rank 1", "not in 0..0"),
         ("--master-port 70000", "not in 1..65535"),
         ("--max-restarts -1", "--max-restarts must not be negative"),

@@ -18,11 +18,6 @@ class ControlGroup(HostGroup):
 
     speaks_for: ProcessGroup | None = None
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What this group failed on; None while it has not."""
-        return self._failed
-
     def last_call(self) -> Call | None:
         own = super().last_call()
         if (own is not None and not own.over) or self.speaks_for is None:

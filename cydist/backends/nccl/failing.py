@@ -114,7 +114,7 @@ class Failures(ProcessGroup):
             if (told := self.alarm()) is not None:
                 return told
             lost = None if self._alarm is None else self._alarm.lost
-            for error in (lost, comparison.lost, self.host.failure):
+            for error in (lost, comparison.lost, self.host.error):
                 if isinstance(error, PeerFailedError) and error.ranks:  # others name living ones
                     return tuple(error.ranks)
             with contextlib.suppress(Differ):
@@ -264,11 +264,11 @@ class Failures(ProcessGroup):
 
     def check_usable(self, name: str) -> None:
         """Also learns here what the host group has been told."""
-        if self._failed is None and self.host.failure is not None:
+        if self._failed is None and self.host.error is not None:
             if (told := self.alarm()) is not None:
                 self.heard(told)
             else:
-                self.fail(self.host.failure, name)
+                self.fail(self.host.error, name)
         super().check_usable(name)
 
     def failure(self, flight: Flight) -> BaseException | None:

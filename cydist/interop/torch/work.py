@@ -27,6 +27,22 @@ def future_of(tensors: Any) -> Any:
     return torch.futures.Future(devices=list(dict.fromkeys(devices)))
 
 
+def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None]) -> Any:
+    """A torch Future that has the tensors when `over` is complete, or the text of `error()`.
+
+    A callback raises it. `Future.set_exception` would give C++ the exception as the Future's
+    value, in which DDP's reducer looks for tensors, and crashes.
+    """
+
+    def value(_: Any) -> Any:
+        raised = error()
+        if raised is not None:
+            raise raised
+        return tensors
+
+    return over.then(value)
+
+
 class Done(dist.Work):
     """A call that was over when it returned."""
 
@@ -121,20 +137,22 @@ class Pending(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A torch Future that gets `result`, or what the call raised."""
+        """A torch Future that gets `result`, or a RuntimeError with the text of what the call
+        raised."""
         if self._future is None:
-            future = self._future = future_of(self._tensors)
+            over = future_of(self._tensors)
+            raised: list[Exception] = []
 
             def fill() -> None:
+                try:
+                    self._work.wait()
+                except Exception as error:
+                    raised.append(error)
                 # Grad mode belongs to a thread, and this one is not the caller's.
                 with torch.no_grad():
-                    try:
-                        self._work.wait()
-                    except Exception as error:
-                        future.set_exception(error)
-                    else:
-                        future.set_result(self._tensors)
+                    over.set_result(self._tensors)
 
+            self._future = value_of(over, self._tensors, lambda: next(iter(raised), None))
             self._work._on_thread(fill)
         return self._future
 
@@ -176,12 +194,7 @@ class Several(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch Future that gets `result`, or what a call raised."""
-        parts = torch.futures.collect_all([work.get_future() for work in self._works])
-
-        def value(done: Any) -> Any:
-            for part in done.value():
-                part.value()
-            return self._tensors
-
-        return parts.then(value)
+        """A torch Future that gets `result`, or a RuntimeError with the text of what a call
+        raised."""
+        over = torch.futures.collect_all([work.get_future() for work in self._works])
+        return value_of(over, self._tensors, self.exception)

@@ -1,0 +1,168 @@
+"""Meeting by an address that rank 0 writes where the others look: another store, or a file.
+
+What they find there may be left from an earlier start of the same job.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meetings import HOST, WAIT, check_met, meet, stand_alone, together
+
+from cydist import auth, launchers, rendezvous
+from cydist.errors import AuthenticationError, RendezvousError
+from cydist.stores import FileStore, HashStore, Store, TCPStore
+from cydist.stores.members import release
+
+
+@pytest.fixture(autouse=True)
+def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher, a secret."""
+    stand_alone(monkeypatch, tmp_path)
+
+
+class Board(HashStore):
+    """A board that says when a rank has read an address off it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = threading.Event()
+
+    def get(self, key: str) -> bytes:
+        value = super().get(key)
+        self.read.set()
+        return value
+
+
+def met(board: Store, rank: int, size: int = 2, timeout: float = WAIT) -> Any:
+    return rendezvous.rendezvous_by(
+        board, lambda deadline: HOST, rank=rank, world_size=size, timeout=timeout
+    )
+
+
+@contextmanager
+def nobody() -> Iterator[int]:
+    """The port of a start whose ranks are gone: nobody listens."""
+    with socket.socket() as closed:  # bound, so that nobody is given it
+        closed.bind((HOST, 0))
+        yield closed.getsockname()[1]
+
+
+@contextmanager
+def something_else() -> Iterator[int]:
+    """Another program has the port by now, and answers in a language of its own."""
+    with socket.create_server((HOST, 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"220 mail.example.org ESMTP")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def an_earlier_start() -> Iterator[int]:
+    """Rank 0 of an earlier start still serves its store."""
+    store = TCPStore(HOST, 0, 2, True, WAIT, wait_for_workers=False, job="torchrun none 0a")
+    yield store.port
+    store.close()
+
+
+@pytest.mark.parametrize("left", [nobody, something_else, an_earlier_start])
+def test_an_address_that_was_left_is_read_again(left: Callable[[], Any]) -> None:
+    """Rank 1 comes first and finds an old address; it meets rank 0 all the same."""
+    board = Board()
+    with left() as port:
+        board.set("address", f"{HOST} {port} 0a0b0c0d")
+
+        def rank_0() -> Any:
+            assert board.read.wait(WAIT)
+            return met(board, 0)
+
+        check_met(together(rank_0, lambda: met(board, 1)))
+
+
+def test_ranks_meet_again_by_the_same_board() -> None:
+    """Three meetings in a row, for which each rank comes when it has time."""
+    board = HashStore()
+
+    def rank(number: int) -> Callable[[], Any]:
+        def all_meetings() -> Any:
+            for _ in range(2):
+                store, _, _ = met(board, number)
+                release(store)
+            return met(board, number)
+
+        return all_meetings
+
+    check_met(together(rank(0), rank(1)))
+
+
+def test_a_new_rank_meets_those_that_were_there_before() -> None:
+    """A world that grew: its last rank has never looked at the board."""
+    board = HashStore()
+    check_met(together(lambda: met(board, 0), lambda: met(board, 1)))
+    check_met(together(*(lambda rank=rank: met(board, rank, 3) for rank in range(3))))
+
+
+def test_rank_zero_that_never_comes_is_named() -> None:
+    """An address that nobody answers is an error at the deadline, which names rank 0."""
+    board = HashStore()
+    with nobody() as port:
+        board.set("address", f"{HOST} {port} 0a0b0c0d")
+        with pytest.raises(RendezvousError, match="rank 0 is missing") as found:
+            met(board, 1, timeout=0.3)
+    assert found.value.ranks == (0,)
+
+
+def test_a_store_of_another_secret_is_an_error_before_the_deadline() -> None:
+    """An address that stays and where another secret is known: nobody waits for the timeout."""
+    board = HashStore()
+    ours = auth.secret()
+    auth.forget_secret()
+    auth.set_secret(bytes(auth.SECRET_BYTES))
+    other = TCPStore(HOST, 0, 2, True, WAIT, wait_for_workers=False, job="0a0b0c0d")
+    auth.forget_secret()
+    auth.set_secret(ours)
+    board.set("address", f"{HOST} {other.port} 0a0b0c0d")
+    try:
+        with pytest.raises(AuthenticationError, match="secret"):
+            met(board, 1)
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("counts", [("0", "1"), ("3", "0")], ids="{0[0]} and {0[1]}".format)
+def test_agents_that_counted_different_restarts_are_one_job(counts: tuple[str, str]) -> None:
+    """Each agent of torchrun counts the restarts of its own workers."""
+    common = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "r"}
+    names = {launchers.job_id(common | {"TORCHELASTIC_RESTART_COUNT": n}) for n in counts}
+    assert names == {"torchrun r"}
+
+
+def test_a_failed_start_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one host meet in a file, to which a rank of a start that was killed had written."""
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    slurm |= {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    path = str(launchers.job_file(launchers.job_id()))
+    with ExitStack() as leftovers, nobody() as port:
+        left = FileStore(path, 3)
+        leftovers.callback(left.close)
+        left.set("address", f"{HOST} {port} 0a0b0c0d")
+        left.add("calls/0", 1)
+        check_met(meet(None, [0, 1]))
