@@ -57,9 +57,9 @@ class OverwrittenBoard(HashStore):
         self._relay = relay
 
     def set(self, key: str, value: object) -> None:
-        if key.startswith("address/"):
-            host, port = str(value).split()
-            value = f"{HOST} {self._relay(host, int(port))}"
+        if key == "address":
+            host, port, name = str(value).split()
+            value = f"{HOST} {self._relay(host, int(port))} {name}"
         super().set(key, value)  # type: ignore[arg-type]
 
 
