@@ -46,7 +46,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 # time, and at most. And how long what answers there may be no store of this start: rank 0 listens
 # before it has written where.
 _FIRST_TRY, _LONGEST_TRY = 1.0, 30.0
-_WRONG_SECONDS = 1.0
+_WRONG_SECONDS = 0.5
 
 
 class _Call(NamedTuple):
