@@ -157,7 +157,7 @@ def test_a_rank_that_does_not_come_is_a_timeout(gpus: Any) -> None:
     def late(rank: int) -> Any:
         if rank == 1:
             group: Any = dist.group.WORLD
-            until(lambda: group.host.failure is not None or polled(group))
+            until(lambda: group.host.error is not None or polled(group))
             return None
         return body(rank)
 
