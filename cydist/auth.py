@@ -438,17 +438,19 @@ def authenticate_client(
     claim: bytes = b"",
     secret: bytes | None = None,
     deadline: float | None = None,
+    patience: float = HANDSHAKE_TIMEOUT,
 ) -> None:
     """Prove ourselves to the server of a connection that we opened, and check the server.
 
-    deadline   on time.monotonic(); in any case 2 s of silence end it
+    deadline   on time.monotonic()
+    patience   seconds of silence that end it before
 
     Raises AuthenticationError, DistTimeoutError (the server said nothing in time),
     PeerFailedError (it hung up), DistNetworkError (it is no cydist service) or OSError (EMFILE:
     it has no descriptor left for us). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Conversation(sock, there, deadline)
+    conversation = _Conversation(sock, there, deadline, patience)
     endpoints = conversation.endpoints(accepted=False)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there, endpoints)
     with conversation:
@@ -475,16 +477,22 @@ def address_of(sock: socket.socket) -> str:
 class _Conversation:
     """Whole messages over a socket until a deadline; the socket's own timeout is kept.
 
-    It also ends when the other side has been silent for HANDSHAKE_TIMEOUT. That is counted in
+    It also ends when the other side has been silent for `patience` seconds. That is counted in
     slices: a whole machine that stands still for a while counts as one, so that its two
     processes do not blame each other.
     """
 
-    def __init__(self, sock: socket.socket, there: str, deadline: float | None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        there: str,
+        deadline: float | None,
+        patience: float = HANDSHAKE_TIMEOUT,
+    ) -> None:
         self._sock = sock
         self._there = there
         self._deadline = math.inf if deadline is None else deadline
-        self._patience = HANDSHAKE_TIMEOUT
+        self._patience = patience
         self._timeout = sock.gettimeout()
 
     def __enter__(self) -> _Conversation:

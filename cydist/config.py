@@ -88,10 +88,20 @@ RESTART_COUNT = Variable(
     ("CYDIST_RESTART_COUNT",), "0", "how often cydistrun has restarted the job's ranks"
 )
 STORE_FD = Variable(
-    ("CYDIST_STORE_FD",), "", "inherited socket of rank 0, bound to MASTER_PORT: listen on it"
+    ("CYDIST_STORE_FD",), "", "rank 0's inherited socket, which listens on the port of the store"
 )
-MASTER_ADDR = Variable(("CYDIST_MASTER_ADDR", "MASTER_ADDR"), "", "where rank 0 holds the store")
-MASTER_PORT = Variable(("CYDIST_MASTER_PORT", "MASTER_PORT"), "", "the store's port")
+STORE_PORT = Variable(
+    ("CYDIST_STORE_PORT",),
+    "",
+    "port of the store, and the MASTER_ADDR:MASTER_PORT in whose place it stands; set by cydistrun "
+    "on one host, and by spawn",
+)
+MASTER_ADDR = Variable(("CYDIST_MASTER_ADDR", "MASTER_ADDR"), "", "where rank 0 serves the store")
+MASTER_PORT = Variable(
+    ("CYDIST_MASTER_PORT", "MASTER_PORT"),
+    "",
+    "the store's port, where CYDIST_STORE_PORT is not set",
+)
 ERROR_FILE = Variable(
     ("CYDIST_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"),
     "",

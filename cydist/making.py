@@ -9,11 +9,12 @@ those who wait for them because they ask for another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cydist import registry
-from cydist.errors import MismatchError, RendezvousError
+from cydist.errors import DistError, DistNetworkError, MismatchError, RendezvousError
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
 from cydist.routing import RoutedGroup
@@ -23,6 +24,23 @@ if TYPE_CHECKING:
 
 DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
 MOST_ASKED = 16  # ranks at a time, what they asked for
+
+
+@contextlib.contextmanager
+def typed(doing: str, rank: int) -> Iterator[None]:
+    """Raise what this host refuses, such as a descriptor, as an error that names rank and call.
+
+    rank    -1: not known yet
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DistError):  # of which some are an OSError as well
+            raise
+        from cydist.door import explained
+
+        who = "this rank" if rank < 0 else f"rank {rank}"
+        raise DistNetworkError(f"{doing}, {who}: {explained(error)}") from error
 
 
 class World:
@@ -71,7 +89,7 @@ class World:
         meeting = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
-            with meeting.told_on_error(self.rank):
+            with meeting.told_on_error(self.rank), typed(f"making group {name!r}", self.rank):
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
                 if parent is not None and not (alike and parent.splits_alone):

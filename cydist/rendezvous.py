@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cydist import auth, config, launchers
 from cydist.errors import (
     AuthenticationError,
+    DistNetworkError,
     DistStoreError,
     PeerFailedError,
     RendezvousError,
@@ -237,6 +238,9 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
             raise ValueError("env:// needs MASTER_PORT beside MASTER_ADDR")
         if not host and rank > 0:
             raise ValueError("env:// needs MASTER_ADDR on every rank but 0")
+        own = _launchers_port(host, port)
+        if own is not None:
+            return _tcp(call, host, own, awaited=True), rank, size
         return _tcp(call, host, _port(port)), rank, size
     if size == 1:
         return _tcp(call._replace(rank=0), "127.0.0.1", 0), rank, size
@@ -496,10 +500,11 @@ def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
     return free[automatic.index(place)]
 
 
-def _tcp(call: _Call, host: str, port: int, name: str = "") -> TCPStore:
+def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = False) -> TCPStore:
     """The job's store at host:port, served by rank 0.
 
-    name    of this start of the job, where its address does not tell it from others
+    name        of this start of the job, where its address does not tell it from others
+    awaited     the launcher listens there until rank 0 serves
     """
     fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
@@ -512,21 +517,43 @@ def _tcp(call: _Call, host: str, port: int, name: str = "") -> TCPStore:
                 max(0.001, call.remaining),
                 wait_for_workers=False,
                 master_listen_fd=fd,
+                awaited=awaited,
                 job=f"{launchers.job_id()} {name}".strip(),
             )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None
+    except DistNetworkError as error:
+        lost = config.STORE_FD.get()
+        if call.rank != 0 or not (awaited and lost) or fd is not None:
+            raise
+        raise DistNetworkError(
+            f"{error}. The launcher gave rank 0 a socket that listens there, and "
+            f"{config.STORE_FD.names[0]}={lost} is not it: a program between the launcher and this "
+            "one closed the descriptor and holds a copy. Let it replace itself by this one (exec), "
+            "or hand its descriptors on (in Python: subprocess.run(..., close_fds=False))"
+        ) from None
+
+
+def _launchers_port(host: str, port: str) -> int | None:
+    """The port on which the launcher listens for rank 0; None where there is none, or where the
+    program has set another address since."""
+    own, _, address = config.STORE_PORT.get().partition(" ")
+    return _port(own) if own and address == f"{host}:{port}" else None
 
 
 def _launchers_socket(port: int) -> int | None:
-    """The socket that the launcher bound, taken if it is bound to `port`: it is for MASTER_PORT,
-    and a URL may ask for another one. A process that rank 0 started has the variable alone."""
+    """The socket by which the launcher listens, taken if it does so on `port`: a URL may ask for
+    another one. A process that rank 0 started has the variable alone."""
     try:
-        bound = socket.socket(fileno=int(config.STORE_FD.get()))
+        found = socket.socket(fileno=int(config.STORE_FD.get()))
     except (ValueError, OverflowError, OSError):
         return None
-    fits = bound.family in (socket.AF_INET, socket.AF_INET6) and bound.getsockname()[1] == port
-    bound.detach()
+    fits = (
+        found.family in (socket.AF_INET, socket.AF_INET6)
+        and found.getsockname()[1] == port
+        and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    )
+    found.detach()
     return int(config.STORE_FD.take()) if fits else None
 
 

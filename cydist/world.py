@@ -17,7 +17,7 @@ from cydist import config, registry
 from cydist._native import arm_failpoint, short, use_isa
 from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
-from cydist.making import DEFAULT_GROUP, World
+from cydist.making import DEFAULT_GROUP, World, typed
 from cydist.nonmember import NonMember
 from cydist.work import seconds
 
@@ -133,7 +133,8 @@ def init_process_group(
 
     Raises ValueError for contradictory arguments and a second call, RendezvousError when
     ranks are missing at the timeout (it lists them) or ask for different backends (it says who
-    for which), PeerFailedError when one dies on the way.
+    for which), PeerFailedError when one dies on the way, DistNetworkError when this rank gets no
+    port, descriptor or file.
     """
     # With sockets and cryptography, which imports alone do not need.
     from cydist import crossings, rendezvous
@@ -144,10 +145,11 @@ def init_process_group(
     assert limit is not None
     spec = registry.plain(rendezvous.default_backend() if backend is None else backend)
     obey_settings()
-    meeting, rank, world_size = rendezvous.rendezvous(
-        init_method, rank=rank, world_size=world_size, store=store,
-        timeout=limit, group_name=group_name, backend=spec,
-    )  # fmt: skip
+    with typed("init_process_group", rank):
+        meeting, rank, world_size = rendezvous.rendezvous(
+            init_method, rank=rank, world_size=world_size, store=store,
+            timeout=limit, group_name=group_name, backend=spec,
+        )  # fmt: skip
     world = World(meeting, rank, world_size, limit, spec, owns_store=store is None)
     world.allow_pickle = allow_pickle
     try:

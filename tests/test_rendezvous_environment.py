@@ -14,9 +14,7 @@ import pytest
 from meetings import HOST, WAIT, check_met, meet, stand_alone, together
 
 from cydist import auth, launchers, rendezvous
-from cydist.errors import (
-    RendezvousError,
-)
+from cydist.errors import DistNetworkError, RendezvousError
 from cydist.stores import TCPStore
 from transports import free_port
 
@@ -97,28 +95,81 @@ def test_missing_variables_are_named(
         rendezvous.rendezvous(rank=1, world_size=2, timeout=0)
 
 
-def test_launchers_socket_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 serves on the socket that the launcher bound, and the variable is used up."""
-    listener = socket.socket()
-    listener.bind((HOST, 0))
+def launched(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """What a launcher sets, and the socket by which it listens."""
+    listener = socket.create_server((HOST, 0))
+    master = f"{HOST}:{free_port()}"
     monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
-    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
-    outcomes = meet("env://", [0, 1])
-    assert "CYDIST_STORE_FD" not in os.environ
-    check_met(outcomes)
+    monkeypatch.setenv("MASTER_PORT", master.split(":")[1])
+    monkeypatch.setenv("CYDIST_STORE_PORT", f"{listener.getsockname()[1]} {master}")
+    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.fileno()))
+    return listener
 
 
-def test_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def store_of(outcome: Any) -> TCPStore:
+    """The job's store, in which these ranks met."""
+    store = outcome[0]
+    while not isinstance(store, TCPStore):
+        store = store.underlying_store
+    return store
+
+
+def test_the_launchers_socket_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 serves by the socket of its launcher, the variable is used up, and MASTER_PORT is left
+    alone; a second meeting is at the same place."""
+    listener = launched(monkeypatch)
+    port = listener.getsockname()[1]
+    listener.detach()
+    with socket.create_server((HOST, int(os.environ["MASTER_PORT"]))) as other:
+        other.setblocking(False)
+        for _ in range(2):
+            outcomes = meet("env://", [0, 1])
+            check_met(outcomes)
+            assert "CYDIST_STORE_FD" not in os.environ
+            for outcome in outcomes:
+                assert store_of(outcome).port == port
+                store_of(outcome).close()
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+def test_the_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL may name another port: rank 0 serves there, and the socket stays for env://."""
-    listener = socket.socket()
-    listener.bind((HOST, 0))
-    monkeypatch.setenv("MASTER_ADDR", HOST)
-    monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
-    monkeypatch.setenv("CYDIST_STORE_FD", str(listener.detach()))
+    launched(monkeypatch).detach()
     check_met(meet(f"tcp://{HOST}:{free_port()}", [0, 1]))
     check_met(meet("env://", [0, 1]))
     assert "CYDIST_STORE_FD" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["MASTER_PORT", "CYDIST_MASTER_PORT"])
+def test_a_program_may_set_another_port(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The store is where the program says since, and not where the launcher listens."""
+    with launched(monkeypatch):
+        monkeypatch.setenv(name, str(free_port()))
+        outcomes = meet("env://", [0, 1])
+        check_met(outcomes)
+        assert store_of(outcomes[0]).port == int(os.environ[name])
+
+
+def test_a_rank_waits_where_the_launcher_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that comes before rank 0 waits for it until its own timeout, which may be longer than
+    a server may be silent elsewhere; then it says who is missing."""
+    monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.05)
+    with launched(monkeypatch), pytest.raises(RendezvousError, match="rank 0 is missing") as caught:
+        rendezvous.rendezvous("env://", rank=1, world_size=2, timeout=0.5)
+    assert "timeout after 0." in str(caught.value)
+    assert caught.value.ranks == (0,)
+
+
+def test_a_lost_descriptor_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program between launcher and rank 0 closed the descriptor and holds a copy, the port
+    can't be bound: the error says what to do."""
+    with launched(monkeypatch):
+        lost = os.dup(0)
+        os.close(lost)
+        monkeypatch.setenv("CYDIST_STORE_FD", str(lost))
+        with pytest.raises(DistNetworkError, match=rf"STORE_FD={lost} is not it.*close_fds=False"):
+            rendezvous.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
 
 
 @pytest.mark.parametrize("stale", ["closed", "file", "unix", "no number"])
@@ -129,8 +180,7 @@ def test_a_stale_descriptor_is_passed_over(monkeypatch: pytest.MonkeyPatch, stal
         closed = os.dup(0)
         os.close(closed)
         said = {"closed": closed, "file": file.fileno(), "unix": one.fileno(), "no number": "x"}
-        monkeypatch.setenv("MASTER_ADDR", HOST)
-        monkeypatch.setenv("MASTER_PORT", str(free_port()))
+        launched(monkeypatch).close()
         monkeypatch.setenv("CYDIST_STORE_FD", str(said[stale]))
         check_met(meet("env://", [0, 1], timeout=10))
         one.send(b"x")

@@ -6,6 +6,7 @@ read by others, and end up in logs.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Mapping, MutableMapping
@@ -21,62 +22,107 @@ if TYPE_CHECKING:
 _STALE = (
     config.SECRET_FD,
     config.STORE_FD,
+    config.STORE_PORT,
     config.ERROR_FILE,
     config.MASTER_ADDR,
     config.MASTER_PORT,
 )
 
 
-class Generation(NamedTuple):
-    """One attempt at the job: a restart is a new one, with a new secret and a new port.
+# What getaddrinfo says of a name that it does not know, in place of an errno.
+_NO_NAME = (socket.EAI_NONAME, socket.EAI_FAMILY, socket.EAI_NODATA)
 
-    secret          32 bytes; None when every host has CYDIST_SECRET_FILE
-    port            of rank 0's store
-    store           the socket bound to it, for rank 0 to listen on; None: rank 0 binds it
+
+class Ports(NamedTuple):
+    """The ports of a job on one host: one for cydist's store, one for other libraries.
+
+    master      MASTER_PORT, where torch's store, say, is going to be
+    store       listens on the port of cydist's store; rank 0 serves there, and alone can: no other
+                process may bind a port that is listened on
+    reserved    bound to `master`, without listening, so that rank 0's libraries may still bind it
+                themselves; None: the user chose the port
     """
 
-    number: int
-    secret: bytes | None
-    port: int
-    store: socket.socket | None
+    master: int
+    store: socket.socket
+    reserved: socket.socket | None
 
     def close(self) -> None:
-        """Give up our copy of the socket: rank 0 has its own."""
-        if self.store is not None:
-            self.store.close()
+        """Give up our copies of the sockets: rank 0 has its own."""
+        self.store.close()
+        if self.reserved is not None:
+            self.reserved.close()
 
 
-def new_generation(options: Options, number: int) -> Generation:
-    """Make what generation `number` shares. Raises RendezvousError: the address is not ours."""
-    secret = new_secret() if options.nodes == 1 else None
-    if options.master_port is not None:
-        return Generation(number, secret, options.master_port, None)
-    store = hold_port(options.master_addr)
-    return Generation(number, secret, store.getsockname()[1], store)
+def new_ports(host: str, master_port: int | None = None) -> Ports:
+    """Take free ports of `host`. Raises RendezvousError: the address is not ours, or this host has
+    no port or descriptor left."""
+    store = _bind(host)
+    try:
+        store.listen()  # rank 0 lengthens the queue, in which ranks that come before it wait
+        # Nobody else may bind the port now. The connections made here may outlive the store for
+        # a while, in TIME_WAIT; rank 0 must be able to serve there again.
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if master_port is not None:
+            return Ports(master_port, store, None)
+        reserved = _bind(host, reuse=True)
+    except BaseException:
+        store.close()
+        raise
+    return Ports(reserved.getsockname()[1], store, reserved)
 
 
-def hold_port(host: str) -> socket.socket:
-    """A socket bound to a free port of `host`, so that no other job is given it.
+def _bind(host: str, *, reuse: bool = False) -> socket.socket:
+    """A socket bound to a free port.
 
-    It does not listen yet: until rank 0 does, a store of another library in rank 0 may still
-    bind the port itself (both sides set SO_REUSEADDR).
+    reuse       others that ask for the same may bind the port too, until one of them listens
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        holder = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
         try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(address)
+            if reuse:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
         except OSError:
-            holder.close()
+            bound.close()
             raise
     except OSError as error:
-        raise RendezvousError(
-            f"--master-addr {host} is not an address of this host: {error}"
-        ) from None
-    return holder
+        ours = error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
+        why = "the job gets no port there" if ours else "it is not an address of this host"
+        raise RendezvousError(f"--master-addr {host}: {why}: {error}") from None
+    return bound
+
+
+class Generation(NamedTuple):
+    """One attempt at the job: a restart is a new one, with a new secret and new ports.
+
+    secret      32 bytes; None when every host has CYDIST_SECRET_FILE
+    port        MASTER_PORT
+    ports       of a job on one host; None: rank 0 serves the store on MASTER_PORT, which it binds
+    """
+
+    number: int
+    secret: bytes | None
+    port: int
+    ports: Ports | None
+
+    def close(self) -> None:
+        """Give up our copies of the sockets: rank 0 has its own."""
+        if self.ports is not None:
+            self.ports.close()
+
+
+def new_generation(options: Options, number: int) -> Generation:
+    """Make what generation `number` shares. Raises RendezvousError: the address is not ours, or
+    this host has no port or descriptor left."""
+    if options.nodes > 1:
+        assert options.master_port is not None
+        return Generation(number, None, options.master_port, None)
+    ports = new_ports(options.master_addr, options.master_port)
+    return Generation(number, new_secret(), ports.master, ports)
 
 
 def secret_pipe(secret: bytes) -> int:
@@ -87,9 +133,18 @@ def secret_pipe(secret: bytes) -> int:
     return read
 
 
-def job_variables(address: str, port: int, run_id: str, generation: int) -> dict[str, str]:
-    """What all ranks of a job find alike."""
+def job_variables(
+    address: str, port: int, store_port: int | None, run_id: str, generation: int
+) -> dict[str, str]:
+    """What all ranks of a job find alike.
+
+    store_port  of cydist's store; None: it is on `port`, where other libraries look for theirs
+    """
+    own = (
+        {} if store_port is None else {config.STORE_PORT.names[0]: f"{store_port} {address}:{port}"}
+    )
     return {
+        **own,
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         config.RUN_ID.names[0]: run_id,
@@ -115,8 +170,12 @@ def worker_environment(
     rank = options.node_rank * options.local_size + local_rank
     variables = dict(inherited)
     remove_stale(variables)
+    ports = generation.ports
+    store_port = None if ports is None else ports.store.getsockname()[1]
     variables.update(
-        job_variables(options.master_addr, generation.port, options.run_id, generation.number),
+        job_variables(
+            options.master_addr, generation.port, store_port, options.run_id, generation.number
+        ),
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
         WORLD_SIZE=str(options.world_size),

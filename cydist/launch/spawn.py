@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import struct
 import sys
 import threading
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cydist import config
 from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from cydist.launch.causes import blames_another
-from cydist.launch.environment import hold_port, job_variables, remove_stale, secret_pipe
+from cydist.launch.environment import Ports, job_variables, new_ports, remove_stale, secret_pipe
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
 from cydist.secret import new_secret
 
@@ -40,9 +39,10 @@ class _Place(NamedTuple):
     rank: int
     size: int
     run_id: str
-    port: int
+    port: int  # MASTER_PORT
+    store_port: int
     secret: bytes
-    store: socket.socket | None  # rank 0's: bound to `port`
+    ports: Ports | None  # for rank 0 to use; what others have inherited by a fork, they close
     parent: int  # pid that the kernel ties the child's life to; 0: watch the parent instead
 
 
@@ -182,16 +182,17 @@ def spawn(
     direct = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
     processes: list[BaseProcess] = []
     reports: list[Connection] = []
-    with hold_port("127.0.0.1") as store:
+    with contextlib.closing(new_ports("127.0.0.1")) as ports:
         try:
             for rank in range(nprocs):
                 place = _Place(
                     rank,
                     nprocs,
                     run_id,
-                    store.getsockname()[1],
+                    ports.master,
+                    ports.store.getsockname()[1],
                     secret,
-                    store if rank == 0 else None,
+                    ports if rank == 0 or start_method == "fork" else None,
                     os.getpid() if direct else 0,
                 )
                 ours, theirs = context.Pipe(duplex=False)
@@ -236,11 +237,18 @@ def _become(place: _Place) -> None:
     """Set what `env://` reads, and leave secret and socket where they are looked for."""
     rank, size = str(place.rank), str(place.size)
     remove_stale(os.environ)
-    os.environ.update(job_variables("127.0.0.1", place.port, place.run_id, 0))
+    os.environ.update(job_variables("127.0.0.1", place.port, place.store_port, place.run_id, 0))
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ[config.SECRET_FD.names[0]] = str(secret_pipe(place.secret))
-    if place.store is not None:
-        os.environ[config.STORE_FD.names[0]] = str(place.store.detach())
+    if place.ports is None:
+        return
+    if place.rank > 0:
+        place.ports.close()
+        return
+    _, store, reserved = place.ports
+    os.environ[config.STORE_FD.names[0]] = str(store.detach())
+    if reserved is not None:
+        reserved.detach()  # open as long as this process
 
 
 def _follow_parent() -> None:

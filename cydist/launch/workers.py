@@ -65,9 +65,10 @@ class Worker:
                 stack.callback(os.close, fd)
                 variables[config.SECRET_FD.names[0]] = str(fd)
                 passed.append(fd)
-            if generation.store is not None and self.rank == 0:
-                variables[config.STORE_FD.names[0]] = str(generation.store.fileno())
-                passed.append(generation.store.fileno())
+            if generation.ports is not None and self.rank == 0:
+                _, store, reserved = generation.ports
+                variables[config.STORE_FD.names[0]] = str(store.fileno())
+                passed += [each.fileno() for each in (store, reserved) if each is not None]
             ends = {stream: self._stream(stream, options, stack) for stream in STREAMS}
             launcher = os.getpid()
             process = subprocess.Popen(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 
+from cydist.door import explained
+from cydist.errors import DistNetworkError
 from cydist.stores.listening import adopt, bind
 from cydist.stores.tcp_server import StoreServer, servers
 
@@ -58,4 +60,10 @@ def serve(
 
 
 def _new_server(host: str, port: int, secret: bytes, job: str, fd: int | None) -> StoreServer:
-    return StoreServer(bind(host, port) if fd is None else [adopt(fd, port)], secret, job)
+    listeners = bind(host, port) if fd is None else [adopt(fd, port)]
+    try:
+        return StoreServer(listeners, secret, job)
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise DistNetworkError(f"cannot serve a store on port {port}: {explained(error)}") from None

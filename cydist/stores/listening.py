@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from cydist.door import explained
 from cydist.errors import DistNetworkError
 from cydist.interfaces import outwards, public_address
 from cydist.names import resolve
@@ -12,13 +13,24 @@ from cydist.names import resolve
 
 def adopt(fd: int, port: int) -> socket.socket:
     """The socket behind `fd`, which must be bound to `port`; ours from now on."""
-    listener = socket.socket(fileno=fd)
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise DistNetworkError(f"master_listen_fd {fd} is not a socket: {error}") from None
     bound = listener.getsockname()[1]
     if bound != port:
         listener.detach()
         raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
     # It came through an exec; programs that this rank starts must not hold the port open.
     listener.set_inheritable(False)
+    try:
+        listener.listen()  # it may do so already
+    except OSError as error:
+        listener.detach()
+        raise DistNetworkError(
+            f"cannot listen on port {port}, to which master_listen_fd {fd} is bound: {error}. "
+            "Another process listens there"
+        ) from None
     return listener
 
 
@@ -59,7 +71,11 @@ def _bind_one(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise DistNetworkError(f"cannot listen on {host}, port {port}: {error}") from None
     for family, kind, protocol, _, address in candidates:
-        listener = socket.socket(family, kind, protocol)
+        try:
+            listener = socket.socket(family, kind, protocol)
+        except OSError as error:
+            failure = error
+            continue
         try:
             # Else a port whose last connections are in TIME_WAIT could not be served again.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,4 +99,5 @@ def _bind_one(host: str, port: int) -> socket.socket:
             f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "
             "run where MASTER_ADDR points"
         )
-    raise DistNetworkError(f"cannot listen on {host}, port {port}: {failure}")
+    why = "it has no address" if failure is None else explained(failure)
+    raise DistNetworkError(f"cannot listen on {host}, port {port}: {why}")

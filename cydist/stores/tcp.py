@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -70,13 +71,15 @@ class TCPStore(Store):
     timeout            of the construction, and of later calls by default
     wait_for_workers   the master returns when `world_size` users are there
     multi_tenant       masters of one process share one server for the same host and port
-    master_listen_fd   a socket bound to `port`, not yet listening, to serve on
+    master_listen_fd   a socket bound to `port`, listening or not, to serve on
     use_libuv          accepted and ignored
     job                tells jobs apart that share a secret; the same on all users
+    awaited            a launcher listens on the port until the master serves: wait for the master's
+                       first word until the timeout, and not for 2 s only
 
-    Raises DistNetworkError if the port is taken, AuthenticationError if the two sides do not
-    share a secret, DistStoreError if something else answers there, StoreTimeoutError if
-    nobody does.
+    Raises DistNetworkError if the port is taken or no descriptor is left for it,
+    AuthenticationError if the two sides do not share a secret, DistStoreError if something else
+    answers there, StoreTimeoutError if nobody does.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class TCPStore(Store):
         use_libuv: bool = True,
         *,
         job: str = "",
+        awaited: bool = False,
     ) -> None:
         super().__init__(timeout)
         if not 0 <= port <= 65535 or (port == 0 and not is_master):
@@ -107,7 +111,7 @@ class TCPStore(Store):
             host_name = host_name or public_address()
         self._hold(_Pool(host_name, port, secret, job), lease)
         try:
-            self._pool.give(self._pool.connect(deadline, patient=True))
+            self._pool.give(self._pool.connect(deadline, patient=True, awaited=awaited))
             self._join(world_size, is_master and wait_for_workers, deadline)
         except BaseException:
             self.close()
@@ -357,20 +361,23 @@ class _Pool:
             connection.close()
         self._idle, self._bonds, self.wills = [], [], []
 
-    def connect(self, deadline: float, *, patient: bool) -> socket.socket:
+    def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> socket.socket:
         """A new connection, authenticated.
 
         patient   keep trying until the deadline while nobody listens there
+        awaited   and while it is listened on, but not yet served
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE
         failure: Exception | None = None
         while True:
             try:
-                return self._connect_once(deadline)
+                return self._connect_once(deadline, awaited)
             except AuthenticationError:
                 raise
-            except DistTimeoutError:
+            except DistTimeoutError as error:
+                if awaited and time.monotonic() >= deadline:
+                    raise self._missing(deadline - started, error) from None
                 raise StoreTimeoutError(
                     f"{self.name} is not a cydist store, or the process that serves it is "
                     "stopped: it did not greet us in time",
@@ -379,7 +386,7 @@ class _Pool:
             except PeerFailedError as error:
                 # The server has too many strangers at its door, or is none of ours.
                 failure = error
-                if time.monotonic() - started > _CLOSED_LIMIT:
+                if not awaited and time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(
                         f"{self.name} is not a cydist store, or is beset by strangers: {error}"
                     ) from None
@@ -397,16 +404,18 @@ class _Pool:
                     ) from None
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise StoreTimeoutError(
-                    f"no store at {self.name}: timeout after {deadline - started:.3g} s "
-                    f"({explained(failure)}); is the master (rank 0) running, and does this "
-                    "address reach it?",
-                    answered=False,
-                )
+                raise self._missing(deadline - started, failure)
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _connect_once(self, deadline: float) -> socket.socket:
+    def _missing(self, seconds: float, failure: Exception) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"no store at {self.name}: timeout after {seconds:.3g} s ({explained(failure)}); is "
+            "the master (rank 0) running, and does this address reach it?",
+            answered=False,
+        )
+
+    def _connect_once(self, deadline: float, awaited: bool) -> socket.socket:
         """One try at every address that the host has."""
         failure: OSError = ConnectionError("the name has no address")
         for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
@@ -414,7 +423,7 @@ class _Pool:
             try:
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.connect(address)
-                self._authenticate(connection, deadline)
+                self._authenticate(connection, deadline, awaited)
                 return connection
             except BaseException as error:
                 connection.close()
@@ -424,7 +433,7 @@ class _Pool:
                 raise
         raise failure
 
-    def _authenticate(self, connection: socket.socket, deadline: float) -> None:
+    def _authenticate(self, connection: socket.socket, deadline: float, awaited: bool) -> None:
         if connection.getsockname() == connection.getpeername():
             # While nobody listens on a port of the ephemeral range, TCP can meet itself.
             raise ConnectionRefusedError("connected to itself")
@@ -435,6 +444,7 @@ class _Pool:
             job=self._job,
             secret=self._secret,
             deadline=deadline + _GRACE,
+            patience=math.inf if awaited else auth.HANDSHAKE_TIMEOUT,
         )
 
 

@@ -111,3 +111,64 @@ def test_the_example_learns() -> None:
     pytest.importorskip("sklearn")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert "epoch 20/20" in run([*launch, str(EXAMPLE)])
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import torch
+import torch.distributed
+import cydist
+
+def cydists():
+    cydist.init_process_group(timeout=60)
+    x = np.ones(3)
+    cydist.all_reduce(x)
+    return x.tolist()
+
+def torchs(backend):
+    torch.distributed.init_process_group(backend)
+    x = torch.ones(3)
+    torch.distributed.all_reduce(x)
+    return x.tolist()
+
+def main(*orders):
+    sums = [cydists() if name == "own" else torchs(name) for name in orders]
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if cydist.is_initialized():
+        cydist.destroy_process_group()
+    sys.stdout.write(f"{os.environ['RANK']} {sums}\\n")
+
+def rank(i, orders):
+    main(*orders)
+
+if __name__ == "__main__":
+    how, *orders = sys.argv[1:]
+    main(*orders) if how == "cydistrun" else cydist.spawn(rank, (orders,), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "orders"),
+    [
+        ("cydistrun", "own gloo"),
+        ("cydistrun", "gloo own"),
+        ("cydistrun", "own cydist"),
+        ("cydistrun", "cydist own"),
+        ("spawn", "own gloo"),
+        ("spawn", "gloo own"),
+    ],
+)
+def test_cydists_store_and_torchs_have_ports_of_their_own(
+    tmp_path: Path, how: str, orders: str
+) -> None:
+    """One program may have groups of cydist's and of torch's, made in any order."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    start = ["-m", "cydist.launch", "-n", "2"] if how == "cydistrun" else []
+    printed = run([*start, str(program), how, *orders.split()])
+    sums = [[2.0] * 3 for _ in orders.split()]
+    labels = [f"[{rank}] " if how == "cydistrun" else "" for rank in range(2)]
+    expected = [f"{label}{rank} {sums}" for rank, label in enumerate(labels)]
+    assert sorted(printed.splitlines()) == expected

@@ -55,7 +55,7 @@ def run(directory: Path, functions: str, main: str) -> str:
 
 @pytest.mark.parametrize("method", [*METHODS, "fork"])
 def test_ranks_find_each_other(tmp_path: Path, method: str) -> None:
-    """Each process has its rank, one secret for all, and rank 0 the socket of the port."""
+    """Each process has its rank, one secret for all, and rank 0 the socket that listens."""
     functions = """
 def rank(i, a, b):
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR"
@@ -63,8 +63,9 @@ def rank(i, a, b):
     bound = None
     if "CYDIST_STORE_FD" in os.environ:
         with socket.socket(fileno=int(os.environ["CYDIST_STORE_FD"])) as store:
-            store.listen()
-            bound = store.getsockname() == ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+            port = int(os.environ["CYDIST_STORE_PORT"].split()[0])
+            listens = store.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            bound = listens and store.getsockname() == ("127.0.0.1", port)
     values = [os.environ[name] for name in names.split()]
     Path(str(i)).write_text(repr((i, a, b, values, len(secret), bound)))
     Path(f"secret{i}").write_bytes(secret)
@@ -75,6 +76,22 @@ def rank(i, a, b):
         expected = (i, "x", 2, values, 32, True if i == 0 else None)
         assert (tmp_path / str(i)).read_text() == repr(expected)
     assert len({(tmp_path / f"secret{i}").read_bytes() for i in range(3)}) == 1
+
+
+@pytest.mark.parametrize("method", [*METHODS, "fork"])
+def test_ranks_can_meet_twice(tmp_path: Path, method: str) -> None:
+    """No other process of the job holds the store's port open."""
+    functions = """
+import cydist as dist
+def rank(i):
+    for _ in range(2):
+        dist.init_process_group(timeout=30)
+        dist.barrier()
+        dist.destroy_process_group()
+    Path(str(i)).write_text("met twice")
+"""
+    run(tmp_path, functions, f"spawn(rank, nprocs=2, start_method={method!r})")
+    assert [(tmp_path / str(i)).read_text() for i in range(2)] == ["met twice"] * 2
 
 
 def test_exception_is_raised_here(tmp_path: Path) -> None:

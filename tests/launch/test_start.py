@@ -74,26 +74,87 @@ def test_program(launcher: Launcher) -> None:
     assert "[1] rank 1\n" in result.stdout
 
 
-def test_port_is_held(launcher: Launcher) -> None:
-    """Before rank 0 listens, a stranger can't bind its port; rank 0 finds it in CYDIST_STORE_FD."""
+def test_the_stores_port_is_listened_on(launcher: Launcher) -> None:
+    """Before rank 0 serves, no other process can bind the store's port; rank 0 finds the socket
+    in CYDIST_STORE_FD."""
     script = launcher.script(
         "import socket",
-        "print('port', os.environ['MASTER_PORT'], 'CYDIST_STORE_FD' in os.environ, flush=True)",
+        "print('port', os.environ['CYDIST_STORE_PORT'].split()[0],",
+        "      'CYDIST_STORE_FD' in os.environ, flush=True)",
         "sys.stdin.readline()",
         "if rank == 0:",
         "    with socket.socket(fileno=int(os.environ['CYDIST_STORE_FD'])) as store:",
-        "        store.listen()",
-        "        print(store.getsockname())",
+        "        print(store.getsockname(), store.accept()[0].recv(5))",
     )
     process = launcher.start("-n", "2", script, stdin=subprocess.PIPE)
     seen = launcher.read_until(process, lambda seen: seen.count(b"\n") == 2)
     found = re.findall(rb"\[(\d)\] port (\d+) (\w+)\n", seen)
     port = int(found[0][1])
     assert sorted(found) == [(b"0", b"%d" % port, b"True"), (b"1", b"%d" % port, b"False")]
-    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-        stranger.bind(("127.0.0.1", port))
+    for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        with socket.socket() as other:
+            if option is not None:
+                other.setsockopt(socket.SOL_SOCKET, option, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as early:
+        early.sendall(b"early")
+        out, _ = process.communicate(b"\n", timeout=60)
+    assert out.decode() == f"[0] ('127.0.0.1', {port}) b'early'\n"
+
+
+def test_master_port_is_reserved(launcher: Launcher) -> None:
+    """No other job is given MASTER_PORT, and rank 0 can listen there itself."""
+    script = launcher.script(
+        "import socket",
+        "print('port', os.environ['MASTER_PORT'], flush=True)",
+        "sys.stdin.readline()",
+        "if rank == 0:",
+        "    with socket.socket() as own:",
+        "        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)",
+        "        own.bind(('127.0.0.1', int(os.environ['MASTER_PORT'])))",
+        "        own.listen()",
+        "        print('listens')",
+    )
+    process = launcher.start("-n", "2", script, stdin=subprocess.PIPE)
+    seen = launcher.read_until(process, lambda seen: seen.count(b"\n") == 2)
+    port = int(re.findall(rb"port (\d+)\n", seen)[0])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
     out, _ = process.communicate(b"\n", timeout=60)
-    assert out.decode() == f"[0] ('127.0.0.1', {port})\n"
+    assert out == b"[0] listens\n"
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["a free port", "--master-port"])
+def test_a_listener_on_master_port_does_not_stop_the_job(launcher: Launcher, given: bool) -> None:
+    """Whoever listens on MASTER_PORT before rank 0 gets nothing of cydist's."""
+    script = launcher.script(
+        "import cydist as dist",
+        "print('port', os.environ['MASTER_PORT'], flush=True)",
+        "sys.stdin.readline() if rank == 0 else None",
+        "for _ in range(2):",
+        "    dist.init_process_group(timeout=30)",
+        "    whole = [None, None]",
+        "    dist.all_gather_object(whole, rank)",
+        "    dist.destroy_process_group()",
+        "print(whole)",
+    )
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        options = []
+        if given:
+            other.bind(("127.0.0.1", 0))
+            options = [f"--master-port={other.getsockname()[1]}"]
+        process = launcher.start("-n", "2", *options, script, stdin=subprocess.PIPE)
+        seen = launcher.read_until(process, lambda seen: seen.count(b"\n") == 2)
+        if not given:
+            other.bind(("127.0.0.1", int(re.findall(rb"port (\d+)\n", seen)[0])))
+        other.listen()
+        other.setblocking(False)
+        out, _ = process.communicate(b"\n", timeout=60)
+        assert sorted(out.splitlines()) == [b"[0] [0, 1]", b"[1] [0, 1]"]
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 def test_secret_is_not_in_sight(launcher: Launcher) -> None:
