@@ -216,6 +216,8 @@ class Connections:
         alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
         if self._door.alarm is not None:
             alarms.append(self._door.alarm)
+        if self._wanted:  # a round that raised has not come to it
+            alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
             if self._stopping:
                 return

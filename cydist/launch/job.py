@@ -150,13 +150,14 @@ class Job:
 
     def _loop(self, done: Callable[[], bool]) -> None:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
-        self._advance()
-        while not self.abandoned and not done():
+        while not self.abandoned:
             with self._rounds:
+                self._advance()  # first: what a round that raised has not come to
+                if done():
+                    return
                 self._round()
                 if self._stage is Stage.SWEEPING and self._over():
                     return
-                self._advance()
 
     def _round(self) -> None:
         """Wait until something happens or must happen, and handle it."""

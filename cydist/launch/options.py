@@ -213,7 +213,7 @@ def _resolve(given: argparse.Namespace) -> Options:
         ("--shutdown-timeout", given.shutdown_timeout),
     ):
         if not value >= 0:
-            raise ValueError(f"{name} must be 0 or more: got {value}")
+            raise ValueError(f"{name} must not be negative, nor NaN: got {value}")
     if given.max_restarts and nodes > 1:
         raise ValueError(
             "--max-restarts works on one host only: the other hosts would not restart with it"

@@ -194,6 +194,8 @@ class StoreServer:
         times = [alarm[0] for alarm in self._alarms[:1]]
         times += [when for when in (self._door.alarm, self._end) if when is not None]
         now = time.monotonic()
+        if self._wills:  # a round that raised has not come to them
+            times.append(now)
         return max(0.0, min([now + LONGEST_WAIT, *times]) - now)
 
     def _ring_alarms(self, now: float) -> None:
