@@ -554,5 +554,5 @@ def test_that_it_cannot_be_said_ends_nothing() -> None:
 
 def test_a_wait_still_ends(master: TCPStore) -> None:
     """A short timeout is as short as ever."""
-    with pytest.raises(StoreTimeoutError, match="timeout after 0.01 s waiting for 'never'"):
+    with pytest.raises(StoreTimeoutError, match=r"timeout after 0\.01 s waiting for 'never'"):
         master.wait(["never"], 0.01)
