@@ -16,7 +16,7 @@ from cydist.errors import (
     check_process,
 )
 from cydist.executor import Serial
-from cydist.waiting import DEFAULT_TIMEOUT, duration, seconds
+from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration, seconds
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ class Running:
         """When a call that starts now must be over, on time.monotonic(). `seconds` says what a
         wrong timeout raises."""
         limit = seconds(timeout, call)
-        return time.monotonic() + (self.timeout if limit is None else limit)
+        # A group of a third party may have been given any.
+        return time.monotonic() + min(self.timeout if limit is None else limit, LONGEST_TIMEOUT)
 
     # How a group fails, and ends.
 

@@ -268,7 +268,7 @@ def test_ranks_meet_and_call(timeout: Any, secret: bytes, monkeypatch: pytest.Mo
 
 
 @long
-@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "derived"])
 def test_a_groups_timeout_can_be_set(
     thread_job: Callable[..., ThreadJob], backend: str, timeout: Any
 ) -> None:

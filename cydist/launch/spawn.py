@@ -26,6 +26,7 @@ from cydist.secret import new_secret
 from cydist.waiting import countdown, duration, one_wait, seconds
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
@@ -59,12 +60,16 @@ class ProcessContext:
         """The process ids, by rank."""
         return [process.pid or 0 for process in self.processes]
 
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+    def join(
+        self,
+        timeout: float | timedelta | None = None,
+        grace_period: float | timedelta | None = None,
+    ) -> bool:
         """Wait until a process ends; True when all have ended, False when some still run.
 
-        timeout         seconds after which to return False; None: no limit
-        grace_period    seconds that the others have to end by themselves after a failure, then
-                        after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
+        timeout         seconds or a timedelta after which to return False; None: no limit
+        grace_period    seconds or a timedelta that the others have to end by themselves after a
+                        failure, then after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
 
         When a process fails, the others are ended, and ProcessRaisedException (with its
         traceback) or ProcessExitedException names the rank that failed first.
