@@ -215,7 +215,7 @@ def test_who_is_late(state: str, late: bool) -> None:
 
 
 def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer that gives up the GIL then would stop the process; afterwards all is as it was."""
+    """A finalizer that gives up the GIL then would stop the process; later all is as it was."""
     real, collected = sys._current_frames, []
 
     def looked() -> dict[int, Any]:
