@@ -22,7 +22,8 @@ from cydist._native import short, shortcut, use_operation
 from cydist.calling import Dense, Timeout, check_op, check_takes, reducing, root_rank, run, whole
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, RedOpType, ReduceOp
-from cydist.work import JointWork, countdown, seconds
+from cydist.waiting import countdown, seconds
+from cydist.work import JointWork
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ ERROR_FILE = Variable(
 SHUTDOWN_TIMEOUT = Variable(
     ("CYDIST_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
     "5",
-    "seconds that cydistrun gives workers to end before it kills them",
+    "seconds that cydistrun gives workers to end before it kills them; inf: as long as they take",
 )
 CUDA_VISIBLE_DEVICES = Variable(
     ("CUDA_VISIBLE_DEVICES",), "all", "devices that count for cydistrun --nproc-per-node gpu"

@@ -17,7 +17,8 @@ from cydist.errors import MismatchError
 from cydist.executor import THREADS, TaskWork
 from cydist.group import ProcessGroup
 from cydist.registry import BackendOptions
-from cydist.work import JointWork, Work, countdown
+from cydist.waiting import countdown
+from cydist.work import JointWork, Work
 
 if TYPE_CHECKING:
     from cydist._native import Array

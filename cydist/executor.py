@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cydist._native import Turn, run_in_background
 from cydist.errors import check_process
+from cydist.waiting import wait_for
 from cydist.work import EventWork
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class TaskWork(EventWork):
     def done_by(self, deadline: float) -> bool:
         """Wait until time.monotonic() is `deadline`, at most: has it run?"""
         limit = max(0.0, deadline - time.monotonic())
-        return (self._attend or threading.Event.wait)(self._done, limit)
+        return (self._attend or wait_for)(self._done, limit)
 
     def _on_thread(self, task: Callable[[], None]) -> None:
         with self._lock:

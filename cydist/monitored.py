@@ -8,7 +8,7 @@ from cydist import _native
 from cydist.calling import Timeout, run
 from cydist.errors import DistTimeoutError
 from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
-from cydist.work import seconds
+from cydist.waiting import seconds
 from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:

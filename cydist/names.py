@@ -7,6 +7,7 @@ import threading
 import time
 
 from cydist.executor import THREADS
+from cydist.waiting import wait_for
 
 # How long a name service may take where nobody says otherwise, in seconds.
 PATIENCE = 10.0
@@ -43,7 +44,7 @@ def resolve(
 
     THREADS.run(ask)
     limit = PATIENCE if deadline is None else max(0.0, deadline - time.monotonic())
-    if not answered.wait(min(limit, threading.TIMEOUT_MAX)):
+    if not wait_for(answered, limit):
         raise TimeoutError(f"the name service did not resolve {host!r} within {limit:.3g} s")
     (answer,) = answers
     if isinstance(answer, OSError):

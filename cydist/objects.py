@@ -25,7 +25,7 @@ from cydist.collectives import all_gather, broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.group import ProcessGroup
 from cydist.p2p import peer_rank, recv, send
-from cydist.work import seconds
+from cydist.waiting import seconds
 from cydist.world import AnyGroup, current, is_initialized, member, usable_group
 
 P = ParamSpec("P")

@@ -16,7 +16,8 @@ from cydist._native import shortcut
 from cydist.calling import Timeout, root_rank
 from cydist.errors import DistError, DistTimeoutError
 from cydist.group import ProcessGroup
-from cydist.work import FinishedWork, Work, seconds
+from cydist.waiting import seconds
+from cydist.work import FinishedWork, Work
 from cydist.world import AnyGroup, usable_group
 
 LARGEST_TAG = 2**31 - 1

@@ -29,7 +29,8 @@ from cydist.launchers import check_mpi_agrees, default_backend, launcher
 from cydist.meeting import EarlierMeeting, meet
 from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
 from cydist.stores.members import released_on_error, served_by
-from cydist.stores.store import Timeout, seconds
+from cydist.stores.store import Timeout
+from cydist.waiting import DEFAULT_TIMEOUT, duration
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult  # slow to import, and env:// needs no URL
@@ -88,7 +89,7 @@ def rendezvous(
     rank: int = -1,
     world_size: int = -1,
     store: Store | None = None,
-    timeout: Timeout = 1800.0,
+    timeout: Timeout = DEFAULT_TIMEOUT,
     group_name: str = "",
     backend: str = "",
 ) -> tuple[MembersStore, int, int]:
@@ -112,7 +113,7 @@ def rendezvous(
     """
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
-    deadline = time.monotonic() + seconds(timeout)
+    deadline = time.monotonic() + duration(timeout)
     url = None if init_method is None else _split(init_method)
     with ExitStack() as boards:
         call = _Call(url, _given(rank), _given(world_size), group_name, deadline, boards)
@@ -142,7 +143,7 @@ def _met(
         holder = 0 if isinstance(store, TCPStore) and not given_out else None
         try:
             with released_on_error(store):
-                store.set_timeout(timedelta(seconds=seconds(timeout)))
+                store.set_timeout(timedelta(seconds=duration(timeout)))
                 return meet(
                     store, here, size, deadline=call.deadline, group_name=call.group_name,
                     holder=holder, backend=backend,
@@ -174,7 +175,7 @@ def rendezvous_by(
 
     host    deadline -> the address at which rank 0's store listens; called on rank 0 only
     """
-    deadline = time.monotonic() + seconds(timeout)
+    deadline = time.monotonic() + duration(timeout)
     with ExitStack() as boards:
         call = _Call(None, rank, world_size, "", deadline, boards)
         call.placed("a store")

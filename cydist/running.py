@@ -16,7 +16,8 @@ from cydist.errors import (
     check_process,
 )
 from cydist.executor import Serial
-from cydist.work import Work, seconds
+from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration, seconds
+from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -68,7 +69,7 @@ class Running:
         rank: int,
         size: int,
         *,
-        timeout: float | timedelta = 1800.0,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
         name: str = "",
         ranks: Sequence[int] | None = None,
         backend: str = "",
@@ -79,7 +80,7 @@ class Running:
         self.group_desc = name
         self.ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
         self.backend = backend
-        self.timeout: float = seconds(timeout) or 0.0
+        self.timeout: float = duration(timeout)
         self._serial = Serial()
         self._seq = 0
         self._call: Call | None = None  # the last collective that has begun
@@ -180,7 +181,8 @@ class Running:
         """When a call that starts now must be over, on time.monotonic(). `seconds` says what a
         wrong timeout raises."""
         limit = seconds(timeout, call)
-        return time.monotonic() + (self.timeout if limit is None else limit)
+        # A group of a third party may have been given any.
+        return time.monotonic() + min(self.timeout if limit is None else limit, LONGEST_TIMEOUT)
 
     # How a group fails, and ends.
 

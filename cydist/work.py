@@ -8,41 +8,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from cydist.errors import DistTimeoutError
+from cydist.waiting import LONGEST_TIMEOUT, countdown, seconds, wait_for
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds it still fits into 64 bits
-
-
-def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:
-    """A timeout as the caller gave it, in seconds.
-
-    call    that it was given to, for messages
-
-    Raises TypeError for what is no duration, ValueError for one that is negative or NaN.
-    """
-    if timeout is None:
-        return None
-    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    where = f"{call}: " if call else ""
-    if not isinstance(limit, Real):
-        raise TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
-    if not limit >= 0:
-        raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
-    return min(float(limit), LONGEST_TIMEOUT)
-
-
-def countdown(timeout: float | None) -> Callable[[], float | None]:
-    """Says, whenever it is called, what is left of so many seconds from now; None: no limit."""
-    if timeout is None:
-        return lambda: None
-    end = time.monotonic() + timeout
-    return lambda: max(0.0, end - time.monotonic())
 
 
 class Work:
@@ -70,7 +42,10 @@ class Work:
         it, or asks. The last word holds; but who waits already, and had longer, waits that long.
         """
         self._allowed = timeout
-        self._due_at = math.inf if timeout is None else time.monotonic() + timeout
+        if timeout is None:
+            self._due_at = math.inf
+        else:
+            self._due_at = time.monotonic() + min(timeout, LONGEST_TIMEOUT)
 
     # What a subclass implements.
 
@@ -230,7 +205,7 @@ class EventWork(Work):
                 self._done.set()
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._done.wait(timeout):
+        if not wait_for(self._done, timeout):
             raise DistTimeoutError(
                 f"{self._what}: not complete after {timeout:.3g} s; it goes on, and can be "
                 "waited for again",

@@ -19,12 +19,10 @@ from cydist.errors import GroupDestroyedError
 from cydist.group import ProcessGroup
 from cydist.making import DEFAULT_GROUP, World, typed
 from cydist.nonmember import NonMember
-from cydist.work import seconds
+from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
     from cydist.stores import Store
-
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class _GroupMeta(type):

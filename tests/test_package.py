@@ -26,7 +26,7 @@ CODE = sorted(
 # docs/architecture.md draws these.
 LAYERS = {
     0: "_native",
-    1: "work types errors config",
+    1: "waiting work types errors config",
     2: "agreement codec devices driver folding group running executor registry routing tuning "
     "crossings nonmember "
     "rendezvous meeting names interfaces launchers multicast stores door auth secret",

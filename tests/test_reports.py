@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,3 +212,16 @@ def test_who_is_late(state: str, late: bool) -> None:
     """Who has not come to the call, not who has left it, or given up on it too."""
     assert reports.is_late(reports.Report(state, ""), "in all_reduce #3") is late
     assert reports.is_late(reports.Report(state, ""), "")
+
+
+def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer that gives up the GIL then would stop the process; later all is as it was."""
+    real, collected = sys._current_frames, []
+
+    def looked() -> dict[int, Any]:
+        collected.append(gc.isenabled())
+        return real()
+
+    monkeypatch.setattr(sys, "_current_frames", looked)
+    assert reports.stacks((), others=True)
+    assert (collected, gc.isenabled()) == ([False], True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cydist import asarray, work
+from cydist import asarray, waiting, work
 from cydist.entries import EntriesWork
 from cydist.errors import DistTimeoutError
 from cydist.work import JointWork, Work
@@ -28,7 +28,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: made.now))
+    for module in (waiting, work):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 

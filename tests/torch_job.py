@@ -16,14 +16,19 @@ SECONDS = 30
 
 
 def options(
-    store: Any, rank: int, size: int, ranks: tuple[int, ...] = (), name: str = "0"
+    store: Any,
+    rank: int,
+    size: int,
+    ranks: tuple[int, ...] = (),
+    name: str = "0",
+    timeout: timedelta = timedelta(seconds=SECONDS),
 ) -> SimpleNamespace:
     """What torch passes to the function that makes a group."""
     return SimpleNamespace(
         store=dist.PrefixStore(f"{name}/", store),
         group_rank=rank,
         group_size=size,
-        timeout=timedelta(seconds=SECONDS),
+        timeout=timeout,
         group_id=name,
         global_ranks_in_group=list(ranks),
     )
@@ -32,11 +37,13 @@ def options(
 class Job:
     """Ranks that are threads, each with a torch group of all of them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout: timedelta = timedelta(seconds=SECONDS)) -> None:
         self.size = size
         self.threads = ThreadJob(size)
         self.store = dist.HashStore()
-        self.groups = self.threads.run(lambda rank: create(options(self.store, rank, size)))
+        self.groups = self.threads.run(
+            lambda rank: create(options(self.store, rank, size, timeout=timeout))
+        )
 
     def run(self, body: Callable[[Any], Any]) -> list[Any]:
         """Call `body(group)` on every rank; what they return, by rank."""

@@ -39,6 +39,7 @@ from cydist.backends.conversations import (
 from cydist.door import Conversation, Door, explained, no_descriptor
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.interfaces import chosen, family_of, of_interface
+from cydist.waiting import LONGEST_WAIT, Rounds
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -72,6 +73,7 @@ class Connections:
         self._lanes: list[list[Endpoint]] = []
         self._peers: list[Address] = []
         self._attempts: dict[Key, Attempt] = {}
+        self._wanted: list[Key] = []  # by the link, not tried yet
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
@@ -89,6 +91,7 @@ class Connections:
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
+        self._rounds = Rounds(f"thread cydist-connections-{rank}")
         self._thread = threading.Thread(
             target=self._serve, name=f"cydist-connections-{rank}", daemon=True
         )
@@ -205,16 +208,25 @@ class Connections:
 
     def _serve(self) -> None:
         while not self._stopping:
-            alarms = [attempt.alarm for attempt in self._attempts.values()]
-            if self._door.alarm is not None:
-                alarms.append(self._door.alarm)
-            timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-            for key, _ in self._selector.select(timeout):
-                if self._stopping:
-                    return
+            with self._rounds:
+                self._round()
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
+        if self._door.alarm is not None:
+            alarms.append(self._door.alarm)
+        if self._wanted:  # a round that raised has not come to it
+            alarms.append(now)
+        for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
+            if self._stopping:
+                return
+            try:
                 self._react(key)
-            self._ask()
-            self._look_at_clock(time.monotonic())
+            except Exception as error:
+                self._rounds.note(error)  # other ranks do not wait for that
+        self._ask()
+        self._look_at_clock(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
         if key.data is self._door:
@@ -295,11 +307,14 @@ class Connections:
         """Start what the link asks for, once the addresses are known."""
         if not self._peers:
             return
+        self._wanted += self.link.wanted()  # which does not say it again
         now = time.monotonic()
-        for key in self.link.wanted():
+        while self._wanted:
+            key = self._wanted[-1]
             if key not in self._attempts:
                 peer, lane = key
                 self._attempts[key] = Attempt(key, self._peers[peer].lanes[lane], now)
+            del self._wanted[-1]
 
     def _try_next(self, attempt: Attempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]

@@ -31,9 +31,12 @@ from cydist.errors import (
 )
 from cydist.group import Call, ProcessGroup
 from cydist.types import Op, op_and_factor
+from cydist.waiting import duration
 from cydist.work import Work
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from cydist._native import Array, Message
     from cydist.backends.staging import StagedGroup
     from cydist.registry import BackendOptions
@@ -90,8 +93,8 @@ class HostGroup(ProcessGroup):
         return self._native.timeout  # where the short way finds it without asking Python
 
     @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._native.timeout = seconds
+    def timeout(self, timeout: float | timedelta) -> None:
+        self._native.timeout = duration(timeout)  # what compiled code makes nanoseconds of
 
     @property
     def windows(self) -> bool:

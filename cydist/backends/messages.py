@@ -10,7 +10,8 @@ from cydist import _native
 from cydist.errors import DistError, DistTimeoutError, from_failure
 from cydist.executor import THREADS
 from cydist.group import COLLECTIVE_TAG
-from cydist.work import LONGEST_TIMEOUT, Work
+from cydist.waiting import LONGEST_TIMEOUT
+from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Message

@@ -9,6 +9,7 @@ holds Python's lock. Without authentication nobody is answered: stacks are for m
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import os
 import re
@@ -163,7 +164,7 @@ def stacks(first: Sequence[int], others: bool) -> str:
     first   identifiers of threads to begin with; the main one follows
     others  those of all other threads too
     """
-    frames = sys._current_frames()
+    frames = _frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     order = [*first]
     if others:
@@ -174,6 +175,22 @@ def stacks(first: Sequence[int], others: bool) -> str:
         if shown:
             lines += [f"thread {names.get(ident, ident)}:", *shown]
     return "\n".join(lines)
+
+
+def _frames() -> dict[int, FrameType]:
+    """The top frame of each thread.
+
+    Python before 3.11.8 and 3.12.1 holds a lock of the interpreter meanwhile. A finalizer that
+    the garbage collector ran there and that gave up the GIL, to close a socket for one, would
+    stop the process: any other thread may take the GIL and wait for that lock.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _stack(frame: FrameType | None) -> list[str]:

@@ -15,6 +15,7 @@ import stat
 import time
 
 from cydist import config
+from cydist.waiting import countdown, one_wait
 
 QUEUE_BYTES = 8 << 20
 STALL_SECONDS = 5.0
@@ -138,8 +139,14 @@ class Console:
         poller.register(self._fd, select.POLLOUT)
         poller.register(interrupt, select.POLLIN)
         while not self.flush():
-            ready = poller.poll(None if patience is None else patience * 1000)
-            if not ready or interrupt in (fd for fd, _ in ready):
+            left = countdown(patience)
+            ready: list[tuple[int, int]] = []
+            while not ready:
+                limit = left()
+                ready = poller.poll(None if limit is None else one_wait(limit) * 1000)
+                if not ready and not left():
+                    return
+            if interrupt in (fd for fd, _ in ready):
                 return
 
     def _columns(self) -> int:

@@ -29,6 +29,7 @@ from cydist.launch.options import STREAMS, Options
 from cydist.launch.output import Lines, LogFile, Stream
 from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
 from cydist.launch.workers import Worker
+from cydist.waiting import LONGEST_WAIT, Rounds, duration
 
 # A worker that has just printed a traceback may take this long to end by itself, so that the
 # launcher's signal does not hide its exit code.
@@ -62,6 +63,7 @@ class Job:
         self._now = time.monotonic()
         self._first: Worker | None = None
         self._selector = selectors.DefaultSelector()
+        self._rounds = Rounds("cydistrun", self._say)
         self._files = ""
         self._logs = ""
 
@@ -148,21 +150,27 @@ class Job:
 
     def _loop(self, done: Callable[[], bool]) -> None:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
-        self._advance()
-        while not self.abandoned and not done():
-            timeout = None if self._deadline is None else max(0.0, self._deadline - self._now)
-            stalls = self._hold_back()
-            if stalls is not None:
-                stalls = max(0.0, stalls - self._now)
-                timeout = stalls if timeout is None else min(timeout, stalls)
-            events = self._selector.select(timeout)
-            self._now = time.monotonic()
-            # Ends before output: what others say of an end comes after it.
-            for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
+        while not self.abandoned:
+            with self._rounds:
+                self._advance()  # first: what a round that raised has not come to
+                if done():
+                    return
+                self._round()
+                if self._stage is Stage.SWEEPING and self._over():
+                    return
+
+    def _round(self) -> None:
+        """Wait until something happens or must happen, and handle it."""
+        ends = (self._now + LONGEST_WAIT, self._deadline, self._hold_back())
+        first = min(end for end in ends if end is not None)
+        events = self._selector.select(max(0.0, first - self._now))
+        self._now = time.monotonic()
+        # Ends before output: what others say of an end comes after it.
+        for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
+            try:
                 key.data()
-            if self._stage is Stage.SWEEPING and self._over():
-                return
-            self._advance()
+            except Exception as error:
+                self._rounds.note(error)  # other workers do not wait for that
 
     def _over(self) -> bool:
         return self._deadline is not None and self._now >= self._deadline
@@ -195,7 +203,7 @@ class Job:
 
     def _enter(self, stage: Stage, seconds: float) -> None:
         self._stage = stage
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.monotonic() + duration(seconds)
 
     def _choose(self) -> None:
         """Settle which worker failed first, unless that is settled."""

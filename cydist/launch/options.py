@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import glob
-import math
 import os
 import shutil
 import signal
@@ -213,8 +212,8 @@ def _resolve(given: argparse.Namespace) -> Options:
         ("--restart-delay", given.restart_delay),
         ("--shutdown-timeout", given.shutdown_timeout),
     ):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} must not be negative, nor without end: got {value}")
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, nor NaN: got {value}")
     if given.max_restarts and nodes > 1:
         raise ValueError(
             "--max-restarts works on one host only: the other hosts would not restart with it"

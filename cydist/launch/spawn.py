@@ -22,8 +22,10 @@ from cydist.launch.causes import blames_another
 from cydist.launch.environment import Ports, job_variables, new_ports, remove_stale, secret_pipe
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
 from cydist.secret import new_secret
+from cydist.waiting import countdown, duration, one_wait, seconds
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
@@ -58,22 +60,33 @@ class ProcessContext:
         """The process ids, by rank."""
         return [process.pid or 0 for process in self.processes]
 
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+    def join(
+        self,
+        timeout: float | timedelta | None = None,
+        grace_period: float | timedelta | None = None,
+    ) -> bool:
         """Wait until a process ends; True when all have ended, False when some still run.
 
-        timeout         seconds after which to return False; None: no limit
-        grace_period    seconds that the others have to end by themselves after a failure, then
-                        after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
+        timeout         seconds or a timedelta after which to return False; None: no limit
+        grace_period    seconds or a timedelta that the others have to end by themselves after a
+                        failure, then after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
 
         When a process fails, the others are ended, and ProcessRaisedException (with its
         traceback) or ProcessExitedException names the rank that failed first.
         """
         from multiprocessing.connection import wait
 
+        left = countdown(seconds(timeout, "join"))
+        grace = None if grace_period is None else duration(grace_period, "join")
         if not self.sentinels:
             return True
         try:
-            ready = wait(list(self.sentinels), timeout)
+            ready: list[Any] = []
+            while not ready:
+                limit = left()
+                ready = wait(list(self.sentinels), None if limit is None else one_wait(limit))
+                if limit is not None and not left():
+                    break
         except BaseException:
             self._end_all(GRACE_SECONDS)
             raise
@@ -82,9 +95,9 @@ class ProcessContext:
             self.processes[self.sentinels.pop(sentinel)].join()
         if any(process.exitcode for process in self.processes):
             failure = self._first_failure(time.monotonic())
-            if grace_period is not None:
-                self._join_all(grace_period)
-            self._end_all(GRACE_SECONDS if grace_period is None else grace_period)
+            if grace is not None:
+                self._join_all(grace)
+            self._end_all(GRACE_SECONDS if grace is None else grace)
             raise failure
         if not self.sentinels:
             self._close()
@@ -120,7 +133,8 @@ class ProcessContext:
     def _join_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+            while process.is_alive() and (left := deadline - time.monotonic()) > 0:
+                process.join(one_wait(left))
 
     def _end_all(self, grace: float) -> None:
         """SIGTERM, `grace` seconds, SIGKILL."""

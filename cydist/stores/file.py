@@ -32,8 +32,9 @@ from cydist.stores.protocol import (
     decode_request,
     encode_request,
 )
-from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.store import Store, Timeout, store_timeout
 from cydist.stores.table import Table
+from cydist.waiting import STORE_TIMEOUT, one_wait
 
 _MAGIC = b"cydist\x01\n"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
@@ -66,7 +67,7 @@ class FileStore(Store):
         self,
         file_name: str,
         world_size: int = -1,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = STORE_TIMEOUT,
         *,
         fresh: bool = False,
     ) -> None:
@@ -144,8 +145,9 @@ class _Log:
     @contextlib.contextmanager
     def locked(self, deadline: float, *, exclusive: bool) -> Iterator[Table]:
         """The table as of now, while nobody else writes (exclusive: nor reads)."""
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise self._locked_out()
+        while not self._lock.acquire(timeout=one_wait(max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise self._locked_out()
         try:
             self._open_and_lock(deadline, exclusive)
             try:

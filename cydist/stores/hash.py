@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 
 from cydist.stores.protocol import MUTATING, Request
-from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, store_timeout
+from cydist.stores.store import Store, Timeout, store_timeout
 from cydist.stores.table import Table
+from cydist.waiting import STORE_TIMEOUT, one_wait
 
 
 class _Shared:
@@ -22,7 +23,7 @@ class _Shared:
 class HashStore(Store):
     """A store in this process's memory, for its threads and for tests."""
 
-    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, timeout: Timeout = STORE_TIMEOUT) -> None:
         super().__init__(timeout)
         self._shared = _Shared()
 
@@ -34,8 +35,7 @@ class HashStore(Store):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise store_timeout("HashStore", request.timeout, table.missing(request))
-                # A wait may not be longer than the platform's largest.
-                changed.wait(min(remaining, threading.TIMEOUT_MAX))
+                changed.wait(one_wait(remaining))
             items = table.execute(request)
             if request.op in MUTATING:
                 changed.notify_all()

@@ -13,8 +13,9 @@ from typing import Any
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
-from cydist.stores.store import Store, Timeout, Value, many, seconds
+from cydist.stores.store import Store, Timeout, Value, many
 from cydist.stores.tcp import TCPStore
+from cydist.waiting import duration
 
 _TELLING_SECONDS = 1.0
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds that who waits lets pass between two looks
@@ -90,7 +91,7 @@ class MembersStore(PrefixStore):
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long waits last by default here and in the parts of this part; elsewhere in the
         store nothing changes."""
-        self._patience = seconds(timeout)
+        self._patience = duration(timeout)
 
     def clone(self) -> MembersStore:
         """Another object for the same part, with a timeout of its own."""
@@ -159,7 +160,7 @@ class MembersStore(PrefixStore):
     def _awaited(
         self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
     ) -> list[bytes]:
-        limit = self.timeout.total_seconds() if timeout is None else seconds(timeout)
+        limit = self.timeout.total_seconds() if timeout is None else duration(timeout)
         deadline = time.monotonic() + limit
         named = [self._path + key for key in many(keys)]
         while True:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.stores.store import Store, Timeout, Value, many, seconds
+from cydist.stores.store import Store, Timeout, Value, many
+from cydist.waiting import duration
 
 
 class PrefixStore(Store):
@@ -55,7 +56,7 @@ class PrefixStore(Store):
         if timeout is None:
             self._store.wait(self._named(keys))
         else:
-            self._store.wait(self._named(keys), timedelta(seconds=seconds(timeout)))
+            self._store.wait(self._named(keys), timedelta(seconds=duration(timeout)))
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; True if it was there."""
@@ -100,7 +101,7 @@ class PrefixStore(Store):
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long the underlying object waits by default."""
-        self._store.set_timeout(timedelta(seconds=seconds(timeout)))
+        self._store.set_timeout(timedelta(seconds=duration(timeout)))
 
     @property
     def timeout(self) -> timedelta:

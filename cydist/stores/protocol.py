@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from cydist.errors import DistStoreError
+from cydist.waiting import LONGEST_TIMEOUT
 
 MAX_KEY_BYTES = 8 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
@@ -181,7 +182,8 @@ def decode_request(body: bytes | memoryview) -> Request:
     if not known or not 0 <= timeout < float("inf"):
         raise DistStoreError(f"no such request: operation {op}, block {block}, timeout {timeout}")
     items = _items(memoryview(body)[_REQUEST.size :], keys + values)
-    return Request(Op(op), items[:keys], items[keys:], bool(block), timeout)
+    limit = min(timeout, LONGEST_TIMEOUT)
+    return Request(Op(op), items[:keys], items[keys:], bool(block), limit)
 
 
 def encode_reply(reply: Reply) -> bytes:

@@ -11,20 +11,10 @@ from datetime import timedelta
 
 from cydist.errors import StoreTimeoutError
 from cydist.stores.protocol import Op, Request
-
-DEFAULT_TIMEOUT = timedelta(seconds=300)
+from cydist.waiting import STORE_TIMEOUT, duration
 
 Value = str | bytes | bytearray | memoryview
 Timeout = float | timedelta
-
-
-def seconds(timeout: Timeout) -> float:
-    """A timeout given in seconds or as a timedelta, in seconds; ValueError if negative."""
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not value >= 0:
-        raise ValueError(f"a timeout is not negative: {timeout!r}")
-    # An infinite wait would have no deadline to report at; thirty years serve as well.
-    return min(value, 1e9)
 
 
 def store_timeout(
@@ -50,10 +40,10 @@ class Store:
     """
 
     # Third parties need not call __init__.
-    _timeout: float = DEFAULT_TIMEOUT.total_seconds()
+    _timeout: float = STORE_TIMEOUT.total_seconds()
 
-    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
-        self._timeout = seconds(timeout)
+    def __init__(self, timeout: Timeout = STORE_TIMEOUT) -> None:
+        self._timeout = duration(timeout)
 
     def _request(self, request: Request) -> Sequence[bytes]:
         """Run one request; the items of its reply."""
@@ -69,7 +59,7 @@ class Store:
         timeout: Timeout | None = None,
         patience: float = 0.0,
     ) -> Sequence[bytes]:
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else duration(timeout)
         return self._request(
             Request(
                 op, tuple(map(_key, keys)), tuple(map(as_bytes, values)), block, limit, patience
@@ -162,7 +152,7 @@ class Store:
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long this object waits by default."""
-        self._timeout = seconds(timeout)
+        self._timeout = duration(timeout)
 
     @property
     def timeout(self) -> timedelta:

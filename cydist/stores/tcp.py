@@ -44,7 +44,8 @@ from cydist.stores.protocol import (
     decode_reply,
     encode_request,
 )
-from cydist.stores.store import DEFAULT_TIMEOUT, Store, Timeout, Value, as_bytes, store_timeout
+from cydist.stores.store import Store, Timeout, Value, as_bytes, store_timeout
+from cydist.waiting import STORE_TIMEOUT, one_wait
 
 if TYPE_CHECKING:
     from cydist.stores.leases import Lease
@@ -88,7 +89,7 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout = STORE_TIMEOUT,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
@@ -173,8 +174,7 @@ class TCPStore(Store):
     def _exchange(self, connection: socket.socket, request: Request, deadline: float) -> Reply:
         left = max(0.0, deadline - request.patience - time.monotonic())
         try:
-            connection.settimeout(left + request.patience + _GRACE)
-            connection.sendall(encode_request(request._replace(timeout=left)))
+            _send(connection, encode_request(request._replace(timeout=left)), deadline + _GRACE)
             (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
             if size > MAX_FRAME_BYTES:
                 raise DistStoreError(f"the store at {self._pool.name} sent {size} bytes")
@@ -421,7 +421,7 @@ class _Pool:
         for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
             connection = socket.socket(family, kind, protocol)
             try:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                connection.settimeout(one_wait(max(0.001, deadline - time.monotonic())))
                 connection.connect(address)
                 self._authenticate(connection, deadline, awaited)
                 return connection
@@ -456,19 +456,36 @@ def _part(connection: socket.socket) -> None:
     connection.close()
 
 
+def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
+    """All of `data`; TimeoutError at the deadline."""
+    unsent = memoryview(data)
+    while unsent:
+        _arm(connection, deadline)
+        with contextlib.suppress(TimeoutError):  # of one wait: the deadline may be far
+            unsent = unsent[connection.send(unsent) :]
+
+
 def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
     """Exactly `count` bytes; OSError at the end of the stream, TimeoutError at the deadline."""
     data = bytearray()
     while len(data) < count:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        connection.settimeout(remaining)
-        part = connection.recv(min(count - len(data), 1 << 20))
+        _arm(connection, deadline)
+        try:
+            part = connection.recv(min(count - len(data), 1 << 20))
+        except TimeoutError:  # of one wait: the deadline may be far
+            continue
         if not part:
             raise ConnectionResetError("the connection was closed")
         data += part
     return bytes(data)
+
+
+def _arm(connection: socket.socket, deadline: float) -> None:
+    """Let the next call on the connection wait until the deadline, or for one long wait."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError
+    connection.settimeout(one_wait(remaining))
 
 
 _pools: weakref.WeakSet[_Pool] = weakref.WeakSet()

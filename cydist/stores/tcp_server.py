@@ -34,6 +34,7 @@ from cydist.stores.protocol import (
     encode_reply,
 )
 from cydist.stores.table import ENTRY_BYTES, Place, Table
+from cydist.waiting import LONGEST_WAIT, Rounds
 
 # As much as malloc has at hand: for longer reads it maps and unmaps memory every time.
 _READ_BYTES = 64 * 1024
@@ -89,6 +90,7 @@ class StoreServer:
         for listener in listeners:
             self._door.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
+        self._rounds = Rounds("thread cydist-store")
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
         servers.add(self)
@@ -126,11 +128,13 @@ class StoreServer:
     def _run(self) -> None:
         try:
             while self._end is None:
-                self._round()
+                with self._rounds:
+                    self._round()
             self._door.close()
             self._released.set()
             while self._connections and time.monotonic() < self._end:
-                self._round()
+                with self._rounds:
+                    self._round()
         finally:
             self._released.set()
             for connection in list(self._connections):
@@ -140,7 +144,11 @@ class StoreServer:
     def _round(self) -> None:
         for key, events in self._selector.select(self._until_next()):
             if key.data is self._door:
-                guest = self._door.react(key.fileobj)
+                try:
+                    guest = self._door.react(key.fileobj)
+                except Exception as error:
+                    self._rounds.note(error)  # nobody else waits for that
+                    continue
                 if guest is not None:
                     self._admit(guest.sock, guest.unsent)
             elif key.data is None:
@@ -159,9 +167,14 @@ class StoreServer:
                 self._flush(connection)
             if events & selectors.EVENT_READ and connection in self._connections:
                 self._read(connection)
-        except Exception:
-            # Whatever goes wrong with one connection costs that connection, not the job's store.
-            self._close(connection)
+        except Exception as error:
+            self._drop(connection, error)
+
+    def _drop(self, connection: _Connection, error: Exception) -> None:
+        """Whatever goes wrong with one connection costs that connection, not the job's store."""
+        if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
+            self._rounds.tell(error)
+        self._close(connection)
 
     # Alarms
 
@@ -177,10 +190,13 @@ class StoreServer:
         waits = connection.parked is not None and connection.ticket == ticket
         return waits and connection in self._connections
 
-    def _until_next(self) -> float | None:
+    def _until_next(self) -> float:
         times = [alarm[0] for alarm in self._alarms[:1]]
         times += [when for when in (self._door.alarm, self._end) if when is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        now = time.monotonic()
+        if self._wills:  # a round that raised has not come to them
+            times.append(now)
+        return max(0.0, min([now + LONGEST_WAIT, *times]) - now)
 
     def _ring_alarms(self, now: float) -> None:
         while self._alarms and self._alarms[0][0] <= now:
@@ -197,8 +213,8 @@ class StoreServer:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(sock, selectors.EVENT_READ, connection)
             self._send(connection, proof)
-        except OSError:
-            self._close(connection)
+        except Exception as error:
+            self._drop(connection, error)
 
     def _read(self, connection: _Connection) -> None:
         try:
@@ -270,8 +286,8 @@ class StoreServer:
     def _retry(self, connection: _Connection, request: Request) -> None:
         try:
             self._try(connection, request)
-        except OSError:
-            self._close(connection)
+        except Exception as error:
+            self._drop(connection, error)
 
     def _unpark(self, connection: _Connection) -> None:
         for place in connection.places:
@@ -286,13 +302,13 @@ class StoreServer:
         if request is None:
             return
         self._unpark(connection)
-        # Names are for a message: a few are enough, and the reply stays small.
-        missing = self.table.missing(request)
-        count = b"%d" % len(missing)
         try:
+            # Names are for a message: a few are enough, and the reply stays small.
+            missing = self.table.missing(request)
+            count = b"%d" % len(missing)
             self._send(connection, encode_reply(Reply(Status.TIMEOUT, (count, *missing[:64]))))
-        except OSError:
-            self._close(connection)
+        except Exception as error:
+            self._drop(connection, error)
 
     # Sending
 

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from cydist import world
 from cydist.stores import HashStore
 from cydist.testing.weather import Killed, Weather
+from cydist.waiting import duration
 
 __all__ = ["Killed", "ThreadJob", "Weather", "run_threads"]
 
@@ -128,7 +129,7 @@ class ThreadJob:
     def _results(self, ended: Ended, timeout: float) -> list[Any]:
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + duration(timeout)
         while len(results) + len(errors) < self.size:
             try:
                 rank, result, error = ended.get(timeout=max(0, deadline - time.monotonic()))
@@ -157,7 +158,7 @@ class ThreadJob:
             tasks.put(None)
         if not self.broken:
             for thread in self._threads:
-                thread.join(timeout)
+                thread.join(duration(timeout))
 
     def __enter__(self) -> ThreadJob:
         return self

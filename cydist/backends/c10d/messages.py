@@ -22,7 +22,7 @@ from cydist import _native
 from cydist.errors import DistError, DistTimeoutError, MismatchError, UnsupportedError
 from cydist.executor import TaskWork
 from cydist.group import COLLECTIVE_TAG
-from cydist.work import LONGEST_TIMEOUT
+from cydist.waiting import LONGEST_TIMEOUT, wait_for
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -184,7 +184,7 @@ class TorchMessage(TaskWork):
             self._source = group.ranks[posted.peer]
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._poll() and not self._done.wait(timeout):
+        if not self._poll() and not wait_for(self._done, timeout):
             raise self._late(timeout or 0.0)
         if self._error is not None:
             raise self._error

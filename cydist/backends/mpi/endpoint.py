@@ -21,6 +21,7 @@ from cydist.backends.endpoint import Endpoint
 from cydist.backends.mpi.communicators import Communicators
 from cydist.backends.mpi.process import ExitGuard, Threads, call_before_the_end, wait_until
 from cydist.errors import MismatchError
+from cydist.waiting import wait_for
 
 if TYPE_CHECKING:
     from cydist.backends.connections import Connections
@@ -58,7 +59,7 @@ class MpiEndpoint(Endpoint):
         """Wait for what a call in the background sets; the thread there may not call MPI."""
         messages = self.messages
         if not messages.allows():
-            return event.wait(timeout)
+            return wait_for(event, timeout)
 
         def done() -> bool:
             if messages.needed():  # which may begin at any time

@@ -24,6 +24,7 @@ from cydist.interop.torch import sparse
 from cydist.interop.torch.options import given, limit, only, op_of, rooted
 from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
 from cydist.making import World
+from cydist.waiting import duration
 from cydist.work import Work
 
 DEVICES = ("cpu", "cuda")  # whose tensors we take; a GPU's go through the host
@@ -142,7 +143,7 @@ class Group(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a call may take from now on, unless it says otherwise."""
-        self.host.timeout = timeout.total_seconds()
+        self.host.timeout = duration(timeout)
 
     setTimeout = set_timeout
     _set_default_timeout = set_timeout
@@ -185,7 +186,7 @@ class Group(dist.ProcessGroup):
         if self.rank() not in new_ranks:
             return None
         name = group_name or f"{self._name}:split:{'_'.join(map(str, new_ranks))}"
-        seconds = self.host.timeout if timeout is None else timeout.total_seconds()
+        seconds = self.host.timeout if timeout is None else duration(timeout)
         made = self.part(new_ranks, name, seconds, self._store)
         made.setGroupDesc(group_desc or name)
         return made

@@ -18,6 +18,7 @@ from cydist.making import DEFAULT_GROUP, World
 from cydist.rendezvous import rendezvous_by
 from cydist.stores import PrefixStore
 from cydist.stores.members import released_on_error
+from cydist.waiting import duration
 from cydist.world import obey_settings
 
 NAME = "cydist"
@@ -36,7 +37,7 @@ def create(options: Any, pg_options: object = None) -> Group:
 
     Raises RendezvousError, AuthenticationError and PeerFailedError as cydist.init_process_group.
     """
-    timeout = options.timeout.total_seconds()
+    timeout = duration(options.timeout)
     ranks = list(options.global_ranks_in_group)
     default = dist.group.WORLD
     if ranks and isinstance(default, Group):

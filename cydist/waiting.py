@@ -1,0 +1,154 @@
+"""How long a wait may be, and how the thread of a service lives through an error.
+
+The system's waits (select, poll, epoll, a socket's timeout) count milliseconds in 32 bits, 24.8
+days: Python raises OverflowError for more, and a socket's timeout wraps round and ends early. So a
+timeout becomes a deadline, and no single wait is longer than an hour: every loop that waits asks
+`one_wait` how long, and looks at its deadline after it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from numbers import Real
+from types import TracebackType
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # of a group's calls, and of its start
+STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program makes
+
+LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds, deadlines still fit into 64 bits
+LONGEST_WAIT = 3600.0  # seconds, of one wait: no system's clock is too narrow for it
+
+FIRST_REST, LONGEST_REST = 0.01, 0.1  # seconds, after a round in which something raised
+MOST_IN_A_ROW = 100  # rounds that raise, about ten seconds: after them a thread ends
+
+
+def duration(timeout: float | timedelta, call: str = "") -> float:
+    """A timeout as its caller gave it, in seconds; one without end, or nearly, as LONGEST_TIMEOUT.
+
+    call    that it was given to, for messages
+
+    Raises TypeError for what is no duration, ValueError for one that is negative or NaN.
+    """
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    where = f"{call}: " if call else ""
+    if not isinstance(limit, Real):
+        raise TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
+    if not limit >= 0:
+        raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
+    return float(min(limit, LONGEST_TIMEOUT))
+
+
+def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:
+    """As `duration`, where None stands for another timeout, or for none."""
+    return None if timeout is None else duration(timeout, call)
+
+
+def countdown(timeout: float | None) -> Callable[[], float | None]:
+    """Says, whenever it is called, what is left of so many seconds from now; None: no limit."""
+    if timeout is None:
+        return lambda: None
+    end = time.monotonic() + timeout
+    return lambda: max(0.0, end - time.monotonic())
+
+
+def one_wait(left: float) -> float:
+    """How long to wait at once where so many seconds are left."""
+    return left if left < LONGEST_WAIT else LONGEST_WAIT
+
+
+def wait_for(event: threading.Event, timeout: float | None) -> bool:
+    """Wait until `event` is set, for so many seconds at most; None: without end. Is it set?"""
+    if timeout is None or timeout <= LONGEST_WAIT:
+        return event.wait(timeout)
+    end = time.monotonic() + timeout
+    while (left := end - time.monotonic()) > 0:
+        if event.wait(one_wait(left)):
+            return True
+    return event.is_set()
+
+
+class Rounds:
+    """The rounds of a service's loop, none of which ends it by raising.
+
+    name    whose they are, for people: "thread cydist-store"
+    say     how they are told; the default: on stderr
+
+    Use it as the context of each round, and hand to `note` what one event of the round raised, so
+    that the others are served. The first exception of a kind, which is its type and the line that
+    raised it, is told; those like it are not. A rest follows, longer while that goes on.
+
+    After MOST_IN_A_ROW rounds that raised, the next exception is let through: a service that does
+    nothing any more must end, for others to see it.
+    """
+
+    def __init__(self, name: str, say: Callable[[str], object] | None = None) -> None:
+        self._name = name
+        self._say = say or _say
+        self._said: set[tuple[object, ...]] = set()
+        self._noted = False
+        self._raised = 0  # in a row
+        self._rest = FIRST_REST
+
+    def __enter__(self) -> None:
+        self._noted = False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """True if the round raised and the thread goes on."""
+        if error is None:
+            self._raised = 0
+            if not self._noted:
+                self._rest = FIRST_REST
+                return False
+        else:
+            if not isinstance(error, Exception) or self._raised >= MOST_IN_A_ROW:
+                return False
+            self._raised += 1
+            self.tell(error)
+        time.sleep(self._rest)
+        self._rest = min(2 * self._rest, LONGEST_REST)
+        return True
+
+    def note(self, error: Exception) -> None:
+        """One event of this round raised: a rest follows the round."""
+        self._noted = True
+        self.tell(error)
+
+    def tell(self, error: Exception) -> None:
+        """Say that the thread goes on after this, once for each kind."""
+        with suppress(Exception):  # that it cannot be said is no reason to end either
+            kind = _kind_of(error)
+            if kind in self._said:
+                return
+            self._said.add(kind)
+            import traceback  # slow, and few need it
+
+            text = "".join(traceback.format_exception(error))
+            self._say(
+                f"cydist: {self._name} goes on after an exception; others like it are not shown\n"
+                f"{text}"
+            )
+
+
+def _kind_of(error: BaseException) -> tuple[object, ...]:
+    """Its type, and the line that raised it."""
+    place: tuple[object, ...] = ()
+    trace = error.__traceback__
+    while trace is not None:
+        place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
+    return type(error), *place
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
