@@ -6,6 +6,7 @@ the stand-in does as NCCL 2.28.9. None of this has run on a GPU.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_groups_that_become_one_rank(gpus: Any, on_cpu: Any, op: str, way: str) 
 def test_fp8_needs_nothing_of_the_gpu(
     gpus: Any, on_cpu: Any, op: str, setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank's array is its result, on GPUs and in versions of NCCL that reduce no such floats."""
+    """One rank's array is its result, though this GPU or this NCCL reduces no such floats."""
     monkeypatch.setenv(*setting)
     cases = [(oracle.DTYPES[name], 20000) for name in SMALL]
     job = ThreadJob(1, "nccl")
@@ -248,6 +249,25 @@ def test_what_cannot_be_multiplied_is_refused(
         return x.get().tolist(), group._failed
 
     assert job.run(body) == [([1.0] * 3, None)]
+
+
+def test_without_ml_dtypes_bfloat16_is_not_multiplied(
+    job: Any, gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cupy knows it by that package: the call is refused, and the group goes on."""
+    bfloat16 = oracle.DTYPES["bfloat16"]
+
+    def body(rank: int) -> Any:
+        x = gpus.array(np.ones(3, bfloat16))
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "ml_dtypes", None)
+            with pytest.raises(dist.UnsupportedError, match="pip install ml_dtypes"):
+                dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2))
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+        dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2))
+        return x.get().astype(float).tolist()
+
+    assert job.run(body) == [[2.0] * 3]
 
 
 def test_a_factor_needs_no_scratch_memory(
