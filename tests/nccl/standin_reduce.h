@@ -9,6 +9,9 @@ enum { SUM, PROD, MAX, MIN, AVG, PREMUL };
 
 static const size_t TYPE_BYTES[TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
+/* Is a contribution multiplied before it is reduced? AVG of floats is a sum of those times 1/ranks. */
+static int multiplies(int type, int op) { return op >= PREMUL || (op == AVG && type >= F16); }
+
 /* Floats of 8 and 16 bits: exponent and mantissa bits, bias, and have they infinities? */
 typedef struct { int exponent, mantissa, bias, infinities; } Small;
 

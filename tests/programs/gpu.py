@@ -26,7 +26,7 @@ from gpu_overhead import overhead  # noqa: E402
 import cydist as dist  # noqa: E402
 from cydist.testing import oracle  # noqa: E402
 
-SIZES = (0, 1, 1000)
+SIZES = (0, 1, 1000, *((16401,) if SIZE == 1 else ()))  # more than a block of NCCL's for one rank
 REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
 TORCH_MOVES = (
     "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",

@@ -18,7 +18,13 @@ from cydist import config, devices
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
 from cydist.backends.nccl.options import high_priority
-from cydist.backends.nccl.reductions import SMALL_FLOATS, Reduction, check_fp8, reduction
+from cydist.backends.nccl.reductions import (
+    SMALL_FLOATS,
+    Reduction,
+    check_factor,
+    check_fp8,
+    reduction,
+)
 from cydist.backends.nccl.running import Item, Runner
 from cydist.backends.nccl.streams import Streams
 from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
@@ -233,8 +239,11 @@ class NcclGroup(Streams):
 
     def _how(self, call: Call, array: Array, op: Op) -> tuple[Reduction, complex | None]:
         kind, factor = op_and_factor(op)
-        how = reduction(kind, array.dtype_name)
-        if array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to say what they are
+        how = reduction(kind, array.dtype_name, self._size == 1)
+        if self._size == 1:
+            if how.scale:
+                check_factor(call.name, how.scale)
+        elif array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to say what they are
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 

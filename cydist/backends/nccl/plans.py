@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from cydist.backends.nccl.reductions import UINT8, Reduction
+from cydist.backends.nccl.reductions import SIZES, UINT8, Reduction
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -79,13 +79,6 @@ class Plan(NamedTuple):
             if not isinstance(phase, Local) and len(phase) == 1:
                 return phase[0]
         return None
-
-
-SIZES = {
-    "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
-    "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8,
-    "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -190,6 +183,8 @@ def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
 @lru_cache(1024)
 def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to everybody's array 0."""
+    if how.scale and p == 1:
+        return Plan(_prepared(Span(0), Span(0), count, how))
     if how.op is None:
         return _combined_all_reduce(rank, p, count, how)
     before, source, result, after, scratch = _dressed(p, count, how)
@@ -200,6 +195,8 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 @lru_cache(1024)
 def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to the root's array 0."""
+    if how.scale and p == 1:
+        return Plan(_prepared(Span(0), Span(0), count, how))
     if how.op is None:
         return _combined_reduce(rank, p, count, root, how)
     before, source, result, after, scratch = _dressed(p, count, how)
@@ -217,6 +214,8 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     once.
     """
     p, size = len(counts), SIZES[how.dtype] * how.width
+    if how.scale and p == 1:
+        return Plan(_prepared(Span(0), Span(1), counts[0], how))
     if how.op is None:
         return _combined_reduce_scatter(rank, counts, how)
     even = len(set(counts)) == 1
@@ -277,8 +276,7 @@ def _prepared(into: Span, source: Span, count: int, how: Reduction) -> tuple[Pha
     if how.wide:
         return (Local("cast", into, (source,), count, how.dtype, how.wide),)
     if how.scale:
-        dtype = "complex64" if how.dtype == "float32" else "complex128"
-        return (Local("scale", into, (source,), count, dtype),)
+        return (Local("scale", into, (source,), count, how.scale),)
     return _copies([(into, source, count * SIZES[how.dtype] * how.width)])
 
 

@@ -6,6 +6,7 @@ everybody's contributions ("gathered").
 
 from __future__ import annotations
 
+import importlib
 import struct
 from functools import cache
 from typing import NamedTuple
@@ -19,6 +20,11 @@ TYPES = {  # nccl.h, ncclDataType_t
     "int8": 0, "uint8": UINT8, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
     "float8_e4m3fn": 10, "float8_e5m2": 11,
+}  # fmt: skip
+SIZES = {  # bytes of an element
+    "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
+    "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8,
+    "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 SUM, PROD, MAX, MIN, AVG = range(5)  # ncclRedOp_t
 PREMUL = -1  # made for each factor, by the communicator
@@ -68,7 +74,7 @@ class Reduction(NamedTuple):
     wide        the dtype of 16 bits that has to be widened to `dtype` first, and narrowed then
     mean        has the narrowed sum to be divided by the number of ranks then?
     odd         is 1 of the result every element's last bit?
-    scale       do the elements have to be multiplied by the factor first?
+    scale       the user's dtype, where the elements have to be multiplied by the factor first
     """
 
     name: str
@@ -78,7 +84,7 @@ class Reduction(NamedTuple):
     wide: str = ""
     mean: bool = False
     odd: bool = False
-    scale: bool = False
+    scale: str = ""
 
     @property
     def type_code(self) -> int:
@@ -87,8 +93,17 @@ class Reduction(NamedTuple):
 
 
 @cache
-def reduction(kind: RedOpType, dtype: str) -> Reduction:
-    """How the operation is done on this dtype, which is known to be defined for it."""
+def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
+    """How the operation is done on this dtype, which is known to be defined for it.
+
+    alone       in a group of one rank? Its contribution is the result, which NCCL copies as bytes;
+                a factor is multiplied here. NCCL itself multiplies for AVG and PREMUL_SUM: before
+                2.29.7 it leaves elements at the end out (NVIDIA/nccl#1950), and it has no such
+                kernel for floats of 8 bits.
+    """
+    if alone:
+        scale = dtype if kind is RedOpType.PREMUL_SUM else ""
+        return Reduction(kind.name, SUM, "uint8", width=SIZES[dtype], scale=scale)
     if dtype == "bool":
         return Reduction(kind.name, _BOOL[kind], "uint8", odd=kind is RedOpType.BXOR)
     if kind in BITS:
@@ -99,7 +114,7 @@ def reduction(kind: RedOpType, dtype: str) -> Reduction:
             return Reduction(kind.name, None, dtype)
         real = "float32" if dtype == "complex64" else "float64"
         # A factor may be complex, on this rank or another, and NCCL's are real.
-        scale = kind is RedOpType.PREMUL_SUM
+        scale = dtype if kind is RedOpType.PREMUL_SUM else ""
         return Reduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
     if dtype in ("int16", "uint16"):
         # The sum wraps in 16 bits, and is divided then, as everywhere else.
@@ -108,13 +123,16 @@ def reduction(kind: RedOpType, dtype: str) -> Reduction:
     return Reduction(kind.name, op, dtype)
 
 
-def at_once(kind: RedOpType, dtype: str) -> tuple[int, int, int, str] | None:
+def at_once(kind: RedOpType, dtype: str, alone: bool) -> tuple[int, int, int, str] | None:
     """Of a reduction that is one call of NCCL's and no more: NCCL's type and operation, how many
     of its elements make up one of the user's, and the operation's name. None for others, and for
-    floats of 8 bits, which not every GPU reduces."""
-    if not supports(int(kind), DTYPES[dtype]) or dtype in SMALL_FLOATS:
+    floats of 8 bits of several ranks, which not every GPU reduces.
+
+    alone       in a group of one rank?
+    """
+    if not supports(int(kind), DTYPES[dtype]) or (dtype in SMALL_FLOATS and not alone):
         return None
-    how = reduction(kind, dtype)
+    how = reduction(kind, dtype, alone)
     if how.op is None or how.wide or how.odd or how.scale:
         return None
     return how.type_code, how.op, how.width, how.name
@@ -128,3 +146,26 @@ def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
             f"9.0 or more; here is version {version}, and the oldest "
             f"of the ranks' GPUs has {capability // 10}.{capability % 10}: convert to float16 first"
         )
+
+
+def check_factor(call: str, dtype: str) -> None:
+    """Raise UnsupportedError where cupy does not multiply this dtype, for a group of one rank."""
+    if dtype in SMALL_FLOATS:
+        raise UnsupportedError(
+            f"{call}: PREMUL_SUM of {dtype} is not supported in a group of one rank, where neither "
+            "NCCL nor cupy multiplies it: convert to float16 first"
+        )
+    if dtype == "bfloat16" and not _has_bfloat16():
+        raise UnsupportedError(
+            f"{call}: PREMUL_SUM of bfloat16 in a group of one rank is multiplied by cupy, which "
+            "needs ml_dtypes for it: `pip install ml_dtypes`, or convert to float32 first"
+        )
+
+
+def _has_bfloat16() -> bool:
+    """Do numpy and cupy know a dtype of that name?"""
+    try:
+        importlib.import_module("ml_dtypes")
+    except ImportError:
+        return False
+    return True

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cydist._native import short_streams
@@ -113,5 +114,6 @@ def short_way(
 ) -> short_streams.Enqueuer:
     """What plain calls on a group go by."""
     return short_streams.Enqueuer(
-        group, comm, watch, lock, stream, loaded_torch, at_once, StreamCall, Flight, StreamWork
-    )
+        group, comm, watch, lock, stream, loaded_torch, partial(at_once, alone=group.size() == 1),
+        StreamCall, Flight, StreamWork,
+    )  # fmt: skip
