@@ -343,12 +343,13 @@ def test_tensors_that_are_not_plain_take_the_long_way(job: Any, tensors: Any) ->
 
 
 def test_arrays_of_two_libraries_take_the_long_way(job: Any, gpus: Any, tensors: Any) -> None:
-    """They come after the stream of the one that is written."""
+    """An all_gather is on the stream of the array that is sent."""
 
     def body(rank: int) -> Any:
         with Long() as long, tensors.here():
             x, y = gpus.array(np.zeros(SIZE, "f4")), tensors.array(np.full(1, rank + 1.0, "f4"))
             dist.all_gather_into_tensor(x, y, long.group)
+            tensors.get(y)  # when its stream has come so far; that of x may be ahead
             dist.all_gather_into_tensor(tensors.array(x.get()), gpus.array(y.numpy()), long.group)
             return x.get().tolist(), long.calls
 
