@@ -348,8 +348,9 @@ def test_arrays_of_two_libraries_take_the_long_way(job: Any, gpus: Any, tensors:
     def body(rank: int) -> Any:
         with Long() as long, tensors.here():
             x, y = gpus.array(np.zeros(SIZE, "f4")), tensors.array(np.full(1, rank + 1.0, "f4"))
+            x.get()  # when its stream has filled it: the call is on that of y, and does not wait
             dist.all_gather_into_tensor(x, y, long.group)
-            tensors.get(y)  # when its stream has come so far; that of x may be ahead
+            tensors.get(y)
             dist.all_gather_into_tensor(tensors.array(x.get()), gpus.array(y.numpy()), long.group)
             return x.get().tolist(), long.calls
 
