@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from cydist.backends.host import HostGroup
 
 
+# From the end of a group here until all that its other members say of its last call is heard.
+NEWS_SECONDS = 1.0
 REMEMBERED = 1000  # groups that this rank made, or passed by, without meeting anybody
 ASKED_FOR = "asking for backend "
 
@@ -49,6 +53,7 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
+        self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
         self._users = 0
         self._lock = threading.Lock()
 
@@ -77,6 +82,10 @@ class Endpoint:
         found = gather(lambda rank, deadline: ask(peers[rank], what, deadline), ranks)
         said = {rank: report.state.partition(ASKED_FOR) for rank, report in found.items()}
         return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
+
+    def end_together(self) -> None:
+        """All groups end now, and wait no longer than one for who has not made their last calls."""
+        self.heard_by = min(self.heard_by, time.monotonic() + NEWS_SECONDS)
 
     def share(self) -> Endpoint:
         """One more group uses it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native, tuning
-from cydist.backends.endpoint import Endpoint, context_of, of_threads
+from cydist.backends.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads
 from cydist.backends.messages import MessageWork, timed_out, wire_tag
 from cydist.backends.pieces import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
@@ -161,7 +161,35 @@ class HostGroup(ProcessGroup):
         members = self._survivors.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
+    def leave_job(self) -> None:
+        self._endpoint.end_together()
+
+    def settle(self) -> None:
+        """The group ends: compare its last call with the other members', and wait for those who
+        have not made it, but not for long. Raises MismatchError."""
+        call = self.last_call()
+        if self._failed is not None or call is None:
+            return
+        deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
+        try:
+            with self.failures(call.name, call.seq, deadline):
+                self.compare_last(deadline)
+        except BaseException as error:
+            self.fail(error, f"{call.name} #{call.seq}")
+            raise
+
+    def compare_last(self, deadline: float) -> None:
+        """The part of `settle` that raises Failure."""
+        self._native.part(int(deadline * 1e9), self._survivors is not None)
+
     def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Let go of what the group holds."""
         if self._staged is not None:
             self._staged.close()
         self._endpoint.groups.pop(self._context, None)
