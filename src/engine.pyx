@@ -269,6 +269,7 @@ cdef class Group:
                 or self.link.left(self.peers[c.failed_peer])):
             return status
         memset(&c.theirs, 0, sizeof(Fingerprint))
+        c.theirs.seq = c.fingerprint.seq
         c.theirs.collective = NO_CALL
         return MISMATCH
 

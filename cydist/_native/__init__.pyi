@@ -247,6 +247,7 @@ class Failure(Exception):
     ours: str
     theirs: str
     teller: int
+    call: tuple[str, int] | None
     def __init__(
         self,
         status: str,

@@ -6,6 +6,7 @@ The engine does the work; this module gives it a link, and turns what fails into
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
     GroupFailedError,
+    MismatchError,
     PeerFailedError,
     from_failure,
     named,
@@ -166,21 +168,27 @@ class HostGroup(ProcessGroup):
 
     def settle(self) -> None:
         """The group ends: compare its last call with the other members', and wait for those who
-        have not made it, but not for long. Raises MismatchError."""
+        have not made it, but not for long. Raises MismatchError.
+
+        A rank that leaves the others behind, to shrink the group or as an exception is on its way,
+        says what it called, and learns nothing.
+        """
         call = self.last_call()
         if self._failed is not None or call is None:
             return
+        leaves = self._survivors is not None or sys.exc_info()[0] is not None
         deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
         try:
             with self.failures(call.name, call.seq, deadline):
-                self.compare_last(deadline)
+                self.compare_last(deadline, leaves)
         except BaseException as error:
             self.fail(error, f"{call.name} #{call.seq}")
-            raise
+            if not (leaves and isinstance(error, MismatchError)):
+                raise
 
-    def compare_last(self, deadline: float) -> None:
+    def compare_last(self, deadline: float, leaves: bool) -> None:
         """The part of `settle` that raises Failure."""
-        self._native.part(int(deadline * 1e9), self._survivors is not None)
+        self._native.part(int(deadline * 1e9), leaves)
 
     def close(self) -> None:
         try:

@@ -62,6 +62,7 @@ cdef void differ(Transport *t, Call *c, int peer, uint64_t ours, uint64_t theirs
     if ours > 0:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
     memset(&c.theirs, 0, sizeof(Fingerprint))
+    c.theirs.seq = c.fingerprint.seq
     c.theirs.collective = NO_CALL
     if theirs > 0:
         c.theirs = call_of(t, peer, theirs - 1)[0]

@@ -53,11 +53,11 @@ class MpiGroup(HostGroup):
         if not self._endpoint.over():
             super().settle()
 
-    def compare_last(self, deadline: float) -> None:
+    def compare_last(self, deadline: float, leaves: bool) -> None:
         """As the base class; what MPI made, first with the rank before this one."""
         if self._comm is not None:
             self._native.settle(int(deadline * 1e9))
-        super().compare_last(deadline)
+        super().compare_last(deadline, leaves)
 
     def _close(self) -> None:
         comm, self._comm = self._comm, None
