@@ -135,7 +135,7 @@ cdef object told_failure(const Notices *notices, int rank):
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
         failure = Failure(status, n.peer, n.step, ours, theirs)
         return numbered(failure, &n.ours) if mismatch else failure
-    if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
+    if mismatch and (n.peer == rank or memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0):
         return numbered(Failure(status, n.teller, n.step, theirs, ours), &n.theirs)
     if mismatch:
         failure = Failure(status, n.peer, n.step, ours, theirs, n.teller)
