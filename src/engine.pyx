@@ -262,12 +262,21 @@ cdef class Group:
             raise told_failure(&self.notices, self.view.rank)
 
     cdef int left_without_it(self, Call *c, int status) except -100:
-        """A rank that left in order, and had made our last call, would have said so."""
+        """A rank that left in order, and had made our last call, would have said so; unless it
+        left a failed group: then it, or who told it, has said that."""
+        cdef int64_t until = now_ns() + LAST_WORDS_NS
         if status != PEER_LOST or c.failed_peer < 0:
             return status
+        with nogil:
+            status = hear_now(&self.notices, &self.view)
+            while status == OK and now_ns() < until:
+                usleep(PAUSE_US)
+                status = hear_now(&self.notices, &self.view)
+        if status != OK:
+            return ABORTED
         if not (has_left(&self.view, c.failed_peer)
                 or self.link.left(self.peers[c.failed_peer])):
-            return status
+            return PEER_LOST
         memset(&c.theirs, 0, sizeof(Fingerprint))
         c.theirs.seq = c.fingerprint.seq
         c.theirs.collective = NO_CALL

@@ -103,9 +103,30 @@ def until_told(call: Callable[[], None]) -> str:
 
     with pytest.raises(dist.MismatchError) as caught:
         on_and_on()
+    return renumbered(str(caught.value), calls_before())
+
+
+def calls_before() -> int:
+    """How many calls the default group has made before a test's first one."""
     group = dist.group.WORLD
-    before = group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
-    return re.sub(r"#(\d+)", lambda number: f"#{int(number[1]) - before}", str(caught.value))
+    return group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
+
+
+def renumbered(text: str, before: int) -> str:
+    """An error, in the numbers of the test's calls."""
+    return re.sub(r"#(\d+)", lambda number: f"#{int(number[1]) - before}", text)
+
+
+def at_the_end(name: str, given: dict[str, Any], p: int) -> str:
+    """The MismatchError of a group's second call, which is its last, or of its end, in words."""
+    dist.barrier(timeout=LONG)
+    before = calls_before()
+    try:
+        call(name, p, **given)
+        dist.destroy_process_group()
+    except dist.MismatchError as error:
+        return renumbered(str(error), before)
+    return ""
 
 
 @pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
@@ -214,14 +235,7 @@ def test_ranks_differ_in_the_last_call(jobs: Jobs, backend: str, p: int, way: st
     usual, odd, words = LAST[way]
 
     def body(rank: int) -> str:
-        dist.barrier(timeout=LONG)
-        name, given = odd if rank == p - 1 else usual
-        try:
-            call(name, p, **given)
-            dist.destroy_process_group()
-        except dist.MismatchError as error:
-            return str(error)
-        return ""
+        return at_the_end(*(odd if rank == p - 1 else usual), p)
 
     for text in jobs.run_once(body, p, backend):
         assert words[0] in text
@@ -236,14 +250,7 @@ def test_only_what_differs_is_said(jobs: Jobs, backend: str, p: int, way: str) -
     equal = {"root": ("float32", " of 3"), "count": ("float32", "root"), "dtype": ("root",)}
 
     def body(rank: int) -> str:
-        dist.barrier(timeout=LONG)
-        name, given = odd if rank == p - 1 else usual
-        try:
-            call(name, p, **given)
-            dist.destroy_process_group()
-        except dist.MismatchError as error:
-            return str(error)
-        return ""
+        return at_the_end(*(odd if rank == p - 1 else usual), p)
 
     for text in jobs.run_once(body, p, backend):
         assert text.startswith(f"{usual[0]} #")
