@@ -57,7 +57,7 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
-        self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
+        self.heard_by = math.inf  # the process ends: until then its groups wait for late ranks' news
         self._users = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -90,7 +90,8 @@ class Endpoint:
         return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
 
     def end_together(self, patience: float = NEWS_SECONDS) -> None:
-        """All groups end now, and wait no longer than one for who has not made their last calls."""
+        """The process ends: all groups end now, and wait no longer than one for who has not made
+        their last calls."""
         self.heard_by = min(self.heard_by, time.monotonic() + patience)
 
     def settles_at_exit(self) -> bool:

@@ -6,6 +6,7 @@ The engine does the work; this module gives it a link, and turns what fails into
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -72,6 +73,7 @@ class HostGroup(ProcessGroup):
         self._native.turn = self._serial.turn
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
+        self._heard_by = math.inf  # all groups of this rank end: when they wait for no more news
         self._survivors: Survivors | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
@@ -164,8 +166,8 @@ class HostGroup(ProcessGroup):
         members = self._survivors.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
-    def leave_job(self) -> None:
-        self._endpoint.end_together()
+    def leave_job(self, now: float) -> None:
+        self._heard_by = now + NEWS_SECONDS
 
     def settle(self) -> None:
         """The group ends: compare its last call with the other members', and wait for those who
@@ -178,7 +180,7 @@ class HostGroup(ProcessGroup):
         if self._failed is not None or call is None:
             return
         leaves = self._survivors is not None or sys.exc_info()[0] is not None
-        deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
+        deadline = min(self.deadline(NEWS_SECONDS), self._heard_by, self._endpoint.heard_by)
         try:
             with self.failures(call.name, call.seq, deadline):
                 self.compare_last(deadline, leaves)
