@@ -122,7 +122,10 @@ dist.barrier()
 {calls}
 """
 LAST_CALLS = {
-    "root": ("dist.broadcast(np.zeros(3), 1)", "broadcast #2, root 1. Rank 0: broadcast #2, root 0"),
+    "root": (
+        "dist.broadcast(np.zeros(3), 1)",
+        "broadcast #2, root 1. Rank 0: broadcast #2, root 0",
+    ),
     "a call more": (
         "dist.broadcast(np.zeros(3), 0)\ndist.broadcast(np.zeros(3), 1)",
         "broadcast #3 of 3 float64, root 1. Rank 0: broadcast #2 of 3 float64, root 0",

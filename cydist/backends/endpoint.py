@@ -57,7 +57,7 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
-        self.heard_by = math.inf  # the process ends: until then its groups wait for late ranks' news
+        self.heard_by = math.inf  # the process ends: when its groups wait for no more news
         self._users = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
