@@ -174,6 +174,8 @@ def from_failure(
     why         why the peer is lost or late, where the backend knows
     host        the name of the peer's host, where it is known
     """
+    if failure.call is not None and failure.call[1] != seq:
+        op, seq = failure.call
     lost = why or "it died, left, or was cut off"
     who = named(failure.peer, ranks, host)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"

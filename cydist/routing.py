@@ -83,9 +83,9 @@ class RoutedGroup(ProcessGroup):
         for group in self.by_device.values():
             group.abort()
 
-    def leave_job(self) -> None:
+    def leave_job(self, now: float) -> None:
         for group in self.by_device.values():
-            group.leave_job()
+            group.leave_job(now)
 
     def close(self) -> None:
         with ExitStack() as leaving:

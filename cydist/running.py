@@ -104,9 +104,9 @@ class Running:
     def close(self) -> None:
         """Let go of what the group holds. Called once, by destroy."""
 
-    def leave_job(self) -> None:
+    def leave_job(self, now: float) -> None:
         """All groups of this rank are destroyed next: what each would wait for, all wait for
-        together."""
+        together, from now on, which is on time.monotonic()."""
 
     def abort(self) -> None:
         """End every call under way with an error, now. The group has failed then."""

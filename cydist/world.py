@@ -7,6 +7,7 @@ and each such thread has a world of its own.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -198,8 +199,9 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     with ExitStack() as leaving:  # all of it, from the last on, also when one raises
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.let_go)
+        now = time.monotonic()
         for each in (*world.carriers.values(), *world.refused, *world.groups.values()):
-            each.leave_job()
+            each.leave_job(now)
             leaving.callback(each.destroy)
 
 

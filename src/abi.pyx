@@ -31,6 +31,10 @@ cdef class Link:
         """Why this peer cannot be reached any more, for people; "" while it can."""
         return ""
 
+    def left(self, int peer):
+        """Has this peer left on purpose, by closing its link?"""
+        return False
+
 
 cdef enum:
     TABLE_ROWS = 128
@@ -40,6 +44,7 @@ cdef enum:
 cdef Entry table[TABLE_ROWS]
 cdef int rows = 0
 cdef Interrupted interrupted = NULL
+cdef Parting parting = NULL
 
 
 cdef int add(const char *name, int collective, int needs, Algorithm run) except -1:
@@ -65,6 +70,10 @@ cdef int index_of(const Entry *entry) noexcept nogil:
     return <int>(entry - table)
 
 
+cdef const Entry *row_of(uint32_t index) noexcept nogil:
+    return &table[index] if index < <uint32_t>rows else NULL
+
+
 def algorithms() -> list[tuple[str, int, int]]:
     """Every row of the table: name, collective, needs."""
     return [
@@ -81,6 +90,15 @@ cdef int64_t now_ns() noexcept nogil:
 cdef void set_interrupted(Interrupted f) noexcept nogil:
     global interrupted
     interrupted = f
+
+
+cdef void set_parting(Parting f) noexcept nogil:
+    global parting
+    parting = f
+
+
+cdef int part(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+    return parting(t, c, known, alone)
 
 
 cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:

@@ -13,9 +13,10 @@ import importlib
 import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED, OK, PEER_LOST,
-    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry,
-    Fingerprint, Link, Reduction, find, has_left, index_of, now_ns, patiently, set_interrupted,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN,
+    INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, REDUCE_SCATTER,
+    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
+    Reduction, find, has_left, index_of, now_ns, part, patiently, set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
@@ -23,8 +24,8 @@ from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.failures cimport keep_visited, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.notices cimport (
-    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, new_notice, notice_of, open_notices,
-    remember,
+    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, last_call, new_notice, notice_of,
+    open_notices, remember,
 )
 from cydist._native.turn cimport Turn
 from cydist._native.waiting cimport load_int, store_int
@@ -35,7 +36,7 @@ from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Fai
 # their numbers, which travel in fingerprints.
 for algorithm in (
     "bruck", "direct", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
-    "pairwise", "ring", "staged", "tree",
+    "pairwise", "parting", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -52,6 +53,11 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     LAST_WORDS_NS = 50000000    # a third rank's word of why one left may still come for so long
     PAUSE_US = 200
+
+# What is over on a rank only when all members have made it, alike.
+cdef set HEARD_BY_ALL = {
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, MONITORED_BARRIER, REDUCE_SCATTER,
+}
 
 cdef unsigned long main_thread = threading.main_thread().ident
 # What a signal handler raised inside a wait; only the main thread runs handlers.
@@ -212,6 +218,69 @@ cdef class Group:
         self.leave_view()
         if status != OK:
             raise self.failed(&call, status)
+
+    def part(self, int64_t deadline_ns, bint alone=False) -> None:
+        """The group is about to be closed in order: compare its last call with what others say,
+        until the deadline, where it may be over before all members have made it. Once for a call.
+
+        alone       the others do not part now: this rank says what it called, and waits for none
+
+        Raises Failure when ranks differ; what a signal handler raised.
+        """
+        cdef Call call
+        cdef Notice notice
+        cdef int status = OK
+        cdef bint known, busy = self.running != 0 or not self.turn.begin_alone()
+        if not self.open or self.view.size == 1 or (busy and self.view.windows != NULL):
+            status = CLOSED
+        memset(&call, 0, sizeof(Call))
+        call.deadline_ns = deadline_ns
+        call.failed_peer = -1
+        self.running += 1
+        if status == OK:
+            with nogil:
+                status = hear_now(&self.notices, &self.view)
+                call.fingerprint = last_call(&self.notices)
+        if status == OK and call.fingerprint.seq > self.parted_after:
+            self.parted_after = call.fingerprint.seq
+            known = busy or call.fingerprint.collective in HEARD_BY_ALL
+            self.number(&call)
+            with nogil:
+                status = part(&self.view, &call, known, alone)
+            status = self.left_without_it(&call, status)
+            if status == MISMATCH:
+                notice = notice_of(&call, status, self.view.rank)
+                with nogil:
+                    fail(&self.notices, &self.view, &notice)
+        self.running -= 1
+        self.leave_view()
+        if not busy:
+            self.turn.end_alone()
+        if status == INTERRUPTED and raised_by_handler is not None:
+            raise failure(status, -1, -1)
+        if status != CLOSED and self.notices.failed == MISMATCH:
+            raise told_failure(&self.notices, self.view.rank)
+
+    cdef int left_without_it(self, Call *c, int status) except -100:
+        """A rank that left in order, and had made our last call, would have said so; unless it
+        left a failed group: then it, or who told it, has said that."""
+        cdef int64_t until = now_ns() + LAST_WORDS_NS
+        if status != PEER_LOST or c.failed_peer < 0:
+            return status
+        with nogil:
+            status = hear_now(&self.notices, &self.view)
+            while status == OK and now_ns() < until:
+                usleep(PAUSE_US)
+                status = hear_now(&self.notices, &self.view)
+        if status != OK:
+            return ABORTED
+        if not (has_left(&self.view, c.failed_peer)
+                or self.link.left(self.peers[c.failed_peer])):
+            return PEER_LOST
+        memset(&c.theirs, 0, sizeof(Fingerprint))
+        c.theirs.seq = c.fingerprint.seq
+        c.theirs.collective = NO_CALL
+        return MISMATCH
 
     def abort(self) -> None:
         """End every wait of this group with the status "aborted", now and later."""

@@ -2,8 +2,8 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, JOINED, MISMATCH, MONITORED_BARRIER,
-    POINT_TO_POINT, Call, Fingerprint,
+    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
+    NO_CALL, POINT_TO_POINT, Call, Fingerprint,
 )
 from cydist._native.notices cimport RECENT, Notice, Notices
 
@@ -37,6 +37,8 @@ class Failure(Exception):
     ours, theirs    what this rank and the peer were doing, as text (mismatches only)
     teller          group rank on which it failed and which told us, or -1: this one; then
                     `ours` is what the teller was doing
+    call            of a mismatch: the name and the number of the collective in which ranks
+                    differ, which may be an earlier one; None: of a message, or not known
     """
 
     def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
@@ -47,14 +49,24 @@ class Failure(Exception):
         self.step = step
         self.ours = ours
         self.theirs = theirs
+        self.call = None
 
 
 IN_CHUNKS = "in chunks, as arrays on a GPU go"
 
 
-cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
-    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`."""
+cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
+                   size_t other_bytes):
+    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`.
+
+    other       of two that differ, the other one: if it is the same call, only that is said in
+                which they differ; NULL: there is none
+    """
+    cdef bint alone = other == NULL or f.collective != other.collective or f.seq != other.seq
+    cdef bint one_call = other != NULL and not alone
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
+    if f.collective == NO_CALL:
+        return f"it has left the group without its call #{f.seq}"
     if f.flags & ASKING and f.count == 0:
         return (f"a collective #{f.seq}, the first for which MPI may serve the group: its ranks "
                 "ask each other before it")
@@ -64,29 +76,44 @@ cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail):
     words = f"{name} #{f.seq}"
     if f.collective == MONITORED_BARRIER:
         return words
-    if f.collective != BARRIER:
-        count = f"{f.count} " if f.count else ""
-        words += f" of {count}{DTYPE_NAMES.get(f.dtype, 'other')}"
-    parts = [words]
-    if f.flags & CHUNK:
+    size = []
+    if f.collective != BARRIER and f.count and (alone or f.count != other.count):
+        size.append(str(f.count))
+    if f.collective != BARRIER and (alone or f.dtype != other.dtype):
+        size.append(DTYPE_NAMES.get(f.dtype, "other"))
+    elif size:
+        size.append("elements")
+    parts = [f"{words} of {' '.join(size)}" if size else words]
+    if f.flags & CHUNK and (alone or not other.flags & CHUNK):
         parts.append(IN_CHUNKS)
-    if f.flags & JOINED:
+    if f.flags & JOINED and (alone or not other.flags & JOINED):
         parts.append("on a GPU that MPI reads")
-    if f.flags & ASKING:
+    if f.flags & ASKING and (alone or not other.flags & ASKING):
         parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
-    if f.op:
+    if f.op and (alone or f.op != other.op):
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
-    if f.root >= 0:
+    if f.root >= 0 and (alone or f.root != other.root):
         parts.append(f"root {f.root}")
-    rows = abi.algorithms()
-    algorithm = rows[f.algorithm][0] if f.algorithm < len(rows) else f.algorithm
-    size = f"{nbytes} bytes in this message, " if nbytes else ""
-    parts.append(f"{size}algorithm {algorithm}")
-    if with_detail:
+    if one_call and (f.flags ^ other.flags) & EVEN:
+        parts.append("all blocks of one size" if f.flags & EVEN else "blocks of any size")
+    if nbytes and (alone or nbytes != other_bytes):
+        parts.append(f"{nbytes} bytes in this message")
+    if other == NULL or (one_call and f.algorithm != other.algorithm):
+        rows = abi.algorithms()
+        parts.append(
+            f"algorithm {rows[f.algorithm][0] if f.algorithm < len(rows) else f.algorithm}")
+    if one_call and f.detail != other.detail:
         parts.append(
             "a structured dtype's fields, sizes of blocks, sizes of coalesced arrays, and of "
             f"segments (CYDIST_SEGMENT_BYTES) hash to {f.detail:#x}")
     return ", ".join(parts)
+
+
+cdef object numbered(object failure, const Fingerprint *call):
+    """A mismatch, in this call of this rank."""
+    if POINT_TO_POINT < call.collective < COLLECTIVES and call.seq:
+        failure.call = COLLECTIVE_NAMES[call.collective], call.seq
+    return failure
 
 
 cdef object told_failure(const Notices *notices, int rank):
@@ -94,22 +121,25 @@ cdef object told_failure(const Notices *notices, int rank):
     cdef const Notice *n = &notices.failure
     cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
     cdef bint mismatch = n.status == MISMATCH
-    cdef bint sizes = (mismatch and n.ours.collective == n.theirs.collective
-                       and n.ours.detail != n.theirs.detail)
+    cdef const Fingerprint *other = &n.theirs if mismatch else NULL
     cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
     cdef str words = (<const char *>n.call).decode("utf-8", "replace")
     if n.teller == rank and (words or n.status == ABORTED):
         # Another call of this rank failed the group, or abort did.
         return Failure(STATUS_NAMES[ABORTED], ours=words)
-    ours = words or described(&n.ours, n.our_bytes, sizes)
+    ours = words or described(&n.ours, n.our_bytes, other, n.their_bytes)
     # Where there are words, calls above the engine were compared: only the teller knows how.
-    theirs = "" if words else described(&n.theirs, n.their_bytes, sizes)
+    theirs = "" if words else described(&n.theirs, n.their_bytes, &n.ours, n.our_bytes)
     mismatch = mismatch and not words
     # Of two ranks that differ this one agrees with one, or is one.
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
-        return Failure(status, n.peer, n.step, ours, theirs)
-    if mismatch and memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0:
-        return Failure(status, n.teller, n.step, theirs, ours)
+        failure = Failure(status, n.peer, n.step, ours, theirs)
+        return numbered(failure, &n.ours) if mismatch else failure
+    if mismatch and (n.peer == rank or memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0):
+        return numbered(Failure(status, n.teller, n.step, theirs, ours), &n.theirs)
+    if mismatch:
+        failure = Failure(status, n.peer, n.step, ours, theirs, n.teller)
+        return numbered(failure, &n.ours)
     return Failure(status, n.peer, n.step, ours, theirs, n.teller)
 
 

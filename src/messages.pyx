@@ -94,8 +94,8 @@ cdef class Message:
         if load_int(&self.request.status) < 0:
             raise failure(
                 self.request.status, self.peer(), -1,
-                described(&self.fingerprint, self.request.nbytes, False),
-                described(&self.request.theirs, self.request.theirs_bytes, False))
+                described(&self.fingerprint, self.request.nbytes, NULL, 0),
+                described(&self.request.theirs, self.request.theirs_bytes, NULL, 0))
 
     cdef int peer(self) noexcept:
         """Whom it is about. A receive from anyone ends with the rank that was lost."""

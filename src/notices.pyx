@@ -251,6 +251,14 @@ cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil:
     return why(n)
 
 
+cdef Fingerprint last_call(Notices *n) noexcept nogil:
+    cdef Fingerprint last
+    lock(n)
+    last = n.recent[n.entered % RECENT]
+    unlock(n)
+    return last
+
+
 # Telling
 
 cdef bint is_asking(Notices *n, int peer) noexcept nogil:

@@ -126,8 +126,8 @@ cdef int fail_message(object group, Group native, str name, Request *r, const Fi
     if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
                 and load_int(&native.notices.failed) != OK):
         group.failed_message(name, told_failure(&native.notices, native.view.rank))
-    ended = failure(status, peer, -1, described(f, r.nbytes, False),
-                    described(&r.theirs, r.theirs_bytes, False))
+    ended = failure(status, peer, -1, described(f, r.nbytes, NULL, 0),
+                    described(&r.theirs, r.theirs_bytes, NULL, 0))
     if status != CLOSED:
         notice = new_notice(status, native.view.rank, peer, -1)
         notice.ours = f[0]

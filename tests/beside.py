@@ -47,8 +47,9 @@ class Beside:
         self.process.kill()
         self.process.communicate()
 
-    def rank_0(self, body: Callable[[], Any]) -> Any:
-        """Join, run `body`, leave: on a thread that is a rank of its own. What `body` returns."""
+    def rank_0(self, body: Callable[[], Any], *, leaves: bool = False) -> Any:
+        """Join, run `body`, leave, unless it `leaves` itself: on a thread that is a rank of its
+        own. What `body` returns."""
         outcome: list[Any] = []
         errors: list[BaseException] = []
 
@@ -60,7 +61,8 @@ class Beside:
                     group_name="beside",
                 )  # fmt: skip
                 outcome.append(body())
-                dist.destroy_process_group()
+                if not leaves:
+                    dist.destroy_process_group()
             except BaseException as error:
                 errors.append(error)
 

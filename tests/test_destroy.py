@@ -327,3 +327,147 @@ def test_destroy_ends_a_call_of_another_thread(jobs, transport, call):
         dist.destroy_process_group(group)
 
     jobs.get(transport, 2).run(body)
+
+
+# Last calls: what rank 0 makes, and what the last rank makes in its place.
+LAST_CALLS = {
+    "root": (
+        lambda group: dist.broadcast(np.zeros(3), 0, group),
+        lambda group: dist.broadcast(np.zeros(3), 1, group),
+        "root 0",
+        "root 1",
+    ),
+    "another collective": (
+        lambda group: dist.broadcast(np.zeros(3), 0, group),
+        lambda group: dist.reduce(np.zeros(3), 0, group=group),
+        "broadcast #2",
+        "reduce #2",
+    ),
+    "a call more": (
+        lambda group: dist.broadcast(np.zeros(3), 0, group),
+        lambda group: None,
+        "broadcast #2",
+        "barrier #1",
+    ),
+}
+
+
+def ended(group):
+    """The MismatchError with which a group is destroyed; "": none."""
+    try:
+        dist.destroy_process_group(group)
+    except dist.MismatchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("way", LAST_CALLS)
+def test_ranks_that_differ_in_the_last_call_learn_of_it(transport, size, way):
+    """In that call or as they destroy the group, from an error that names it."""
+    usual, odd, ours, theirs = LAST_CALLS[way]
+
+    def body(rank):
+        group = dist.new_group(list(range(size)))
+        dist.barrier(group)
+        try:
+            (odd if rank == size - 1 else usual)(group)
+        except dist.MismatchError as error:
+            return str(error)
+        text = ended(group)
+        assert "destroy" not in text
+        return text
+
+    texts = run_threads(body, size, transport)
+    assert ours in texts[0]
+    assert theirs in texts[0]
+    if way != "a call more":  # who made none more may have left before
+        assert all(ours in text and theirs in text for text in texts)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_made_no_call_of_the_group_differs_from_one_that_did(transport):
+    """The latter learns of it."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            dist.broadcast(np.zeros(3), 0, group)
+        text = ended(group)
+        dist.barrier()
+        return text
+
+    text, other = run_threads(body, 2, transport)
+    assert "Here: broadcast #1 of 3 float64, root 0. Rank 1: it has left the group" in text
+    assert not other
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_last_of_many_calls_that_nobody_heard_names_the_first_that_differs(transport):
+    """A root hears nobody: the error is about the call in which ranks differ, not the last."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        try:
+            for size in (3, 4, 5):
+                dist.broadcast(np.zeros(size), int(rank == 1 and size == 4), group)
+        except dist.MismatchError as error:
+            return str(error)
+        return ended(group)
+
+    for text in run_threads(body, 2, transport):
+        assert "broadcast #3, root 0" in text
+        assert "broadcast #3, root 1" in text
+        assert "#4" not in text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_never_destroys_the_group_keeps_nobody(transport):
+    """A broadcast's root waits for a moment, and leaves without an error."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        dist.broadcast(np.zeros(3), 0, group)
+        if rank == 0:
+            dist.destroy_process_group(group)
+        dist.barrier()
+
+    run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_groups_destroyed_in_another_order_do_not_wait_for_each_other_for_long(transport):
+    """Each in the order of its own, after calls that nobody hears of."""
+
+    def body(rank):
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        for group in groups:
+            dist.broadcast(np.zeros(3), 0, group)
+        for group in groups[:: 1 - 2 * rank]:
+            dist.destroy_process_group(group)
+        dist.barrier()
+
+    run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_exception_on_its_way_is_not_replaced(transport):
+    """A rank that destroys the group in `finally` keeps its own error."""
+
+    def body(rank):
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        if rank == 1:
+            with pytest.raises(ZeroDivisionError):
+                try:
+                    raise ZeroDivisionError
+                finally:
+                    dist.destroy_process_group(group)
+        else:
+            dist.broadcast(np.zeros(3), 0, group)
+            assert "broadcast #2" in ended(group)
+        dist.barrier()
+
+    run_threads(body, 2, transport)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,66 @@ def test_ranks_that_are_threads_end_with_their_process(end: str, backend: str) -
     assert code == done.returncode
     assert done.stderr.endswith(words)
     assert bool(words) == bool(done.stderr)
+
+
+LAST = """
+dist.barrier()
+{calls}
+"""
+LAST_CALLS = {
+    "root": (
+        "dist.broadcast(np.zeros(3), 1)",
+        "broadcast #2, root 1. Rank 0: broadcast #2, root 0",
+    ),
+    "a call more": (
+        "dist.broadcast(np.zeros(3), 0)\ndist.broadcast(np.zeros(3), 1)",
+        "broadcast #3 of 3 float64, root 1. Rank 0: broadcast #2 of 3 float64, root 0",
+    ),
+    "the same": ("dist.broadcast(np.zeros(3), 0)", ""),
+}
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+@pytest.mark.parametrize("way", LAST_CALLS)
+@pytest.mark.parametrize("end", ["return", "atexit"])
+def test_a_process_says_that_its_last_call_was_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, way: str, end: str
+) -> None:
+    """It ends without destroying its groups, or destroys them in a function of atexit."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", transport)
+    calls, words = LAST_CALLS[way]
+    if end == "atexit":
+        calls = f"import atexit\natexit.register(dist.destroy_process_group)\n{calls}"
+    with Beside(tmp_path, LAST.format(calls=calls)) as other:
+
+        def body() -> None:
+            dist.barrier()
+            dist.broadcast(np.zeros(3), 0)
+            with suppress(dist.MismatchError):
+                dist.destroy_process_group()
+
+        other.rank_0(body, leaves=True)
+        ended, said = other.ended()
+        assert ended == 0
+        assert words in said
+        assert bool(words) == bool(said)
+
+
+def test_a_forked_child_leaves_the_comparison_to_its_parent(tmp_path: Path) -> None:
+    """It ends by Python's end, having inherited a group whose last call nobody has heard."""
+    program = """
+dist.barrier()
+dist.broadcast(np.zeros(3), 1)
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    with Beside(tmp_path, program) as other:
+
+        def body() -> None:
+            dist.barrier()
+            dist.broadcast(np.zeros(3), 1)
+
+        other.rank_0(body)
+        assert (0, "") == other.ended()

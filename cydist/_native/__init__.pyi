@@ -132,6 +132,7 @@ class Link:
     @property
     def size(self) -> int: ...
     def lost(self, peer: int) -> str: ...
+    def left(self, peer: int) -> bool: ...
 
 @disjoint_base
 class Hub:
@@ -246,6 +247,7 @@ class Failure(Exception):
     ours: str
     theirs: str
     teller: int
+    call: tuple[str, int] | None
     def __init__(
         self,
         status: str,
@@ -300,6 +302,7 @@ class Group:
     def hear(self) -> None: ...
     def explained(self, ended: Failure) -> Failure: ...
     def settle(self, deadline_ns: int) -> None: ...
+    def part(self, deadline_ns: int, alone: bool = False) -> None: ...
     def run(
         self,
         collective: str,

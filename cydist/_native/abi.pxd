@@ -39,6 +39,7 @@ cdef enum Collective:       # the order is part of the wire format
     EXSCAN = 11
     MONITORED_BARRIER = 12  # made of messages, above the engine
     COLLECTIVES = 13        # how many there are
+    NO_CALL = 255           # of a rank that has left the group without the call in question
 
 
 cdef enum:
@@ -103,7 +104,8 @@ ctypedef struct Flags:          # the head of a window; every word on a line of 
     uint32_t sleepers
     uint32_t pad_consumed[13]
     uint64_t told               # not 0: a notice of a failure is on its way to the owner
-    uint64_t pad_told[7]
+    uint64_t parted             # 1 + the steps that the owner has taken, once it ends the group
+    uint64_t pad_told[6]
     uint64_t visiting           # 1 + the rank in whose arrays the owner is, ~0: in several, or 0
     uint64_t pad_visiting[7]
     uint64_t barred             # not 0: nobody may begin to read or write the owner's arrays
@@ -334,6 +336,7 @@ ctypedef struct Entry:      # one row of the table of algorithms
 cdef int add(const char *name, int collective, int needs, Algorithm run) except -1
 cdef const Entry *find(const char *name, int collective) noexcept nogil   # NULL: no such row
 cdef int index_of(const Entry *entry) noexcept nogil
+cdef const Entry *row_of(uint32_t index) noexcept nogil     # NULL: no such row
 
 
 # Has this member left the group, while the link goes on? Of ourselves: has any?
@@ -352,6 +355,14 @@ cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil
 ctypedef int (*Interrupted)() noexcept nogil
 cdef void set_interrupted(Interrupted f) noexcept nogil
 
+
+# Set once by src/algorithms/parting.pyx. The group ends here: compare its last call, which is the
+# Call's fingerprint, with others until the deadline. `known`: all members are known to have made
+# it; `alone`: they do not part now, and nobody waits for them. OK, or why not; MISMATCH as of a
+# call, PEER_LOST when a member left before it was heard.
+ctypedef int (*Parting)(Transport *t, Call *c, bint known, bint alone) noexcept nogil
+cdef void set_parting(Parting f) noexcept nogil
+cdef int part(Transport *t, Call *c, bint known, bint alone) noexcept nogil
 
 # For algorithms. A request that was posted always ends in complete(), which withdraws whatever is
 # unfinished when one fails, and notes peer, step and fingerprint. A failure to post is its status.

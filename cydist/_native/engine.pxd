@@ -23,11 +23,14 @@ cdef class Group:
     cdef bint open
     cdef bint left                  # the view is closed, once
     cdef bint asked_for_windows
+    cdef uint64_t parted_after      # the number of the last call that `part` compared
     cdef Notices notices
 
     cpdef close(self)
     cdef void leave_view(self) noexcept
     cdef void tell(self, Notice *notice)
+    # A peer was lost as the group ended: MISMATCH, if it had left without the last call.
+    cdef int left_without_it(self, Call *c, int status) except -100
     # After a failure: hold on to objects whose memory may still be used.
     cdef void keep_while_used(self, object one, object other)
     # Number a call, and fill in what follows from its fingerprint.

@@ -4,8 +4,10 @@ from cydist._native.notices cimport Notices
 
 
 # A fingerprint, and the size of the message that it was part of or 0, in words:
-# `all_reduce #12 of 1000 float32, op SUM`.
-cdef str described(const Fingerprint *f, size_t nbytes, bint with_detail)
+# `all_reduce #12 of 1000 float32, op SUM`. Of two that differ, `other` is the other one: of one call
+# only that is said in which they differ. NULL: there is none.
+cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
+                   size_t other_bytes)
 
 # The Failure that a group's notices know of, as seen from group rank `rank`.
 cdef object told_failure(const Notices *notices, int rank)

@@ -5,7 +5,7 @@ from cydist._native.linux cimport pthread_mutex_t
 
 
 cdef enum:
-    LAYOUT = 3                  # version of all that lies in the memory, rings and windows too
+    LAYOUT = 4                  # version of all that lies in the memory, rings and windows too
     TOKEN_BYTES = 32
     PLOTS = 1024                # groups that can have windows at a time
     PAGE = 4096

@@ -74,6 +74,9 @@ cdef int hear_now(Notices *n, Transport *t) noexcept nogil
 # A call begins. OK, or the Status that ends it because the group has failed.
 cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil
 
+# The last call that has begun; zero: there was none.
+cdef Fingerprint last_call(Notices *n) noexcept nogil
+
 # The group failed here: keep it, unless another failure is known already, and tell nobody yet.
 cdef void remember(Notices *n, const Notice *failure) noexcept nogil
 # The group failed here: keep it, unless another failure is known already, and tell all members

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import WeakSet, ref
 
 from cydist import config
 from cydist.backends.reports import GONE, Report, gather
@@ -17,12 +20,17 @@ if TYPE_CHECKING:
     from cydist.backends.host import HostGroup
 
 
+# From the end of a group here until all that its other members say of its last call is heard.
+NEWS_SECONDS = 1.0
 REMEMBERED = 1000  # groups that this rank made, or passed by, without meeting anybody
 ASKED_FOR = "asking for backend "
 
 # The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
 # that it runs when an entry goes would swallow a Ctrl-C that comes then.
 _threads: dict[tuple[str, int], ref[Endpoint]] = {}
+
+
+opened: WeakSet[Endpoint] = WeakSet()  # of this process, and of its parent before a fork
 
 
 class Endpoint:
@@ -49,8 +57,11 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
+        self.heard_by = math.inf  # the process ends: when its groups wait for no more news
         self._users = 0
         self._lock = threading.Lock()
+        self._pid = os.getpid()
+        opened.add(self)
 
     def report(self, context: int) -> Report:
         """What this rank is doing in the group of this context."""
@@ -77,6 +88,16 @@ class Endpoint:
         found = gather(lambda rank, deadline: ask(peers[rank], what, deadline), ranks)
         said = {rank: report.state.partition(ASKED_FOR) for rank, report in found.items()}
         return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
+
+    def end_together(self, patience: float = NEWS_SECONDS) -> None:
+        """The process ends: all groups end now, and wait no longer than one for who has not made
+        their last calls."""
+        self.heard_by = min(self.heard_by, time.monotonic() + patience)
+
+    def settles_at_exit(self) -> bool:
+        """Do its groups compare their last calls when the process ends, if they still are there?
+        A forked child leaves that to its parent."""
+        return self._pid == os.getpid()
 
     def share(self) -> Endpoint:
         """One more group uses it."""

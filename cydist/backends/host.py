@@ -5,7 +5,10 @@ The engine does the work; this module gives it a link, and turns what fails into
 
 from __future__ import annotations
 
+import atexit
+import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native, tuning
-from cydist.backends.endpoint import Endpoint, context_of, of_threads
+from cydist.backends.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads, opened
 from cydist.backends.messages import MessageWork, timed_out, wire_tag
 from cydist.backends.pieces import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.reports import Report, gather, is_late, shown, stacks
@@ -25,6 +28,7 @@ from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
     GroupFailedError,
+    MismatchError,
     PeerFailedError,
     from_failure,
     named,
@@ -72,6 +76,7 @@ class HostGroup(ProcessGroup):
         self._native.turn = self._serial.turn
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
+        self._heard_by = math.inf  # all groups of this rank end: when they wait for no more news
         self._survivors: Survivors | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
@@ -164,7 +169,41 @@ class HostGroup(ProcessGroup):
         members = self._survivors.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
+    def leave_job(self, now: float) -> None:
+        self._heard_by = now + NEWS_SECONDS
+
+    def settle(self) -> None:
+        """The group ends: compare its last call with the other members', and wait for those who
+        have not made it, but not for long. Raises MismatchError.
+
+        A rank that leaves the others behind, to shrink the group or as an exception is on its way,
+        says what it called, and learns nothing.
+        """
+        call = self.last_call()
+        if self._failed is not None or call is None:
+            return
+        leaves = self._survivors is not None or sys.exc_info()[0] is not None
+        deadline = min(self.deadline(NEWS_SECONDS), self._heard_by, self._endpoint.heard_by)
+        try:
+            with self.failures(call.name, call.seq, deadline):
+                self.compare_last(deadline, leaves)
+        except BaseException as error:
+            self.fail(error, f"{call.name} #{call.seq}")
+            if not (leaves and isinstance(error, MismatchError)):
+                raise
+
+    def compare_last(self, deadline: float, leaves: bool) -> None:
+        """The part of `settle` that raises Failure."""
+        self._native.part(int(deadline * 1e9), leaves)
+
     def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Let go of what the group holds."""
         if self._staged is not None:
             self._staged.close()
         self._endpoint.groups.pop(self._context, None)
@@ -446,6 +485,27 @@ class HostGroup(ProcessGroup):
         peer = self._peers[rank]
         parted = "it has left the group" if self._native.said_farewell(rank) else ""
         return self._endpoint.link.lost(peer) or parted or self._endpoint.trouble(peer)
+
+
+@atexit.register
+def _settle_all() -> None:
+    """The process ends, and has not destroyed its groups: compare their last calls, as `destroy`
+    does, all within one wait. Not after an exception: then this rank says why itself.
+
+    Who waits for a thread of this process would wait for one that has ended.
+    """
+    if getattr(sys, "last_type", None) is not None:
+        return
+    endpoints = [each for each in list(opened) if each.settles_at_exit()]
+    for endpoint in endpoints:
+        endpoint.end_together(NEWS_SECONDS if endpoint.own_process else 0.0)
+    for endpoint in endpoints:
+        for known in tuple(endpoint.groups.values()):
+            if (group := known()) is not None:
+                try:
+                    group.settle()
+                except MismatchError as error:  # atexit would print where it was raised
+                    print(f"cydist: {error}", file=sys.stderr, flush=True)
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

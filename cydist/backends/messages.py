@@ -23,6 +23,7 @@ NOTES_TAG = 1 << 40  # what a rank of backend "nccl" calls, for the next one
 ALARM_TAG = NOTES_TAG + 1  # why a group of backend "nccl" failed
 NEWS_TAG = ALARM_TAG + 1  # waited for in vain, over MPI: see MpiGroup.hear
 WORD_TAG = NEWS_TAG + 1  # which call a rank leaves, over MPI: src/transports/mpi_collectives.pyx
+PARTING_TAG = WORD_TAG + 1  # a rank's last call, as the group ends: src/algorithms/parting.pyx
 PIECE_TAG = 1 << 61  # and up to DERIVED_TAG: of each long message of a GPU's array
 DERIVED_TAG = 1 << 62
 

@@ -20,12 +20,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, TypeVar
 
 from cydist import world
+from cydist.errors import MismatchError
 from cydist.stores import HashStore
 from cydist.testing.weather import Killed, Weather
 from cydist.waiting import duration
@@ -88,6 +90,7 @@ class ThreadJob:
             return
         if self._weather is not None:
             self._weather.on(rank).come()
+        raised = False
         while (task := self._tasks[rank].get()) is not None:
             body, ended = task
             try:
@@ -98,9 +101,12 @@ class ThreadJob:
                 return
             except BaseException as error:
                 ended.put((rank, None, error))
+                raised = True
             del task, body, ended
         if world.is_initialized():  # the body may have left
-            world.destroy_process_group()
+            # A rank that raised has made other calls than those that went on.
+            with suppress(MismatchError) if raised else nullcontext():
+                world.destroy_process_group()
 
     def _stay_dead(self, rank: int, result: Any, error: BaseException | None) -> None:
         while (task := self._tasks[rank].get()) is not None:

@@ -16,6 +16,8 @@ import pytest
 import cydist as dist
 from cydist.testing.contract import Jobs
 
+Named = tuple[str, dict[str, Any]]  # a collective, and arguments of `call`
+
 LONG = 50.0
 MANY = 20000  # later calls until a rank that finished early must have learned
 
@@ -101,9 +103,30 @@ def until_told(call: Callable[[], None]) -> str:
 
     with pytest.raises(dist.MismatchError) as caught:
         on_and_on()
+    return renumbered(str(caught.value), calls_before())
+
+
+def calls_before() -> int:
+    """How many calls the default group has made before a test's first one."""
     group = dist.group.WORLD
-    before = group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
-    return re.sub(r"#(\d+)", lambda number: f"#{int(number[1]) - before}", str(caught.value))
+    return group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
+
+
+def renumbered(text: str, before: int) -> str:
+    """An error, in the numbers of the test's calls."""
+    return re.sub(r"#(\d+)", lambda number: f"#{int(number[1]) - before}", text)
+
+
+def at_the_end(name: str, given: dict[str, Any], p: int) -> str:
+    """The MismatchError of a group's second call, which is its last, or of its end, in words."""
+    dist.barrier(timeout=LONG)
+    before = calls_before()
+    try:
+        call(name, p, **given)
+        dist.destroy_process_group()
+    except dist.MismatchError as error:
+        return renumbered(str(error), before)
+    return ""
 
 
 @pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
@@ -186,3 +209,50 @@ def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str
 
     for text in jobs.run_once(body, 2, backend):
         assert "sizes of coalesced arrays" in text
+
+
+# A group's last calls: there is no later one in which a rank could learn.
+
+# What all but the last rank call last, what that one does, and what tells the two apart.
+LAST: dict[str, tuple[Named, Named, tuple[str, str]]] = {
+    "same": (("broadcast", {}), ("broadcast", {}), ("", "")),
+    "root": (("broadcast", {}), ("broadcast", {"root": 1}), ("root 0", "root 1")),
+    "root-reduce": (("reduce", {}), ("reduce", {"root": 1}), ("root 0", "root 1")),
+    "root-gather": (("gather", {}), ("gather", {"root": 1}), ("root 0", "root 1")),
+    "root-scatter": (("scatter", {}), ("scatter", {"root": 1}), ("root 0", "root 1")),
+    "count": (("broadcast", {}), ("broadcast", {"count": 4}), ("of 3", "of 4")),
+    "dtype": (("broadcast", {}), ("broadcast", {"dtype": "i4"}), ("float32", "int32")),
+    "op": (("reduce", {}), ("reduce", {"op": "MAX"}), ("op SUM", "op MAX")),
+    "op-scan": (("scan", {}), ("scan", {"op": "MAX"}), ("op SUM", "op MAX")),
+    "collective": (("broadcast", {}), ("reduce", {}), ("broadcast #2", "reduce #2")),
+    "barrier": (("broadcast", {}), ("barrier", {}), ("broadcast #2", "barrier #2")),
+}
+
+
+@pytest.mark.parametrize("way", LAST)
+def test_ranks_differ_in_the_last_call(jobs: Jobs, backend: str, p: int, way: str) -> None:
+    """All ranks raise, in it or when they destroy the group, and say how; if they agree, none."""
+    usual, odd, words = LAST[way]
+
+    def body(rank: int) -> str:
+        return at_the_end(*(odd if rank == p - 1 else usual), p)
+
+    for text in jobs.run_once(body, p, backend):
+        assert words[0] in text
+        assert words[1] in text
+        assert bool(text) == (way != "same")
+
+
+@pytest.mark.parametrize("way", [each for each in LAST if each[:4] in ("root", "coun", "dtyp")])
+def test_only_what_differs_is_said(jobs: Jobs, backend: str, p: int, way: str) -> None:
+    """Not the fields in which the calls agree, and no other call; every rank says the same call."""
+    usual, odd, _ = LAST[way]
+    equal = {"root": ("float32", " of 3"), "count": ("float32", "root"), "dtype": ("root",)}
+
+    def body(rank: int) -> str:
+        return at_the_end(*(odd if rank == p - 1 else usual), p)
+
+    for text in jobs.run_once(body, p, backend):
+        assert text.startswith(f"{usual[0]} #")
+        assert text.count(f"{usual[0]} #2") >= 2
+        assert not [words for words in equal[way.partition("-")[0]] if words in text]

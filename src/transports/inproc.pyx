@@ -276,6 +276,10 @@ cdef class InprocLink(Link):
             raise ValueError(f"hub {self.hub.key!r} has no rank {peer}")
         return "it left" if load_int(&self.end.boxes[peer].closed) != OK else ""
 
+    def left(self, int peer):
+        """Has this peer left, by closing its link?"""
+        return 0 <= peer < self.size and load_int(&self.end.boxes[peer].closed) != OK
+
     def pending(self):
         """(receives posted, messages nobody has asked for) of this rank."""
         cdef Box *box = &self.end.boxes[self.rank]

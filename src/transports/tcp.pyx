@@ -336,6 +336,10 @@ cdef class MessageLink(Link):
                     "damaged on the way, or it runs another version of cydist")
         return ""
 
+    def left(self, int peer):
+        """Has this peer left on purpose, by closing its link?"""
+        return 0 <= peer < self.size and self.net.lost[peer] == LEFT
+
 
 @cython.no_gc_clear
 cdef class TcpLink(MessageLink):

@@ -26,8 +26,6 @@ from cydist.waiting import wait_for
 if TYPE_CHECKING:
     from cydist.backends.connections import Connections
 
-# From a call of MPI that ended until a neighbour's word of what it calls, or of a mismatch.
-NEWS_SECONDS = 1.0
 LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
 
 
@@ -51,7 +49,6 @@ class MpiEndpoint(Endpoint):
         self.messages = messages
         self.threads = Threads(MPI)
         self.trouble = self._trouble
-        self.heard_by = math.inf  # when all groups end: until then they wait for late ranks' news
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
@@ -100,9 +97,8 @@ class MpiEndpoint(Endpoint):
                 if group is not None:
                     leaving.callback(group.settle)
 
-    def end_together(self) -> None:
-        """All groups end now, and wait no longer than one for who has not made their last calls."""
-        self.heard_by = min(self.heard_by, time.monotonic() + NEWS_SECONDS)
+    def settles_at_exit(self) -> bool:
+        return False  # its guard sees to it, while MPI still works
 
     def _wait_for_others(self) -> None:
         wait_until(self.messages.advance)  # as MPI's finalization, without a deadline

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config, tuning
-from cydist.backends.endpoint import Endpoint
+from cydist.backends.endpoint import NEWS_SECONDS, Endpoint
 from cydist.backends.host import ANY_SOURCE, HostGroup
 from cydist.backends.messages import NEWS_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
-from cydist.backends.mpi.endpoint import NEWS_SECONDS, MpiEndpoint
+from cydist.backends.mpi.endpoint import MpiEndpoint
 from cydist.backends.mpi.layouts import layouts
 from cydist.backends.mpi.process import check_cuda_aware
 from cydist.backends.mpi.reductions import REDUCTIONS
@@ -49,26 +49,15 @@ class MpiGroup(HostGroup):
         return super().for_device(device)
 
     def settle(self) -> None:
-        """Compare the group's last call, where MPI made it, with the rank before this one; not
-        for long. Raises MismatchError."""
-        if self._failed is None and self._comm is not None and not self._endpoint.over():
-            name = "destroy_process_group"
-            deadline = min(self.deadline(NEWS_SECONDS), self._endpoint.heard_by)
-            try:
-                with self.failures(name, None, deadline):
-                    self._native.settle(int(deadline * 1e9))
-            except BaseException as error:
-                self.fail(error, name)
-                raise
+        """As the base class, while MPI works."""
+        if not self._endpoint.over():
+            super().settle()
 
-    def leave_job(self) -> None:
-        self._endpoint.end_together()
-
-    def close(self) -> None:
-        try:
-            self.settle()
-        finally:
-            self._close()
+    def compare_last(self, deadline: float, leaves: bool) -> None:
+        """As the base class; what MPI made, first with the rank before this one."""
+        if self._comm is not None:
+            self._native.settle(int(deadline * 1e9))
+        super().compare_last(deadline, leaves)
 
     def _close(self) -> None:
         comm, self._comm = self._comm, None
@@ -81,7 +70,7 @@ class MpiGroup(HostGroup):
                 comm.Free()
             else:
                 Communicators.spent += 1
-        super().close()
+        super()._close()
 
     def trouble_with(self, rank: int) -> str:
         return super().trouble_with(rank) or self._endpoint.trouble(rank)

@@ -1,0 +1,181 @@
+"""Parting: the members of a group that ends compare their last call.
+
+Through windows a rank says how many steps it has taken, and compares the steps that it has not
+heard yet with its own. It waits for members that have not come so far, not for their end.
+
+Over messages it is a dissemination, as dissemination.pyx's barrier: in round k a rank sends the
+fingerprint of its last call to rank + 2**k and compares that of rank - 2**k, so after the last
+round it has heard, through others, of all. A rank whose last call cannot be over before all
+members have made it only sends. A rank that has not heard of all before it, as somebody was late
+or has left, says so in the `note` of what it still sends: it speaks for itself alone.
+
+    parting   at most ceil(log2 p) messages of no bytes sent and received per rank
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from cydist._native.abi cimport (
+    Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, Request, TIMEOUT,
+    Transport, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
+)
+from cydist._native.steps cimport call_of, consume
+from cydist._native.waiting cimport load_int, load_u64, store_u64
+
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
+
+cdef enum:
+    ROUNDS = 31                 # bits of a rank
+    LOOK_NS = 20000000          # between looks whether a late member has parted
+    FLUSH_NS = 50000000         # for words to ranks to which the connection must be made
+    PAUSE_US = 200
+    FOR_ITSELF = 1              # Fingerprint.note of a word: its sender has not heard of all
+
+cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/messages.py
+
+
+cdef int leave(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+    cdef int status = OK
+    if t.windows != NULL:
+        status = compare_steps(t, c, alone)
+    if status == OK and (t.windows == NULL or not through_windows(&c.fingerprint)):
+        status = exchange_words(t, c, known, alone)
+    c.failed_step = -1
+    return status
+
+
+cdef bint through_windows(const Fingerprint *call) noexcept nogil:
+    cdef const Entry *entry = row_of(call.algorithm)
+    return entry != NULL and entry.needs & WINDOWS != 0
+
+
+# Through windows
+
+cdef inline bint has_posted(Transport *t, int rank, uint64_t step) noexcept nogil:
+    return load_u64(&head_of(t.windows, rank, step).posted) == step + 1
+
+
+cdef void differ(Transport *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
+    """So they do, after so many steps each; a rank without steps says nothing of its calls."""
+    if ours > 0:
+        c.fingerprint = call_of(t, t.rank, ours - 1)[0]
+    memset(&c.theirs, 0, sizeof(Fingerprint))
+    c.theirs.seq = c.fingerprint.seq
+    c.theirs.collective = NO_CALL
+    if theirs > 0:
+        c.theirs = call_of(t, peer, theirs - 1)[0]
+    c.fingerprint.note = 0
+    c.theirs.note = 0
+    c.failed_peer = peer
+
+
+cdef bint somebody_parted(Transport *t, Call *c) noexcept nogil:
+    """Has a member ended the group before the step that we wait for?"""
+    cdef Windows *w = t.windows
+    cdef uint64_t steps
+    cdef int peer
+    for peer in range(t.size):
+        steps = load_u64(&w.of[peer].flags.parted)
+        if peer != t.rank and steps != 0 and steps <= w.consumed + 1 \
+                and not has_posted(t, peer, w.consumed):
+            differ(t, c, peer, w.consumed + 1, steps - 1)
+            return True
+    return False
+
+
+cdef bint somebody_went_on(Transport *t, Call *c) noexcept nogil:
+    cdef Windows *w = t.windows
+    cdef int peer
+    for peer in range(t.size):
+        if peer != t.rank and has_posted(t, peer, w.step):
+            differ(t, c, peer, w.step, w.step + 1)
+            return True
+    return False
+
+
+cdef int compare_steps(Transport *t, Call *c, bint alone) noexcept nogil:
+    cdef Windows *w = t.windows
+    cdef int64_t deadline = c.deadline_ns
+    cdef int status = TIMEOUT
+    store_u64(&w.of[t.rank].flags.parted, w.step + 1)
+    if alone:
+        return OK
+    while status == TIMEOUT:
+        c.deadline_ns = min(now_ns() + LOOK_NS, deadline)
+        status = consume(t, c, w.step, True)
+        if (status == TIMEOUT or status == PEER_LOST) and somebody_parted(t, c):
+            status = MISMATCH
+        if status != TIMEOUT or now_ns() >= deadline:
+            break
+        if t.board != NULL and c.failed_peer >= 0:
+            t.board.ask(t, c.failed_peer)       # who has left the group says so
+    c.deadline_ns = deadline
+    if status == OK and somebody_went_on(t, c):
+        status = MISMATCH
+    return status
+
+
+# Over messages
+
+cdef void address(Request *r, const Fingerprint *word, int peer) noexcept nogil:
+    memset(r, 0, sizeof(Request))
+    r.peer = peer
+    r.tag = PARTING_TAG
+    r.expected = word
+
+
+cdef bint same_call(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
+    return memcmp(a, b, sizeof(Fingerprint) - sizeof(uint64_t)) == 0       # but for the note
+
+
+cdef bint under_way(Transport *t, Request *words, int count) noexcept nogil:
+    cdef int i
+    for i in range(count):
+        if load_int(&words[i].status) == PENDING and t.test(t, &words[i]) == PENDING:
+            return True
+    return False
+
+
+cdef int exchange_words(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+    cdef Fingerprint mine = c.fingerprint
+    cdef Fingerprint own = c.fingerprint
+    cdef Request words[ROUNDS]
+    cdef Request heard
+    cdef bint listens = not (known or alone), of_all = known or not alone
+    cdef int status = OK, sent = 0, distance = 1, lost = -1, posted
+    cdef int64_t until
+    own.note = FOR_ITSELF
+    while distance < t.size and status == OK:
+        address(&words[sent], &mine if of_all else &own, (t.rank + distance) % t.size)
+        posted = t.send(t, &words[sent])
+        if posted != OK:
+            words[sent].status = posted
+        sent += 1
+        if listens:
+            address(&heard, &mine, (t.rank - distance + t.size) % t.size)
+            posted = t.recv(t, &heard)
+            if posted != OK:
+                heard.status = posted
+            status = complete(t, c, &heard, 1)
+            if status == MISMATCH and same_call(&c.theirs, &mine):
+                of_all, status = False, OK
+            elif status == TIMEOUT:
+                of_all = listens = False
+                status = OK
+            elif status == PEER_LOST:
+                of_all, status, lost = False, OK, heard.peer
+        distance *= 2
+    c.theirs.note = 0
+    if not known:
+        until = now_ns() + FLUSH_NS
+        while under_way(t, words, sent) and now_ns() < until:
+            usleep(PAUSE_US)
+    withdraw(t, words, sent)
+    if status == OK and lost >= 0:
+        c.failed_peer, status = lost, PEER_LOST
+    return status
+
+
+set_parting(leave)
