@@ -4,7 +4,7 @@ from cydist._native.notices cimport Notices
 
 
 # A fingerprint, and the size of the message that it was part of or 0, in words:
-# `all_reduce #12 of 1000 float32, op SUM`. Of two that differ, `other` is the other one: of one call
+# `all_reduce #12 of 1000 float32, op SUM`. Of two that differ `other` is the other one: of one call
 # only that is said in which they differ. NULL: there is none.
 cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
                    size_t other_bytes)
