@@ -15,8 +15,9 @@ import threading
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN,
     INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT,
-    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
-    Reduction, find, has_left, index_of, now_ns, part, patiently, set_interrupted,
+    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry,
+    Fingerprint, Link, Reduction, find, has_left, index_of, now_ns, part, patiently,
+    set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
