@@ -59,22 +59,49 @@ def agree(
         text += f", sizes of blocks hash to {zlib.crc32(repr(list(sizes)).encode()):#x}"
     if call.sizes:
         text += f", sizes of coalesced arrays hash to {call.sizes:#x}"
-    here = group.rank()
-    known: Known = [(here, _fitted(text.encode()))]
+    known: Known = [(group.rank(), _fitted(text.encode()))]
     distance = 1
     while distance < group.size():
         _learn(known, _swapped(group, call, known, distance))
         distance *= 2
     if len(known) > 1:
         rank, theirs = known[1]
+        here, there = apart(text, theirs.decode("utf-8", "replace"))
         raise MismatchError(
             f"{call.name} #{call.seq} on group {group.group_name!r}: the ranks are in different "
-            f"calls. Here: {text}. Rank {group.ranks[rank]}: {theirs.decode('utf-8', 'replace')}",
+            f"calls. Here: {here}. Rank {group.ranks[rank]}: {there}",
             op=call.name,
             seq=call.seq,
             group=group.group_name,
             ranks=(group.ranks[rank],),
         )
+
+
+def apart(ours: str, theirs: str) -> tuple[str, str]:
+    """Two calls that differ, in words: if they are one, only that in which they differ."""
+    here, there = _fields(ours), _fields(theirs)
+    if here[0] != there[0] or here == there:
+        return ours, theirs
+    return _joined(here, there), _joined(there, here)
+
+
+def _fields(text: str) -> list[str]:
+    """The call, how much it is of, its dtype, and what else must be equal."""
+    size, *rest = text.split(", ")
+    call, _, what = size.partition(" of ")
+    count, _, dtype = what.rpartition(" ")
+    return [call, count, dtype, *rest]
+
+
+def _joined(ours: list[str], theirs: list[str]) -> str:
+    call, count, dtype, *rest = ours
+    size = [count] if count != theirs[1] else []
+    if dtype != theirs[2]:
+        size.append(dtype)
+    elif size:
+        size.append("elements")
+    words = [f"{call} of {' '.join(size)}" if size else call]
+    return ", ".join(words + [field for field in rest if field not in theirs])
 
 
 def _fitted(text: bytes) -> bytes:

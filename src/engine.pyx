@@ -14,9 +14,10 @@ import threading
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN,
-    INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, REDUCE_SCATTER,
-    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry, Fingerprint, Link,
-    Reduction, find, has_left, index_of, now_ns, part, patiently, set_interrupted,
+    INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT,
+    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry,
+    Fingerprint, Link, Reduction, find, has_left, index_of, now_ns, part, patiently,
+    set_interrupted,
 )
 from cydist._native.array cimport Array
 from cydist._native.choices cimport choices_for, size_class
@@ -258,7 +259,10 @@ cdef class Group:
             self.turn.end_alone()
         if status == INTERRUPTED and raised_by_handler is not None:
             raise failure(status, -1, -1)
-        if status != CLOSED and self.notices.failed == MISMATCH:
+        # Of a message that did not fit its receive only the receiver learns.
+        if (status != CLOSED and self.notices.failed == MISMATCH
+                and (self.notices.failure.ours.collective != POINT_TO_POINT
+                     or self.notices.failure.theirs.collective != POINT_TO_POINT)):
             raise told_failure(&self.notices, self.view.rank)
 
     cdef int left_without_it(self, Call *c, int status) except -100:
