@@ -71,7 +71,7 @@ def test_a_launcher_without_descriptors_says_so(no_descriptor: None) -> None:
         new_ports(HOST)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", 64 * "x"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     """The launcher names it."""
     with pytest.raises(

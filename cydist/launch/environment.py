@@ -89,8 +89,8 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except OSError as error:
-        ours = error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be that
+        ours = isinstance(error, OSError) and error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
         why = "the job gets no port there" if ours else "it is not an address of this host"
         raise RendezvousError(f"--master-addr {host}: {why}: {error}") from None
     return bound
