@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 import cydist as dist
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.launch import environment
 from cydist.launch.environment import new_ports
 from transports import free_port
 
@@ -78,6 +80,16 @@ def test_an_address_that_is_not_ours(host: str) -> None:
         RendezvousError, match=f"--master-addr {host}: it is not an address of this"
     ):
         new_ports(host)
+
+
+def test_the_stores_port_is_not_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first free port is the one that the user keeps for other libraries, the store has
+    another one."""
+    bound = [environment._bind(HOST) for _ in range(2)]
+    numbers = [each.getsockname()[1] for each in bound]
+    monkeypatch.setattr(environment, "_bind", lambda host: bound.pop(0))
+    with closing(new_ports(HOST, numbers[0])) as ports:
+        assert (ports.master, ports.store.getsockname()[1]) == tuple(numbers)
 
 
 def test_a_socket_whose_port_another_listens_on() -> None:
