@@ -149,6 +149,10 @@ class Door:
         """
         for listener in self._listeners:
             _native.keep_in_child(listener.fileno())
+            # A child that was forked before the door had it may hold a copy, which would keep the
+            # port. (In a forked child /dev/null is in its place.)
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
         for sock in [*self._listeners, *self._guests]:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(sock)

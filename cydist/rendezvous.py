@@ -523,6 +523,8 @@ def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = F
             )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None
+    except AuthenticationError:  # the secret, and not the socket
+        raise
     except DistNetworkError as error:
         lost = config.STORE_FD.get()
         if call.rank != 0 or not (awaited and lost) or fd is not None:

@@ -122,8 +122,17 @@ def _read_descriptor(text: str) -> bytes:
         os.close(fd)
     except (ValueError, OSError) as error:
         raise AuthenticationError(
-            f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}"
+            f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}. If a program "
+            "between the launcher and this one closed it, let it replace itself by this one (exec), "
+            "or hand its descriptors on (in Python: subprocess.run(..., close_fds=False))"
         ) from None
+    if not data:
+        raise AuthenticationError(
+            f"{config.SECRET_FD.names[0]}={text} is empty: a launcher's secret can be read "
+            "once, and an earlier program of this rank has read it. Let one program of each rank "
+            f"use cydist, or start later ones without this variable (env -u {config.SECRET_FD.names[0]}): they "
+            f"take {config.SECRET_FILE.names[0]}, or the user's own secret"
+        )
     return _parse(data, f"descriptor {text}")
 
 

@@ -36,11 +36,16 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
     """
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     where = f"{call}: " if call else ""
+    wrong = TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
     if not isinstance(limit, Real):
-        raise TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
+        raise wrong
+    try:
+        least = min(limit, LONGEST_TIMEOUT)
+    except TypeError:  # numpy's timedelta64 says that it is a number
+        raise wrong from None
     if not limit >= 0:
         raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
-    return float(min(limit, LONGEST_TIMEOUT))
+    return float(least)
 
 
 def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:

@@ -447,6 +447,22 @@ def test_bad_descriptor_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str)
         auth.secret()
 
 
+def test_a_closed_descriptor_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says who may have closed it, and what to do."""
+    monkeypatch.setenv("CYDIST_SECRET_FD", "987654")
+    with pytest.raises(AuthenticationError, match=r"program between.*close_fds=False"):
+        auth.secret()
+
+
+def test_a_secret_that_was_read_before_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second program of a rank finds the launcher's pipe empty, and says what to do."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    monkeypatch.setenv("CYDIST_SECRET_FD", str(reader))
+    with pytest.raises(AuthenticationError, match=r"can be read once.*env -u CYDIST_SECRET_FD"):
+        auth.secret()
+
+
 @pytest.fixture
 def secret_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "secret"

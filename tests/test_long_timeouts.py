@@ -95,7 +95,7 @@ def test_no_timeout_is_negative_or_nan(given: Any) -> None:
         duration(given, "get")
 
 
-@pytest.mark.parametrize("given", ["5", b"5", [5], 5j], ids=repr)
+@pytest.mark.parametrize("given", ["5", b"5", [5], 5j, np.timedelta64(5, "s")], ids=repr)
 def test_only_durations_are_timeouts(given: Any) -> None:
     """TypeError for what is none."""
     with pytest.raises(TypeError, match="timeout must be seconds or a timedelta"):

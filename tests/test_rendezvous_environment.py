@@ -133,6 +133,21 @@ def test_the_launchers_socket_is_served(monkeypatch: pytest.MonkeyPatch) -> None
             other.accept()
 
 
+def test_a_copy_of_the_launchers_socket_keeps_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that rank 0 forked before its first meeting holds the socket: rank 0 can serve the
+    next one at the same place."""
+    listener = launched(monkeypatch)
+    port = listener.getsockname()[1]
+    with listener.dup():
+        listener.detach()
+        for _ in range(2):
+            outcomes = meet("env://", [0, 1])
+            check_met(outcomes)
+            for outcome in outcomes:
+                assert store_of(outcome).port == port
+                store_of(outcome).close()
+
+
 def test_the_launchers_socket_is_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL may name another port: rank 0 serves there, and the socket stays for env://."""
     launched(monkeypatch).detach()

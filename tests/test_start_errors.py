@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 import cydist as dist
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.launch import environment
 from cydist.launch.environment import new_ports
 from transports import free_port
 
@@ -71,13 +73,23 @@ def test_a_launcher_without_descriptors_says_so(no_descriptor: None) -> None:
         new_ports(HOST)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", 64 * "x"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     """The launcher names it."""
     with pytest.raises(
         RendezvousError, match=f"--master-addr {host}: it is not an address of this"
     ):
         new_ports(host)
+
+
+def test_the_stores_port_is_not_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first free port is the one that the user keeps for other libraries, the store has
+    another one."""
+    bound = [environment._bind(HOST) for _ in range(2)]
+    numbers = [each.getsockname()[1] for each in bound]
+    monkeypatch.setattr(environment, "_bind", lambda host: bound.pop(0))
+    with closing(new_ports(HOST, numbers[0])) as ports:
+        assert (ports.master, ports.store.getsockname()[1]) == tuple(numbers)
 
 
 def test_a_socket_whose_port_another_listens_on() -> None:

@@ -58,6 +58,9 @@ def new_ports(host: str, master_port: int | None = None) -> Ports:
     """Take free ports of `host`. Raises RendezvousError: the address is not ours, or this host has
     no port or descriptor left."""
     store = _bind(host)
+    if store.getsockname()[1] == master_port:  # which is for other libraries
+        with store:  # so that the next one is another one
+            store = _bind(host)
     try:
         store.listen()  # rank 0 lengthens the queue, in which ranks that come before it wait
         # Nobody else may bind the port now. The connections made here may outlive the store for
@@ -89,8 +92,8 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except OSError as error:
-        ours = error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be that
+        ours = isinstance(error, OSError) and error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
         why = "the job gets no port there" if ours else "it is not an address of this host"
         raise RendezvousError(f"--master-addr {host}: {why}: {error}") from None
     return bound
