@@ -78,7 +78,7 @@ def test_a_mismatch_of_arrays_on_the_device_says_so(device, group, rank, size):
         for _ in range(2):
             dist.all_reduce(device.array(np.ones(4 + (rank == size - 1))), group=group)
 
-    with pytest.raises(dist.MismatchError, match="on a GPU that MPI reads"):
+    with pytest.raises(dist.MismatchError, match=r"of [45] elements.*of [45] elements"):
         calls()
 
 
