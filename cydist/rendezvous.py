@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import auth, config, launchers
+from cydist.crossings import MOST_RANKS
 from cydist.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -80,6 +81,7 @@ class _Call(NamedTuple):
             )
         if not 0 <= rank < size:
             raise ValueError(f"rank must be from 0 to {size - 1}, not {rank}")
+        _check_size(size)
         return rank, size
 
 
@@ -453,7 +455,14 @@ def _size(call: _Call) -> int:
         raise ValueError("giving out ranks takes world_size, the number of processes")
     if call.rank is not None and not 0 <= call.rank < call.world_size:
         raise ValueError(f"rank must be from 0 to {call.world_size - 1}, not {call.rank}")
+    _check_size(call.world_size)
     return call.world_size
+
+
+def _check_size(size: int) -> None:
+    """Raise ValueError for more ranks than any job has: their names alone would fill the memory."""
+    if size > MOST_RANKS:
+        raise ValueError(f"world_size (WORLD_SIZE) must be at most {MOST_RANKS}, not {size}")
 
 
 def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
@@ -541,7 +550,9 @@ def _launchers_port(host: str, port: str) -> int | None:
     """The port on which the launcher listens for rank 0; None where there is none, or where the
     program has set another address since."""
     own, _, address = config.STORE_PORT.get().partition(" ")
-    return _port(own) if own and address == f"{host}:{port}" else None
+    if not own or address != f"{host}:{port}":
+        return None
+    return _port(own, config.STORE_PORT.names[0])
 
 
 def _launchers_socket(port: int) -> int | None:
@@ -560,10 +571,10 @@ def _launchers_socket(port: int) -> int | None:
     return int(config.STORE_FD.take()) if fits else None
 
 
-def _port(text: str) -> int:
+def _port(text: str, name: str = "MASTER_PORT") -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         hint = ": name a port to torchrun, or let --standalone find one" if _is_torchruns() else ""
-        raise ValueError(f"MASTER_PORT must be a number from 1 to 65535, not {text!r}{hint}")
+        raise ValueError(f"{name} must be a number from 1 to 65535, not {text!r}{hint}")
     return int(text)
 
 

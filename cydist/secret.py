@@ -120,7 +120,7 @@ def _read_descriptor(text: str) -> bytes:
         except OSError:
             data = os.read(fd, 128)
         os.close(fd)
-    except (ValueError, OSError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         raise AuthenticationError(
             f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}. If a program "
             "between the launcher and this one closed it, let it replace itself by this one (exec), "
@@ -130,8 +130,9 @@ def _read_descriptor(text: str) -> bytes:
         raise AuthenticationError(
             f"{config.SECRET_FD.names[0]}={text} is empty: a launcher's secret can be read "
             "once, and an earlier program of this rank has read it. Let one program of each rank "
-            f"use cydist, or start later ones without this variable (env -u {config.SECRET_FD.names[0]}): they "
-            f"take {config.SECRET_FILE.names[0]}, or the user's own secret"
+            "use cydist, or start later ones without this variable (env -u "
+            f"{config.SECRET_FD.names[0]}): they take {config.SECRET_FILE.names[0]}, or the user's "
+            "own secret"
         )
     return _parse(data, f"descriptor {text}")
 

@@ -439,7 +439,7 @@ def test_shared_memfd_serves_every_worker(monkeypatch: pytest.MonkeyPatch) -> No
     assert auth.secret() == SECRET
 
 
-@pytest.mark.parametrize("value", ["x", "987654"], ids=["word", "closed"])
+@pytest.mark.parametrize("value", ["x", "987654", "9" * 20], ids=["word", "closed", "too large"])
 def test_bad_descriptor_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """A variable that names no descriptor stops the job; it does not fall back silently."""
     monkeypatch.setenv("CYDIST_SECRET_FD", value)

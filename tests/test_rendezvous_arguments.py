@@ -45,6 +45,8 @@ def by_hand() -> Iterator[None]:
         ("file://", 0, 1, "path"),
         ("env://", -1, -1, "RANK"),
         ("http://127.0.0.1:1", 0, 1, "must begin with"),
+        ("tcp://127.0.0.1:1", 0, 10**10, "world_size.*at most 1048576"),
+        ("file:///tmp/x", -1, 10**10, "world_size.*at most 1048576"),
     ],
 )
 def test_bad_arguments_are_refused(method: str, rank: int, size: int, says: str) -> None:

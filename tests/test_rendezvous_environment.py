@@ -166,6 +166,15 @@ def test_a_program_may_set_another_port(monkeypatch: pytest.MonkeyPatch, name: s
         assert store_of(outcomes[0]).port == int(os.environ[name])
 
 
+def test_a_wrong_port_of_the_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what it is: MASTER_PORT is right."""
+    with launched(monkeypatch):
+        place = os.environ["CYDIST_STORE_PORT"].partition(" ")[2]
+        monkeypatch.setenv("CYDIST_STORE_PORT", f"70000 {place}")
+        with pytest.raises(ValueError, match=r"CYDIST_STORE_PORT must be a number.*'70000'"):
+            rendezvous.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
+
+
 def test_a_rank_waits_where_the_launcher_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that comes before rank 0 waits for it until its own timeout, which may be longer than
     a server may be silent elsewhere; then it says who is missing."""

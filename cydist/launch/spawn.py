@@ -98,7 +98,10 @@ class ProcessContext:
             if grace is not None:
                 self._join_all(grace)
             self._end_all(GRACE_SECONDS if grace is None else grace)
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # else it refers to itself, and the processes' descriptors stay open
         if not self.sentinels:
             self._close()
         return not self.sentinels

@@ -234,6 +234,21 @@ def test_no_descriptors_are_left() -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_failed_job_leaves_no_descriptors(tmp_path: Path) -> None:
+    """Its error does not keep its processes, also where nobody collects garbage."""
+    functions = """
+def rank(i):
+    sys.exit(3)
+
+def fail():
+    try:
+        spawn(rank, nprocs=2, start_method="fork")
+    except errors.ProcessExitedException:
+        return len(os.listdir("/proc/self/fd"))
+"""
+    assert run(tmp_path, functions, "import gc; gc.disable(); print(fail() - fail())") == "0\n"
+
+
 def test_nprocs_is_checked() -> None:
     """At least one process is needed."""
     with pytest.raises(ValueError, match="nprocs must be at least 1, got 0"):
