@@ -123,8 +123,9 @@ def _read_descriptor(text: str) -> bytes:
     except (ValueError, OverflowError, OSError) as error:
         raise AuthenticationError(
             f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}. If a "
-            "program between the launcher and this one closed it, let it replace itself by this one "
-            "(exec), or hand its descriptors on (in Python: subprocess.run(..., close_fds=False))"
+            "program between the launcher and this one closed it, let it replace itself by this "
+            "one (exec), or hand its descriptors on (in Python: subprocess.run(..., "
+            "close_fds=False))"
         ) from None
     if not data:
         raise AuthenticationError(
