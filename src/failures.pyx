@@ -96,7 +96,8 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
         parts.append(f"root {f.root}")
     if one_call and (f.flags ^ other.flags) & EVEN:
         parts.append("all blocks of one size" if f.flags & EVEN else "blocks of any size")
-    if nbytes and (alone or nbytes != other_bytes):
+    # Which says more only where nothing else explains it, and both are known.
+    if nbytes and (alone or (other_bytes and nbytes != other_bytes and not size)):
         parts.append(f"{nbytes} bytes in this message")
     if other == NULL or (one_call and f.algorithm != other.algorithm):
         rows = abi.algorithms()

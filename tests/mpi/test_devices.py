@@ -71,7 +71,7 @@ def test_mpi_reads_and_writes_the_device(device, group, rank, size, call, rows, 
     assert on_host.tolist() == [size] * 3
 
 
-def test_a_mismatch_of_arrays_on_the_device_says_so(device, group, rank, size):
+def test_arrays_on_the_device_of_other_sizes_are_a_mismatch(device, group, rank, size):
     """A call on one array, too: what MPI itself reads no rank puts into a message of ours."""
 
     def calls():

@@ -23,21 +23,35 @@ def usual(group):
     dist.all_reduce(np.ones(4, "f4"), group=group)
 
 
-MAX = dist.ReduceOp.MAX
-SUMS = "of 4 float32, op SUM"  # what `usual` is, where the other call is another collective
-ODD = {  # the call, what the error says of it, and of the usual one
-    "dtype": (lambda g: dist.all_reduce(np.ones(4, "i4"), group=g), "of int32", "of float32"),
-    "count": (lambda g: dist.all_reduce(np.ones(5, "f4"), group=g), "of 5 elem", "of 4 elem"),
-    "operation": (lambda g: dist.all_reduce(np.ones(4, "f4"), MAX, g), ", op MAX", ", op SUM"),
-    "not-mpi's": (lambda g: dist.all_reduce(np.ones(4, "f2"), group=g), "of float16", "of float32"),
-    "collective": (lambda g: dist.broadcast(np.ones(4, "f4"), 0, g), "of 4 float32, root 0", SUMS),
-    "barrier": (lambda g: dist.barrier(g), "barrier #", SUMS),
-    "messages": (lambda g: dist.scan(np.ones(4, "f4"), group=g), "scan #", SUMS),
+# What the odd one calls instead; what the error says of it, and of the usual call.
+ODD = {
+    "dtype": (
+        lambda g: dist.all_reduce(np.ones(4, "i4"), group=g),
+        ("of int32", "of float32"),
+    ),
+    "count": (
+        lambda g: dist.all_reduce(np.ones(5, "f4"), group=g),
+        ("of 5 elements", "of 4 elements"),
+    ),
+    "operation": (
+        lambda g: dist.all_reduce(np.ones(4, "f4"), dist.ReduceOp.MAX, g),
+        ("op MAX", "op SUM"),
+    ),
+    "not-mpi's": (
+        lambda g: dist.all_reduce(np.ones(4, "f2"), group=g),
+        ("of float16", "of float32"),
+    ),
+    "collective": (
+        lambda g: dist.broadcast(np.ones(4, "f4"), 0, g),
+        ("of 4 float32, root 0", "of 4 float32, op SUM"),
+    ),
+    "barrier": (lambda g: dist.barrier(g), ("barrier #", "of 4 float32, op SUM")),
+    "messages": (lambda g: dist.scan(np.ones(4, "f4"), group=g), ("scan #", "all_reduce #")),
 }
 
 
-@pytest.mark.parametrize(("odd", "text", "usually"), ODD.values(), ids=ODD)
-def test_a_different_call_is_a_mismatch_on_every_rank(group, rank, size, odd, text, usually):
+@pytest.mark.parametrize(("odd", "texts"), ODD.values(), ids=ODD)
+def test_a_different_call_is_a_mismatch_on_every_rank(group, rank, size, odd, texts):
     """The error names both calls; where MPI's own collective is over by then, the next call
     raises it."""
 
@@ -48,13 +62,12 @@ def test_a_different_call_is_a_mismatch_on_every_rank(group, rank, size, odd, te
     with pytest.raises(dist.MismatchError) as caught:
         calls()
     message = str(caught.value)
-    assert usually in message
-    assert text in message
+    assert [text for text in texts if text not in message] == []
     assert caught.value.ranks
 
 
-@pytest.mark.parametrize(("odd", "text", "usually"), ODD.values(), ids=ODD)
-def test_a_different_last_call_is_a_mismatch(rank, size, spare, odd, text, usually):
+@pytest.mark.parametrize(("odd", "texts"), ODD.values(), ids=ODD)
+def test_a_different_last_call_is_a_mismatch(rank, size, spare, odd, texts):
     """No call comes after it: the odd rank and the next one learn at the latest when they destroy
     the group, the others if they are still at it."""
     group = dist.new_group()
@@ -67,8 +80,7 @@ def test_a_different_last_call_is_a_mismatch(rank, size, spare, odd, text, usual
     if rank in (0, size - 1):
         with pytest.raises(dist.MismatchError) as caught:
             calls()
-        assert usually in str(caught.value)
-        assert text in str(caught.value)
+        assert [text for text in texts if text not in str(caught.value)] == []
     else:
         with suppress(dist.MismatchError):
             calls()
