@@ -27,7 +27,7 @@ os.environ["CYDIST_TUNING"] = "off"
 UNDER_MPIRUN = "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 # These run on every rank of an mpirun, see scripts/test-mpi.
-collect_ignore = [] if UNDER_MPIRUN else ["tests/mpi"]
+collect_ignore = [] if UNDER_MPIRUN else ["tests/backends/mpi"]
 
 # Reasons for which a test may be skipped in CI: what a machine may lack through no fault of
 # the environment that scripts/test makes.
@@ -43,10 +43,10 @@ EXCUSED = (
 @pytest.hookimpl(tryfirst=True)  # the contract tests look at the option too
 def pytest_configure(config: pytest.Config) -> None:
     """Contract tests run on every backend that can have threads as ranks, if not told otherwise."""
-    from cydist import registry
     from cydist._native import Array
-    from cydist.backends import host
-    from cydist.group import ProcessGroup
+    from cydist.backends.host import group as host_group
+    from cydist.groups import registry
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
     class Derived(ProcessGroup):
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         def __init__(self, options: registry.BackendOptions, pg_options: object) -> None:
             super().__init__(options.group_rank, options.group_size)
-            self._inner = host.create_inproc(options)
+            self._inner = host_group.create_inproc(options)
 
         def isend(self, array: Array, peer: int, tag: int) -> Work:
             return self._inner.isend(array, peer, tag)
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         def close(self) -> None:
             self._inner.destroy()
 
-    registry.register_backend("shm", host.create, extended_api=True, devices="cpu")
+    registry.register_backend("shm", host_group.create, extended_api=True, devices="cpu")
     registry.register_backend("derived", Derived, extended_api=True, devices="cpu")
     if not (config.option.cydist_backend or UNDER_MPIRUN):
         config.option.cydist_backend = ["inproc", "tcp", "shm", "derived"]
@@ -144,7 +144,7 @@ def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture
 def secret() -> Generator[bytes, None, None]:
     """One secret for this process, and for others that are given it: bytes(range(32))."""
-    from cydist import auth
+    from cydist.net import auth
 
     value = bytes(range(auth.SECRET_BYTES))
     auth.forget_secret()
@@ -165,9 +165,9 @@ def master(secret: bytes) -> Generator[Any, None, None]:
 
 @pytest.fixture(params=["store", "peer"])
 def service(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
-    """Every kind of port that a job listens on, as ports.Service."""
-    import ports
+    """Every kind of port that a job listens on, as job_ports.Service."""
+    import job_ports
 
-    make = {"store": ports.store_service, "peer": ports.peer_service}[request.param]
+    make = {"store": job_ports.store_service, "peer": job_ports.peer_service}[request.param]
     with make() as service:
         yield service

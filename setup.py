@@ -20,7 +20,7 @@ INTERFACES = sorted(
 MODULES = [
     Extension(
         f"cydist._native.{os.path.basename(path)[:-4]}",
-        [path, *(sorted(glob("src/kernels/*.c")) if path == "src/kernels.pyx" else ())],
+        [path, *(sorted(glob("src/kernels/*.c")) if path == "src/kernels/kernels.pyx" else ())],
     )
     for path in sorted(glob("src/**/*.pyx", recursive=True))
 ]

@@ -6,16 +6,17 @@ dist.all_reduce(array)
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from cydist._native import Array, asarray
-from cydist.coalesced import (
+from cydist.api.coalesced import (
     all_gather_coalesced,
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
     reduce_scatter_tensor_coalesced,
 )
-from cydist.collectives import (
+from cydist.api.collectives import (
     all_gather,
     all_gather_into_tensor,
     all_gather_single,
@@ -31,6 +32,27 @@ from cydist.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from cydist.api.monitored_barrier import monitored_barrier
+from cydist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from cydist.api.process_groups import (
+    GroupMember,
+    abort,
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_pg_count,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    init_process_group,
+    is_initialized,
+    new_group,
+)
+from cydist.api.scans import exscan, scan
+from cydist.api.shared_arrays import empty_shared, is_shared
+from cydist.api.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from cydist.errors import (
     AuthenticationError,
     DistBackendError,
@@ -51,10 +73,8 @@ from cydist.errors import (
     StoreTimeoutError,
     UnsupportedError,
 )
-from cydist.group import ProcessGroup
-from cydist.monitored import monitored_barrier
-from cydist.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from cydist.registry import (
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.registry import (
     Backend,
     is_available,
     is_backend_available,
@@ -63,32 +83,11 @@ from cydist.registry import (
     is_nccl_available,
     register_backend,
 )
-from cydist.scans import exscan, scan
-from cydist.shared import empty_shared, is_shared
-from cydist.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
-from cydist.types import ReduceOp
+from cydist.reduce_ops import ReduceOp
 from cydist.work import EventWork, Work
-from cydist.world import (
-    GroupMember,
-    abort,
-    destroy_process_group,
-    get_backend,
-    get_global_rank,
-    get_group_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    group,
-    init_process_group,
-    is_initialized,
-    new_group,
-)
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.options import ProcessGroupNCCL
-    from cydist.launch.spawn import spawn
-    from cydist.objects import (
+    from cydist.api.objects import (
         all_gather_object,
         broadcast_object_list,
         gather_object,
@@ -96,13 +95,15 @@ if TYPE_CHECKING:
         scatter_object_list,
         send_object_list,
     )
+    from cydist.backends.nccl.options import ProcessGroupNCCL
+    from cydist.launch.spawn import spawn
     from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 # Where the names are that many programs never use: imported when first asked for.
 _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
-    "cydist.objects": (
+    "cydist.api.objects": (
         "all_gather_object",
         "broadcast_object_list",
         "gather_object",
@@ -206,6 +207,9 @@ __all__ = [
     "spawn",
 ]
 
+
+# Where operations were defined before: what was pickled then still loads.
+sys.modules.setdefault("cydist.types", sys.modules["cydist.reduce_ops"])
 
 if not TYPE_CHECKING:  # or else every name would be one that there is
 

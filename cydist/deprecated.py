@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cydist import arguments, collectives
-from cydist.calling import check_op, root_rank
-from cydist.entries import Entries
-from cydist.types import Op, ReduceOp
+from cydist.api import arguments, collectives
+from cydist.api.dispatch import check_op, root_rank
+from cydist.api.multigpu import Entries
+from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.reduce_ops import Op, ReduceOp
 from cydist.work import Work
-from cydist.world import AnyGroup, usable_group
 
 
 def broadcast_multigpu(

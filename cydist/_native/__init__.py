@@ -32,17 +32,17 @@ class _Modules:
 # First of all: what older builds may have left beside it, a file for each module, is not looked at.
 sys.meta_path.insert(0, _Modules)
 
-from cydist._native import short, short_messages, short_streams
+from cydist._native import fast_collectives, fast_nccl, fast_p2p
 from cydist._native.abi import Link, algorithms
+from cydist._native.algorithm_table import forget_choices
 from cydist._native.array import Array, empty, use_memory
-from cydist._native.choices import forget_choices
-from cydist._native.engine import Group
-from cydist._native.exporters import asarray
+from cydist._native.asarray import asarray
+from cydist._native.call_errors import Failure
+from cydist._native.call_queue import Turn
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
-from cydist._native.failures import Failure
-from cydist._native.forks import keep_in_child, replace_in_child
-from cydist._native.heap import Heap, Held
+from cydist._native.fast_api import shortcut, use_operation
+from cydist._native.group import Group
 from cydist._native.inproc import Hub, InprocLink, hub
 from cydist._native.kernels import (
     DTYPES,
@@ -55,18 +55,18 @@ from cydist._native.kernels import (
 )
 from cydist._native.kernels import use as use_isa
 from cydist._native.libmpi import load as load_mpi
-from cydist._native.memory import SharedMemory
-from cydist._native.messages import Message, irecv, isend
-from cydist._native.mpi import MpiLink
 from cydist._native.mpi_callers import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
-from cydist._native.neighbours import Neighbours
-from cydist._native.overlaps import overlapping
-from cydist._native.parts import hash_of_sizes, pack_part, unpack_part
-from cydist._native.shm import ShmLink
-from cydist._native.shortcuts import shortcut, use_operation
-from cydist._native.tcp import MessageLink, TcpLink
-from cydist._native.turn import Turn
+from cydist._native.mpi_link import MpiLink
+from cydist._native.overlap import overlapping
+from cydist._native.p2p import Message, irecv, isend
+from cydist._native.shm_heap import Heap, Held
+from cydist._native.shm_link import ShmLink
+from cydist._native.shm_memory import SharedMemory
+from cydist._native.shm_peers import Neighbours
+from cydist._native.stream_fork import keep_in_child, replace_in_child
+from cydist._native.stream_link import MessageLink, TcpLink
+from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
 
 __all__ = [
     "DTYPES",
@@ -106,9 +106,9 @@ __all__ = [
     "replace_in_child",
     "run_in_background",
     "runs_in_background",
-    "short",
-    "short_messages",
-    "short_streams",
+    "fast_collectives",
+    "fast_p2p",
+    "fast_nccl",
     "shortcut",
     "supports",
     "unflatten_buffers",

@@ -4,11 +4,11 @@ from typing import Any, Protocol, Self, final
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
-from cydist._native import short as short
-from cydist._native import short_messages as short_messages
-from cydist._native import short_streams as short_streams
-from cydist._native.shortcuts import shortcut as shortcut
-from cydist._native.shortcuts import use_operation as use_operation
+from cydist._native import fast_collectives as fast_collectives
+from cydist._native import fast_nccl as fast_nccl
+from cydist._native import fast_p2p as fast_p2p
+from cydist._native.fast_api import shortcut as shortcut
+from cydist._native.fast_api import use_operation as use_operation
 
 __all__ = [
     "DTYPES",
@@ -48,9 +48,9 @@ __all__ = [
     "replace_in_child",
     "run_in_background",
     "runs_in_background",
-    "short",
-    "short_messages",
-    "short_streams",
+    "fast_collectives",
+    "fast_p2p",
+    "fast_nccl",
     "shortcut",
     "supports",
     "unflatten_buffers",

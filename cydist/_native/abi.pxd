@@ -60,8 +60,8 @@ cdef extern from *:
     """
     const uint64_t COLLECTIVE_TAG "CYDIST_COLLECTIVE_TAG"
     const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
-    # A group's notices (src/notices.pyx). A receive of one from ANY_SOURCE goes on though a
-    # member has died; it ends when nobody else is left.
+    # A group's notices (src/abi/control_plane.pyx). A receive of one from ANY_SOURCE goes on though
+    # a member has died; it ends when nobody else is left.
     const uint64_t NOTICE_TAG "CYDIST_NOTICE_TAG"
 
 
@@ -158,7 +158,7 @@ ctypedef struct Windows:
                 size_t nbytes) noexcept nogil
     # Where such memory lies here; NULL, the function too: it does not.
     char *(*mapped)(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil
-    # See src/algorithms/direct.pyx:
+    # See src/algorithms/windows/direct.pyx:
     int reach                   # may all ranks do so? 0: nobody has tried; then 1 or -1
     const char *known[KNOWN_ARRAYS]     # ends of this rank's arrays that others can reach
     int next_known
@@ -169,7 +169,7 @@ cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept no
     return <Head *>(w.of[rank].heads + (step & <uint64_t>(w.heads - 1)) * w.stride)
 
 
-ctypedef struct Board:          # see src/notices.pyx
+ctypedef struct Board:          # see src/abi/control_plane.pyx
     # OK, or the Status with which another rank has failed the group.
     int (*look)(Transport *t) noexcept nogil
     # Tell `peer`, who is waited for, which call this rank is in.
@@ -356,10 +356,10 @@ ctypedef int (*Interrupted)() noexcept nogil
 cdef void set_interrupted(Interrupted f) noexcept nogil
 
 
-# Set once by src/algorithms/parting.pyx. The group ends here: compare its last call, which is the
-# Call's fingerprint, with others until the deadline. `known`: all members are known to have made
-# it; `alone`: they do not part now, and nobody waits for them. OK, or why not; MISMATCH as of a
-# call, PEER_LOST when a member left before it was heard.
+# Set once by src/algorithms/windows/parting.pyx. The group ends here: compare its last call, which
+# is the Call's fingerprint, with others until the deadline. `known`: all members are known to have
+# made it; `alone`: they do not part now, and nobody waits for them. OK, or why not; MISMATCH as of
+# a call, PEER_LOST when a member left before it was heard.
 ctypedef int (*Parting)(Transport *t, Call *c, bint known, bint alone) noexcept nogil
 cdef void set_parting(Parting f) noexcept nogil
 cdef int part(Transport *t, Call *c, bint known, bint alone) noexcept nogil
@@ -439,7 +439,7 @@ cdef inline size_t largest(const Block *blocks, int count) noexcept nogil:
 cdef extern from "kernels/copy.h" nogil:
     void copy "cydist_copy"(char *out, const char *source, size_t nbytes)
 
-cdef extern from "kernels/stream.h" nogil:
+cdef extern from "kernels/nontemporal.h" nogil:
     void stream "cydist_stream"(char *out, const char *source, size_t nbytes)
 
 cdef enum:

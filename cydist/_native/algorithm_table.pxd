@@ -1,11 +1,11 @@
-"""Which algorithm tuning.py chose for even blocks: what the short way of a call looks up."""
+"""Which algorithm table.py chose for even blocks: what the short way of a call looks up."""
 from cydist._native.abi cimport COLLECTIVES, Entry
 
 cdef enum:
     SIZE_CLASSES = 65
 
 
-# The least k with nbytes <= 2**k: the unit in which tuning.py counts.
+# The least k with nbytes <= 2**k: the unit in which table.py counts.
 cdef int size_class(size_t nbytes) noexcept nogil
 
 

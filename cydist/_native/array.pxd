@@ -30,7 +30,7 @@ cdef class Array:
 cpdef Array empty(size_t size, Array like=*)
 
 
-# For exporters.pyx, which fills an Array in this order: shape and strides (lay_out makes
+# For asarray.pyx, which fills an Array in this order: shape and strides (lay_out makes
 # room), dtype, ptr, device, writable, owner, and settle() for what follows from them.
 cdef int lay_out(Array self, int ndim) except -1
 cdef int set_contiguous_strides(Array self) except -1

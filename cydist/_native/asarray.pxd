@@ -8,8 +8,8 @@ from cydist._native.dlpack cimport DLDataType, DLPackExchangeAPI
 cpdef Array asarray(object obj)
 
 
-# For plain.pyx. The dtype of numpy's letter of a kind and a size, or DLPack's: DT_OTHER for any
-# other.
+# For ndarray_view.pyx. The dtype of numpy's letter of a kind and a size, or DLPack's: DT_OTHER for
+# any other.
 cdef int code_of_kind(char kind, size_t itemsize) noexcept
 cdef int code_of_dlpack(DLDataType dtype) noexcept
 # torch's C interface, if `obj` is exactly a torch.Tensor or Parameter; else NULL.

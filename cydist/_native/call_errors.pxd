@@ -1,6 +1,6 @@
 """How a call failed, as data and in words."""
 from cydist._native.abi cimport Call, Fingerprint
-from cydist._native.notices cimport Notices
+from cydist._native.control_plane cimport Notices
 
 
 # A fingerprint, and the size of the message that it was part of or 0, in words:

@@ -20,7 +20,7 @@ before it looks at the bar, does little at a time, and looks again before it bel
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Block, Call, Transport
-from cydist._native.steps cimport slot_of
+from cydist._native.window_protocol cimport slot_of
 
 
 ctypedef struct Access:         # a call while its memory is open

@@ -1,5 +1,5 @@
 """The short way of a call; see the body. False: take the long way, nothing has happened."""
-from cydist._native.engine cimport Group
+from cydist._native.group cimport Group
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1
 cpdef bint broadcast(object tensor, object src, object group) except -1

@@ -1,10 +1,10 @@
-"""A group's compiled half, for the short way (src/short.pyx)."""
+"""A group's compiled half, for the short way (src/fastpath/fast_collectives.pyx)."""
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport Block, Call, Entry, Link, Transport
-from cydist._native.choices cimport Choices
-from cydist._native.notices cimport Notice, Notices
-from cydist._native.turn cimport Turn
+from cydist._native.algorithm_table cimport Choices
+from cydist._native.control_plane cimport Notice, Notices
+from cydist._native.call_queue cimport Turn
 
 cdef class Group:
     cdef readonly Link link

@@ -1,4 +1,4 @@
-"""Messages between the ranks of one process; see src/transports/mailbox.pyx."""
+"""Messages between the ranks of one process; see src/transports/inproc/inproc_mailbox.pyx."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport Request, Transport

@@ -1,4 +1,4 @@
-"""Which threads may call MPI; see src/transports/mpi_callers.pyx."""
+"""Which threads may call MPI; see src/transports/mpi/mpi_callers.pyx."""
 from cydist._native.linux cimport pthread_t
 
 

@@ -1,4 +1,4 @@
-"""MPI's own collectives; see src/transports/mpi_collectives.pyx."""
+"""MPI's own collectives; see src/transports/mpi/mpi_collectives.pyx."""
 from cydist._native.abi cimport Call, Fingerprint, Request, Transport
 
 

@@ -1,4 +1,4 @@
-"""What two ranks give each other in one message each way: src/transports/mpi_pairs.pyx."""
+"""What two ranks give each other in one message each way: src/transports/mpi/mpi_pairwise.pyx."""
 from cydist._native.abi cimport Call, Request, Transport
 
 

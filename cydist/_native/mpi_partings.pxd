@@ -1,7 +1,7 @@
 """How the ranks of an MPI communicator part: by a word, or by their death."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.mpi_moves cimport Mpi
+from cydist._native.mpi_messages cimport Mpi
 from cydist._native.stream cimport Net
 
 

@@ -36,7 +36,7 @@ ctypedef struct Member:         # 64 bytes
 
 
 # Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of
-# ranks, a word: 0, NO_RINGS, or where its two rings lie; see rings.pxd. Then, for each plot
+# ranks, a word: 0, NO_RINGS, or where its two rings lie; see shm_ring.pxd. Then, for each plot
 # and once more, a bit for each rank: see SharedMemory.
 ctypedef struct Head:
     uint64_t layout             # LAYOUT of who made it

@@ -7,7 +7,7 @@ whoever has something for it then writes a byte to its bell: a pipe in its epoll
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from cydist._native.memory cimport Head, Member, SharedMemory
+from cydist._native.shm_memory cimport Head, Member, SharedMemory
 
 
 cdef enum Watched:              # in place of a descriptor

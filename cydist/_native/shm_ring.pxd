@@ -6,7 +6,7 @@ that cannot be is an end of the connection, never a place in memory.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from cydist._native.neighbours cimport Nearby
+from cydist._native.shm_peers cimport Nearby
 
 
 cdef enum:
@@ -20,7 +20,7 @@ ctypedef struct Control:        # of a ring, before its data; lines in pairs, fo
     uint64_t head               # bytes read so far
     uint32_t wants_room         # the writer waits until there is more
     char pad_reader[116]
-    # Of the message that both copy, see joint.pxd:
+    # Of the message that both copy, see stream_coop_copy.pxd:
     uint64_t claims             # by either side
     uint64_t into               # where the reader wants it
     char pad_claims[112]

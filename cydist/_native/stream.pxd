@@ -5,9 +5,10 @@ A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by 
 until it is asked for. A larger one is offered first (OFFER, no bytes); the receiver answers
 (ANSWER) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
 straight from the sender's memory and into the receiver's; or, where they share memory, both copy
-them together (joint.pxd), and the receiver answers again when all are there. So no unexpected
-message ever blocks a connection, and what is kept is bounded: of frames that the receiver has not
-handed to receives a sender has at most `held_limit` bytes under way to one peer; beyond it offers.
+them together (stream_coop_copy.pxd), and the receiver answers again when all are there. So no
+unexpected message ever blocks a connection, and what is kept is bounded: of frames that the
+receiver has not handed to receives a sender has at most `held_limit` bytes under way to one peer;
+beyond it offers.
 
 A Net with a Far has no sockets: what shares no memory with this rank is reached by a library,
 whose messages are matched in the same queues.
@@ -19,8 +20,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cydist._native.abi cimport Fingerprint, Request, Transport
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
-from cydist._native.neighbours cimport Nearby
-from cydist._native.rings cimport Ring
+from cydist._native.shm_peers cimport Nearby
+from cydist._native.shm_ring cimport Ring
 
 
 cdef enum:
@@ -134,7 +135,7 @@ ctypedef struct Connection:     # one lane to one peer
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
-    Joint taking                # see joint.pxd
+    Joint taking                # see stream_coop_copy.pxd
     Item *taken                 # the receive in `pulling` that it is for
     Joint giving
     Out *given                  # the send in `offers` that it is for; NULL: there is none
@@ -173,7 +174,7 @@ ctypedef struct Far:            # a library that carries messages; its requests 
 
 
 ctypedef struct Net:            # one rank's end of all its connections
-    Net *next                   # of this process's; see forks.pyx
+    Net *next                   # of this process's; see stream_fork.pyx
     pthread_mutex_t lock
     pthread_cond_t changed      # a request completed, or the poller left
     int sleepers                # threads that wait for `changed`
@@ -204,7 +205,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     size_t moving               # requests of point to point, and frames that nobody waits for
     bint closed
     char *staging
-    # The background thread; see progress.pyx.
+    # The background thread; see stream_progress.pyx.
     pthread_t background
     pthread_cond_t resume
     bint background_runs

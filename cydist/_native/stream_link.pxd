@@ -1,6 +1,6 @@
-"""Messages between processes; see src/transports/tcp.pyx."""
+"""Messages between processes; see src/transports/stream/stream_link.pyx."""
 from cydist._native.abi cimport Link
-from cydist._native.neighbours cimport Neighbours
+from cydist._native.shm_peers cimport Neighbours
 from cydist._native.stream cimport Net
 
 

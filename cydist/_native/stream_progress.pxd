@@ -1,4 +1,4 @@
-"""Who moves messages on: see stream.pxd for the lock, progress.pyx for the rules."""
+"""Who moves messages on: see stream.pxd for the lock, stream_progress.pyx for the rules."""
 from libc.stdint cimport int64_t
 
 from cydist._native.abi cimport Request, Transport

@@ -3,7 +3,7 @@ calls together, each as it is.
 
 All arrays of a call have one dtype. Their sizes are compared between the ranks, one by one, not
 only their sums. Arguments that all calls take, and what they raise, are
-described in cydist/collectives.py.
+described in cydist/api/collectives.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cydist import arguments
 from cydist._native import hash_of_sizes
-from cydist.calling import Flat, Timeout, check_op, check_takes, reducing, run
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, ReduceOp
-from cydist.world import AnyGroup, usable_group
+from cydist.api import arguments
+from cydist.api.dispatch import Flat, Timeout, check_op, check_takes, reducing, run
+from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
     from cydist._native import Array

@@ -17,20 +17,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cydist import arguments
-from cydist._native import short, shortcut, use_operation
-from cydist.calling import Dense, Timeout, check_op, check_takes, reducing, root_rank, run, whole
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, RedOpType, ReduceOp
+from cydist._native import fast_collectives, shortcut, use_operation
+from cydist.api import arguments
+from cydist.api.dispatch import (
+    Dense,
+    Timeout,
+    check_op,
+    check_takes,
+    reducing,
+    root_rank,
+    run,
+    whole,
+)
+from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, RedOpType, ReduceOp
 from cydist.waiting import countdown, seconds
 from cydist.work import JointWork
-from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.work import Work
 
-short.use_operations(RedOpType)
+fast_collectives.use_operations(RedOpType)
 use_operation(ReduceOp.SUM)
 
 

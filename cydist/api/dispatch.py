@@ -7,11 +7,13 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, arguments, devices
+from cydist import _native
+from cydist.api import arguments
+from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
-from cydist.folding import Folding, elements_dtype
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, UserReduction, op_and_factor
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.user_reduction import Folding, elements_dtype
+from cydist.reduce_ops import Op, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 Timeout = float | timedelta | None
 
-_native.use_memory("cuda", devices)
+_native.use_memory("cuda", array_libraries)
 
 
 class Dense:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.calling import Timeout, run
+from cydist.api.dispatch import Timeout, run
+from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistTimeoutError
-from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.waiting import seconds
-from cydist.world import AnyGroup, usable_group
 
 if TYPE_CHECKING:
     from cydist.work import Work

@@ -12,11 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from cydist import arguments, devices, objects, registry, world
+from cydist.api import arguments, objects, process_groups
+from cydist.devices import array_libraries
 from cydist.errors import MismatchError
 from cydist.executor import THREADS, TaskWork
-from cydist.group import ProcessGroup
-from cydist.registry import BackendOptions
+from cydist.groups import registry
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.registry import BackendOptions
 from cydist.waiting import countdown
 from cydist.work import JointWork, Work
 
@@ -64,7 +66,7 @@ class Entries:
             backend = "tcp"
         ranks = range(group.size() * each)
         title = f"{group.group_name} with {each} arrays a rank"
-        store = world.current().store.part(
+        store = process_groups.current().store.part(
             f"{group.group_name}/entries/{number}/{backend}", group.ranks,
             f"making group {title!r}", group.timeout,
         )  # fmt: skip
@@ -74,7 +76,7 @@ class Entries:
             options = BackendOptions(store, rank, len(ranks), group.timeout, title, list(ranks))
             return registry.create(backend, options, None)
 
-        with store.told_on_error(world.current().rank):
+        with store.told_on_error(process_groups.current().rank):
             return self._together(make)
 
     def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:
@@ -94,7 +96,7 @@ class Entries:
         found: dict[int, T] = {}
         tasks = []
         for i, array in enumerate(self._arrays):
-            stream = None if array.device == "cpu" else devices.stream_of(array)
+            stream = None if array.device == "cpu" else array_libraries.stream_of(array)
 
             def run(i: int = i, array: Array = array, stream: int | None = stream) -> None:
                 with _on(array, stream):
@@ -144,13 +146,13 @@ def _on(array: Array, stream: int | None) -> AbstractContextManager[object]:
     """Make an array's device and this stream the current ones, for a while."""
     if stream is None:
         return nullcontext()
-    return devices.whose(array).on_stream(array.device_index, stream)
+    return array_libraries.whose(array).on_stream(array.device_index, stream)
 
 
 @contextmanager
 def _on_current(array: Array) -> Iterator[None]:
     """Make an array's device the current one, for a while."""
-    with _on(array, None if array.device == "cpu" else devices.stream_of(array)):
+    with _on(array, None if array.device == "cpu" else array_libraries.stream_of(array)):
         yield
 
 

@@ -19,14 +19,15 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from cydist import codec, config
-from cydist.calling import Timeout, root_rank
-from cydist.collectives import all_gather, broadcast, gather, scatter
+from cydist import config
+from cydist.api import object_codec
+from cydist.api.collectives import all_gather, broadcast, gather, scatter
+from cydist.api.dispatch import Timeout, root_rank
+from cydist.api.p2p import peer_rank, recv, send
+from cydist.api.process_groups import AnyGroup, current, is_initialized, member, usable_group
 from cydist.errors import DistBackendError
-from cydist.group import ProcessGroup
-from cydist.p2p import peer_rank, recv, send
+from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
-from cydist.world import AnyGroup, current, is_initialized, member, usable_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class _Encoded:
         parts: list[bytes] = []
         try:
             allowed = _pickle_allowed(group)
-            parts = [codec.encode(value, allow_pickle=allowed) for value in values]
+            parts = [object_codec.encode(value, allow_pickle=allowed) for value in values]
         except Exception as error:  # pickle raises anything; it is raised again after the call
             self.error = error
         self.sizes = np.array(
@@ -136,10 +137,10 @@ def _decode(
     ends, allowed = np.cumsum(sizes), _pickle_allowed(group)
     try:
         return [
-            codec.decode(data[end - size : end].data, allow_pickle=allowed)
+            object_codec.decode(data[end - size : end].data, allow_pickle=allowed)
             for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
         ]
-    except codec.CodecError as error:
+    except object_codec.CodecError as error:
         raise DistBackendError(
             f"{name}: what rank {rank} sent is no object: {error}", op=name, ranks=(rank,)
         ) from error.__cause__

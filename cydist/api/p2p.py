@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from cydist import arguments
 from cydist._native import shortcut
-from cydist.calling import Timeout, root_rank
+from cydist.api import arguments
+from cydist.api.dispatch import Timeout, root_rank
+from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
-from cydist.group import ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
-from cydist.world import AnyGroup, usable_group
 
 LARGEST_TAG = 2**31 - 1
 

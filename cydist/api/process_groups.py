@@ -14,12 +14,13 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from cydist import config, registry
-from cydist._native import arm_failpoint, short, use_isa
+from cydist import config
+from cydist._native import arm_failpoint, fast_collectives, use_isa
+from cydist.api.nonmember import NonMember
 from cydist.errors import GroupDestroyedError
-from cydist.group import ProcessGroup
-from cydist.making import DEFAULT_GROUP, World, typed
-from cydist.nonmember import NonMember
+from cydist.groups import registry
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.world import DEFAULT_GROUP, World, typed
 from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def replace(old: ProcessGroup, new: ProcessGroup) -> None:
 def _tell_short_way() -> None:
     """Say which group None means, where that does not depend on the thread."""
     alone = _process is not None and not _threads_are_ranks
-    short.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
+    fast_collectives.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
 
 
 def init_process_group(
@@ -136,16 +137,17 @@ def init_process_group(
     port, descriptor or file.
     """
     # With sockets and cryptography, which imports alone do not need.
-    from cydist import crossings, rendezvous
+    from cydist.rendezvous import handlers
+    from cydist.tuning import file as tuning_file
 
     if _find() is not None:
         raise ValueError("trying to initialize the default process group twice!")
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
-    spec = registry.plain(rendezvous.default_backend() if backend is None else backend)
+    spec = registry.plain(handlers.default_backend() if backend is None else backend)
     obey_settings()
     with typed("init_process_group", rank):
-        meeting, rank, world_size = rendezvous.rendezvous(
+        meeting, rank, world_size = handlers.rendezvous(
             init_method, rank=rank, world_size=world_size, store=store,
             timeout=limit, group_name=group_name, backend=spec,
         )  # fmt: skip
@@ -153,7 +155,7 @@ def init_process_group(
     world.allow_pickle = allow_pickle
     try:
         with meeting.told_on_error(rank):
-            crossings.share(meeting, rank)
+            tuning_file.share(meeting, rank)
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
     except BaseException:
         world.let_go()
@@ -164,7 +166,7 @@ def init_process_group(
 def obey_settings() -> None:
     """Honour CYDIST_ISA (the best that the machine can run is already chosen) and
     CYDIST_FAILPOINT. Raises ValueError for wrong ones, and for a wrong CYDIST_TRANSPORT."""
-    from cydist.backends.sharing import transport
+    from cydist.backends.host.shm_setup import transport
 
     transport()  # a wrong word fails before anybody waits
     arm_failpoint(config.FAILPOINT.get().strip())

@@ -1,18 +1,18 @@
 """scan and exscan: reductions over the ranks up to this one.
 
-Arguments that all calls take, and what they raise, are described in cydist/collectives.py.
+Arguments that all calls take, and what they raise, are described in cydist/api/collectives.py.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cydist import arguments
 from cydist._native import shortcut
-from cydist.calling import Timeout, check_op, reducing, run, whole
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, ReduceOp
-from cydist.world import AnyGroup, usable_group
+from cydist.api import arguments
+from cydist.api.dispatch import Timeout, check_op, reducing, run, whole
+from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
     from cydist.work import Work

@@ -10,11 +10,11 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from cydist.arguments import input_array
-from cydist.world import AnyGroup, check_group, member
+from cydist.api.arguments import input_array
+from cydist.api.process_groups import AnyGroup, check_group, member
 
 if TYPE_CHECKING:
-    from cydist.group import ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
 
 
 def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-from cydist.calling import Timeout
+from cydist.api.dispatch import Timeout
+from cydist.api.nonmember import NonMember
+from cydist.api.process_groups import AnyGroup, GroupMember, replace, usable_group
 from cydist.errors import DistBackendError, GroupFailedError
-from cydist.group import ProcessGroup
-from cydist.nonmember import NonMember
-from cydist.world import AnyGroup, GroupMember, replace, usable_group
+from cydist.groups.process_group import ProcessGroup
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1

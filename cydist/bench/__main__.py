@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from cydist.bench.participants import ParticipantError
+from cydist.bench.workers import ParticipantError
 
 SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory", "tune")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cydist.bench import machine, report
+from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cells import cells
+from cydist.bench.cases import cells
 from cydist.bench.options import parse
-from cydist.bench.participants import started
-from cydist.bench.rounds import compare
+from cydist.bench.runner import compare
+from cydist.bench.workers import started
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table; 1 when cydist failed or was wrong anywhere, else 0."""
     options = parse(arguments)
-    about = machine.describe(arguments)
+    about = sysinfo.describe(arguments)
     itemsize = dtype_of(options.dtype).itemsize
     wanted = list(cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     rows = []

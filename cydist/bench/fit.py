@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cydist.tuning import Rule
+from cydist.tuning.table import Rule
 
 NOISE = math.log(1.05)
 
@@ -27,7 +27,7 @@ Ratios = Mapping[str, Sequence[float]]
 class Size:
     """What was measured of one collective at one size.
 
-    nbytes      as tuning.py counts them
+    nbytes      as table.py counts them
     in_force    the algorithm that ran so far
     passes      the first has all algorithms; later ones those that are in question
     """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cydist.bench.loops import loop
+from cydist.bench.rank_loop import loop
 from cydist.bench.report import OURS, giga, micro
-from cydist.bench.rounds import Row, Series, calibrate, ratio
+from cydist.bench.runner import Row, Series, calibrate, ratio
 
 Calls = Mapping[str, Callable[[], object]]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 import cydist._native
-from cydist.bench import contest, machine, report
+from cydist.bench import inprocess, report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.contest import Contest
-from cydist.bench.libraries import as_tensor
+from cydist.bench.inprocess import Contest
 from cydist.bench.options import checked, local_parser, size
-from cydist.types import ReduceOp
+from cydist.bench.peers import as_tensor
+from cydist.reduce_ops import ReduceOp
 
 _native: Any = cydist._native  # numpy's arrays have a buffer, which numpy's types do not say
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         dtypes = [dtype_of(name) for name in given.dtypes.split(",")]
     except ValueError as error:
         parser.error(str(error))
-    about = machine.describe(["kernels", *arguments])
+    about = sysinfo.describe(["kernels", *arguments])
     torch = None
     if importlib.util.find_spec("torch") is not None:
         torch = importlib.import_module("torch")
@@ -61,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     }
     entries = []
     for kind, (names, contests) in kinds.items():
-        print(contest.head(kind, names), flush=True)
+        print(inprocess.head(kind, names), flush=True)
         for each in contests:
-            row = contest.contest(each.calls, given.rounds)
-            print(contest.line(each, row, names), flush=True)
-            entries.append(contest.entry(kind, each, row))
+            row = inprocess.contest(each.calls, given.rounds)
+            print(inprocess.line(each, row, names), flush=True)
+            entries.append(inprocess.entry(kind, each, row))
     report.save({"header": about, "rows": entries}, given.json)
     return int(any(each["wrong"] for each in entries))
 

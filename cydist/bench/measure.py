@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cydist import tuning
-from cydist.bench import deciding
-from cydist.bench.cells import Cell, cells
-from cydist.bench.deciding import Ratios, Size
-from cydist.bench.participants import Participant, ParticipantError
+from cydist.bench import fit
+from cydist.bench.cases import Cell, cells
+from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
-from cydist.bench.rounds import Progress, Row, compare
+from cydist.bench.runner import Progress, Row, compare
+from cydist.bench.workers import Participant, ParticipantError
+from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
 # Who takes longer than the fastest by this factor in a first round is not in the others.
@@ -67,19 +67,19 @@ class Trials:
 
     def names(self, op: str) -> list[str]:
         """All algorithms that can run."""
-        even = op not in tuning.UNSIZED
-        return tuning.candidates(op, self.ranks, self.windows, even=even)
+        even = op not in tuning_table.UNSIZED
+        return tuning_table.candidates(op, self.ranks, self.windows, even=even)
 
     def rivals(self, op: str, in_force: str) -> list[str]:
         """The algorithms to compare with that in force, and itself. Where it is one that chooses as
         the job runs, not those that it chooses between: which is faster now changes within the
         hour, with where the host puts the cores."""
-        known = tuning.WAYS_OF_EITHER[op] if in_force == "either" else ()
+        known = tuning_table.WAYS_OF_EITHER[op] if in_force == "either" else ()
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:
         """The algorithm that runs so far."""
-        return tuning.usual(op, nbytes, self.ranks, self.windows)
+        return tuning_table.usual(op, nbytes, self.ranks, self.windows)
 
     def cells(self, op: str, sizes: Sequence[int]) -> list[Cell]:
         """What is measured of a collective; nothing where there is no choice."""
@@ -87,7 +87,7 @@ class Trials:
         return found if len(self.names(op)) > 1 else []
 
     def sizes(self, op: str, sizes: Sequence[int]) -> list[Size]:
-        """One for each size; one for all where tuning.py does not know a call's size.
+        """One for each size; one for all where table.py does not know a call's size.
 
         Raises OutOfTime, and ParticipantError where an algorithm failed or was wrong.
         """
@@ -95,7 +95,7 @@ class Trials:
         in_force = [self.in_force(op, cell.nbytes) for cell in wanted]
         first = [self._all(cell) for cell in wanted]
         found = as_counted(op, wanted, in_force, [first])
-        chosen = deciding.decide(found)
+        chosen = fit.decide(found)
         if chosen == [size.in_force for size in found]:
             return found
         second = [self._some(cell, set(chosen), ratios)
@@ -111,7 +111,7 @@ class Trials:
         hopeful = [
             each for each in running
             if each.name == in_force or first[each.name].median < HOPELESS * fastest
-            or cell.op in tuning.UNSIZED
+            or cell.op in tuning_table.UNSIZED
         ]  # fmt: skip
         row = first if len(hopeful) == 1 else first | self._row(cell, hopeful, self.rounds)
         slow = {each.name for each in running} - {each.name for each in hopeful}
@@ -124,7 +124,7 @@ class Trials:
         names = [
             name for name in before
             if name == in_force or (name in chosen and (
-                size.cost(name) <= 0 or cell.op in tuning.UNSIZED))
+                size.cost(name) <= 0 or cell.op in tuning_table.UNSIZED))
         ]  # fmt: skip
         if len(names) < 2:
             return {}
@@ -142,7 +142,7 @@ class Trials:
 
         Raises as `sizes` does.
         """
-        in_force = tuning.segment_bytes(self.ranks, self.windows)
+        in_force = tuning_table.segment_bytes(self.ranks, self.windows)
         long = [size for size in sizes if size >= SEGMENTED]
         wanted = [
             cell
@@ -151,7 +151,7 @@ class Trials:
         ]
         tried = sorted({*SEGMENTS, in_force})
         found = [self._segments(wanted, tried, in_force, self.passes[0])]
-        best = deciding.better(found, in_force)
+        best = fit.better(found, in_force)
         if best != in_force:
             found.append(self._segments(wanted, [best, in_force], in_force, self.passes[-1]))
         return found
@@ -193,9 +193,9 @@ def as_counted(
     op: str, wanted: Sequence[Cell], in_force: Sequence[str],
     passes: Sequence[Sequence[Ratios]],
 ) -> list[Size]:  # fmt: skip
-    """What was measured, by the sizes that tuning.py tells apart: of UNSIZED collectives one, whose
+    """What was measured, by the sizes that table.py tells apart: of UNSIZED collectives one, whose
     ratios are the geometric means, round by round."""
-    if op not in tuning.UNSIZED or not wanted:
+    if op not in tuning_table.UNSIZED or not wanted:
         return [
             Size(cell.nbytes, name, [some for some in each if some])
             for cell, name, each in zip(wanted, in_force, zip(*passes, strict=True), strict=True)

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cydist.bench import machine, report
+from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cells import OPS, Cell, cells
+from cydist.bench.cases import OPS, Cell, cells
 from cydist.bench.options import Options, parse
-from cydist.bench.participants import ParticipantError, started
+from cydist.bench.workers import ParticipantError, started
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
         "What the memory of the fullest rank grows by at the most during its first three calls.",
         tuple(op for op in OPS if op != "barrier"), "64Ki,16Mi,128Mi",
     )  # fmt: skip
-    about = machine.describe(["memory", *arguments])
+    about = sysinfo.describe(["memory", *arguments])
     about["ranks"] = f"{options.ranks} processes on this machine, new ones for every row"
     itemsize = dtype_of(options.dtype).itemsize
     names = [spec.name for spec in options.participants]

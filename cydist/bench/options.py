@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cells import MORE_OPS, OPS
-from cydist.bench.starting import Spec
+from cydist.bench.cases import MORE_OPS, OPS
+from cydist.bench.spawn import Spec
 
 SIZES = "8,1Ki,64Ki,1Mi,16Mi"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

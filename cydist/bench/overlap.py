@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cydist.bench import machine, report
+from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cells import Cell, cells
+from cydist.bench.cases import Cell, cells
 from cydist.bench.options import parse
-from cydist.bench.participants import Participant, ParticipantError, started
+from cydist.bench.workers import Participant, ParticipantError, started
 
 # Computing takes so much longer than the all_reduce: there is enough to hide it behind.
 LONGER = 1.5
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         "sleeps instead, as it does for a device, so that its core is free.",
         ("all_reduce",), "16Mi",
     )  # fmt: skip
-    about = machine.describe(["overlap", *arguments])
+    about = sysinfo.describe(["overlap", *arguments])
     itemsize = dtype_of(options.dtype).itemsize
     wanted = list(cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     entries = []

@@ -102,7 +102,7 @@ class Cydist(TorchLike):
 
     def __init__(self, backend: str, arrays: str) -> None:
         import cydist
-        from cydist.crossings import version
+        from cydist.tuning.file import version
 
         cydist.init_process_group(backend, timeout=TIMEOUT)
         self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
@@ -118,14 +118,15 @@ class Cydist(TorchLike):
         self.empty = cydist.empty_shared if arrays == "shared" else np.empty
 
     def algorithm(self, op: str, nbytes: int) -> str:
-        from cydist import group, tuning
+        from cydist import group
+        from cydist.tuning import table as tuning_table
 
         if op == "pingpong":
             return "send"
         if self._backend.startswith("torch:"):
             return "torch's"
         library = "" if self.windows else getattr(group.WORLD, "library", "")
-        return tuning.usual(op, nbytes, self.size, self.windows, library)
+        return tuning_table.usual(op, nbytes, self.size, self.windows, library)
 
 
 def torch_with(backend: str) -> Library:

@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from cydist.bench.libraries import Cydist, Library, Mpi, torch_with
-from cydist.bench.loops import Session
+from cydist.bench.peers import Cydist, Library, Mpi, torch_with
+from cydist.bench.rank_loop import Session
 
 
 def main(address: str, log: str, library: str, options: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ def start(library: str, options: Mapping[str, str]) -> Library:
     if library.startswith("mpi"):
         return Mpi(polled=library == "mpi-polled")
     if library == "raw":
-        from cydist.bench.sockets import Raw
+        from cydist.bench.raw_tcp import Raw
 
         return Raw()
     settings = dict(options)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cydist.bench.buffers import Buffers
-from cydist.bench.libraries import Bound, Library
+from cydist.bench.peers import Bound, Library
 
 CHECKED_CALLS = 2
 BARRIERS = 16  # that are checked
@@ -78,11 +78,11 @@ class Session:
     def configure(self, settings: dict[str, str]) -> Answer:
         """Run cydist with the algorithms and segments of `settings`, or without; by what
         follows CYDIST_ in their names. Says whether it has windows."""
-        from cydist import tuning
+        from cydist.tuning import table as tuning_table
 
         for name in ("ALGORITHM", "SEGMENT_BYTES"):
             os.environ[f"CYDIST_{name}"] = settings.get(name, "")
-        tuning.reload()
+        tuning_table.reload()
         return {"windows": bool(getattr(self._library, "windows", False))}
 
     def cell(self, op: str, count: int, dtype: str) -> Answer:

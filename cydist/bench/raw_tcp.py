@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from cydist.bench.cells import OPS
-from cydist.bench.libraries import Bound, pingpong
-from cydist.rendezvous import rendezvous
+from cydist.bench.cases import OPS
+from cydist.bench.peers import Bound, pingpong
+from cydist.rendezvous.handlers import rendezvous
 
 MOST_BYTES = 1 << 20  # of one write
 
 
 class Raw:
-    """A library for two ranks; see Library in libraries.py. ValueError for other numbers."""
+    """A library for two ranks; see Library in peers.py. ValueError for other numbers."""
 
     def __init__(self) -> None:
         store, self.rank, self.size = rendezvous(timeout=60)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cydist.bench.cells import Cell, algbw, busbw
-from cydist.bench.participants import Participant
-from cydist.bench.rounds import Row, Series, ratio
+from cydist.bench.cases import Cell, algbw, busbw
+from cydist.bench.runner import Row, Series, ratio
+from cydist.bench.workers import Participant
 
 OURS = "cydist"
 # Not peers: cydist over another transport is no competitor, and raw sockets are no library.

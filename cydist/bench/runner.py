@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cydist.bench.cells import Cell
-from cydist.bench.participants import ParticipantError
+from cydist.bench.cases import Cell
+from cydist.bench.workers import ParticipantError
 
 ROUND_NS = 30_000_000  # a round lasts about so long, or one call
 MOST_ITERATIONS = 1_000_000

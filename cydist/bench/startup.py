@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from cydist.bench import contest, machine, report
+from cydist.bench import inprocess, report, sysinfo
 from cydist.bench.options import checked, local_parser
-from cydist.bench.rounds import Row, Series, ratio
+from cydist.bench.runner import Row, Series, ratio
 from cydist.errors import DistError
 from cydist.launch.spawn import spawn
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     given = checked(parser, arguments)
     if given.vs and importlib.util.find_spec("torch") is None:
         parser.error("--vs gloo needs torch: pip install torch")
-    about = machine.describe(["startup", *arguments])
+    about = sysinfo.describe(["startup", *arguments])
     print(report.header(about))
     print(f"{'':<44} {'median ms':>10}   cydist's time by it", flush=True)
     try:
@@ -99,7 +99,7 @@ def imports(rounds: int) -> Row:
         "nothing": NOTHING,
     }
     calls = {name: partial(together, [python(text)]) for name, text in programs.items()}
-    return contest.contest(calls, rounds, 1)
+    return inprocess.contest(calls, rounds, 1)
 
 
 def processes(count: int, rounds: int) -> Row:
@@ -109,7 +109,7 @@ def processes(count: int, rounds: int) -> Row:
         "numpy": partial(together, [python("import numpy")] * count),
         "nothing": partial(together, [python(NOTHING)] * count),
     }
-    return contest.contest(calls, rounds, 1)
+    return inprocess.contest(calls, rounds, 1)
 
 
 def ranks_of(count: int) -> list[str]:

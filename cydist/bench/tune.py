@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cydist import config, crossings, tuning
-from cydist.bench import deciding, machine, report
-from cydist.bench.deciding import Size
+from cydist import config
+from cydist.bench import fit, report, sysinfo
+from cydist.bench.fit import Size
+from cydist.bench.measure import OutOfTime, Trials
 from cydist.bench.options import checked, cydist, local_parser, size
-from cydist.bench.participants import started
-from cydist.bench.trials import OutOfTime, Trials
+from cydist.bench.workers import started
+from cydist.tuning import file as tuning_file
+from cydist.tuning import table as tuning_table
 
-COLLECTIVES = tuning.COLLECTIVES[1:]
+COLLECTIVES = tuning_table.COLLECTIVES[1:]
 SEGMENT = "segment"
 OPS = (*COLLECTIVES, SEGMENT)
 SIZES = "8,128,1Ki,4Ki,16Ki,64Ki,256Ki,1Mi,4Mi,16Mi"
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = _plan(given)
     except ValueError as error:
         parser.error(str(error))
-    about = machine.describe(["--tune", *arguments])
+    about = sysinfo.describe(["--tune", *arguments])
     print(report.header(about), flush=True)
     book = Book(plan.path, given.json, about)
     try:
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")
     finally:
-        crossings.use([])
+        tuning_file.use([])
     print(f"\nsaved to {plan.path}")
     for ranks, ops in book.left.items():
         print(f"no time was left for some: go on with --ranks {ranks} --ops {','.join(ops)}")
@@ -116,7 +118,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     sizes = sorted({size(text) for text in given.sizes.split(",")})
     if not given.minutes > 0:
         raise ValueError(f"--minutes {given.minutes:g}: at least a little")
-    path = Path(given.output) if given.output else crossings.place()
+    path = Path(given.output) if given.output else tuning_file.place()
     if path is None:
         raise ValueError(
             "jobs look nowhere for this (CYDIST_TUNING=off, or a user without a home): "
@@ -149,26 +151,26 @@ class Book:
     groups: list[dict[str, Any]] = field(default_factory=list)
     left: dict[int, list[str]] = field(default_factory=dict)
 
-    def read(self) -> list[crossings.Measured]:
+    def read(self) -> list[tuning_file.Measured]:
         """What the file has already; nothing where it cannot be used."""
         try:
-            return crossings.parse(crossings.read(self.path))
+            return tuning_file.parse(tuning_file.read(self.path))
         except (OSError, ValueError):
             return []
 
     def use(self) -> None:
         """Let what the file has be in force here."""
-        crossings.use(self.read())
+        tuning_file.use(self.read())
 
     def write(
-        self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning.Rule, ...]],
+        self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
         segment_bytes: int | None = None,
     ) -> None:  # fmt: skip
         """Save all figures, and these crossings beside those of before. Raises OSError."""
         report.save({"header": self.about, "groups": self.groups}, self.json)
         facts = {name: said for name, said in self.about.items() if name not in ("load", "python")}
-        new = crossings.Measured(ranks, windows, rules, segment_bytes, facts)
-        crossings.save(crossings.merged(self.read(), new), self.path)
+        new = tuning_file.Measured(ranks, windows, rules, segment_bytes, facts)
+        tuning_file.save(tuning_file.merged(self.read(), new), self.path)
         self.use()
 
 
@@ -198,22 +200,22 @@ def _collective(
     op: str, trials: Trials, plan: Plan, book: Book, entry: dict[str, Any]
 ) -> list[str]:
     sizes = trials.sizes(op, plan.sizes)
-    chosen = deciding.decide(sizes)
+    chosen = fit.decide(sizes)
     entry["cells"] += [
         {"op": op, "bytes": each.nbytes, "in_force": each.in_force, "chosen": name,
          "passes": [{who: list(rounds) for who, rounds in some.items()} for some in each.passes]}
         for each, name in zip(sizes, chosen, strict=True)
     ]  # fmt: skip
     changed = chosen != [each.in_force for each in sizes]
-    rules = {op: deciding.rules(op, sizes, chosen)} if changed else {}
+    rules = {op: fit.rules(op, sizes, chosen)} if changed else {}
     book.write(trials.ranks, trials.windows, rules)
     return lines(op, sizes, chosen)
 
 
 def _segment(trials: Trials, plan: Plan, book: Book, entry: dict[str, Any]) -> list[str]:
-    in_force = tuning.segment_bytes(trials.ranks, trials.windows)
+    in_force = tuning_table.segment_bytes(trials.ranks, trials.windows)
     passes = trials.segments(COLLECTIVES, plan.sizes)
-    best = deciding.better(passes, in_force)
+    best = fit.better(passes, in_force)
     entry["segment_bytes"] = best
     entry["segments"] = [{str(each): some for each, some in found.items()} for found in passes]
     book.write(trials.ranks, trials.windows, {}, best if best != in_force else None)
@@ -233,7 +235,7 @@ def lines(op: str, sizes: Sequence[Size], chosen: Sequence[str]) -> list[str]:
         marks = [] if name == each.in_force else [name]
         if equal := [who for who in names if who != name and each.equals(who)]:
             marks.append(f"equal: {', '.join(equal)}")
-        size = "any" if op in tuning.UNSIZED else str(each.nbytes)
+        size = "any" if op in tuning_table.UNSIZED else str(each.nbytes)
         said.append(f"{size:>10} {each.in_force:<18}{ratios}  {'; '.join(marks)}".rstrip())
     changed = [
         each.ratio(name) for each, name in zip(sizes, chosen, strict=True) if name != each.in_force
@@ -242,7 +244,7 @@ def lines(op: str, sizes: Sequence[Size], chosen: Sequence[str]) -> list[str]:
         return [*said, "stays as it is"]
     parts = [
         row.name + ("" if row.most_bytes is None else f" up to {row.most_bytes} bytes")
-        for row in deciding.rules(op, sizes, chosen)
+        for row in fit.rules(op, sizes, chosen)
     ]
     gain = report.geometric_mean(changed)
     return [*said, f"{', then '.join(parts)}: {gain:.2f} of the time where changed"]

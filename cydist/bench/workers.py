@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from cydist.bench import starting
-from cydist.bench.starting import Spec
+from cydist.bench import spawn
+from cydist.bench.spawn import Spec
 from cydist.launch.processes import pretty_exit
 
 Answer = dict[str, Any]
@@ -54,7 +54,7 @@ class Participant:
             listener.bind(address)
             listener.listen(size)
             try:
-                self._processes = starting.start(spec, size, address, self._log)
+                self._processes = spawn.start(spec, size, address, self._log)
             except OSError as error:
                 raise self._failure(f"cannot be started: {error}") from None
             try:

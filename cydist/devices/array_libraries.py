@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cydist._native import Array
-    from cydist.driver import Relaxed
+    from cydist.devices.cuda_driver import Relaxed
 
 _NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
@@ -216,12 +216,12 @@ class Cupy(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
         self._runtime: Any = self._cupy.cuda.runtime
-        from cydist import driver  # whose ctypes costs a CPU's job time
+        from cydist.devices import cuda_driver  # whose ctypes costs a CPU's job time
 
-        found = driver.load()
-        self._not_ready = driver.NOT_READY
+        found = cuda_driver.load()
+        self._not_ready = cuda_driver.NOT_READY
         self._query: Any = self._runtime.eventQuery if found is None else found.query
-        self._relaxed = driver.relaxed()
+        self._relaxed = cuda_driver.relaxed()
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._cupy.ndarray)
@@ -346,9 +346,9 @@ class Torch(ArrayLibrary):
         self._torch: Any = importlib.import_module("torch")
         kinds = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
         self._words = {size: getattr(self._torch, kind) for size, kind in kinds.items()}
-        from cydist import driver
+        from cydist.devices import cuda_driver
 
-        self._relaxed = driver.relaxed()
+        self._relaxed = cuda_driver.relaxed()
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._torch.Tensor)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.errors import MismatchError
-from cydist.types import Op, op_name
+from cydist.reduce_ops import Op, op_name
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.group import Call, ProcessGroup
+    from cydist.groups.process_group import Call, ProcessGroup
 
 TEXT_BYTES = 188
 PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another's that differs

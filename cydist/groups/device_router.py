@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from cydist.group import ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 
 
 class RoutedGroup(ProcessGroup):

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.agreement import agree
 from cydist.errors import UnsupportedError
-from cydist.running import Call, Running
-from cydist.types import Op, op_and_factor
+from cydist.groups.consistency import agree
+from cydist.groups.running import Call, Running
+from cydist.reduce_ops import Op, op_and_factor
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ProcessGroup(Running):
         """Is this memory of that kind, for the members of this group?"""
         return False
 
-    # Who serves which memory. Calls on plain arrays of GPUs go by `short_streams`, where there is
+    # Who serves which memory. Calls on plain arrays of GPUs go by `fast_nccl`, where there is
     # one (_native.short_streams).
 
     short_streams: object = None

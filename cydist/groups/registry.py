@@ -12,7 +12,7 @@ from cydist.errors import UnsupportedError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-    from cydist.group import ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
     from cydist.stores import MembersStore
 
 ENTRY_POINTS = "cydist.backends"
@@ -74,15 +74,15 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 _plugins: dict[str, Plugin] = {
-    "tcp": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
-    "gloo": Plugin("cydist.backends.host:create", True, DEFAULT_DEVICES),
-    "inproc": Plugin("cydist.backends.host:create_inproc", True, DEFAULT_DEVICES),
-    "mpi": Plugin("cydist.backends.mpi.making:create", True, DEFAULT_DEVICES, of_all=True),
-    "nccl": Plugin("cydist.backends.nccl.making:create", True, ("cuda",)),
+    "tcp": Plugin("cydist.backends.host.group:create", True, DEFAULT_DEVICES),
+    "gloo": Plugin("cydist.backends.host.group:create", True, DEFAULT_DEVICES),
+    "inproc": Plugin("cydist.backends.host.group:create_inproc", True, DEFAULT_DEVICES),
+    "mpi": Plugin("cydist.backends.mpi.create:create", True, DEFAULT_DEVICES, of_all=True),
+    "nccl": Plugin("cydist.backends.nccl.create:create", True, ("cuda",)),
 }
 
 # "torch:gloo": a family and one of its members. What makes a Plugin of the member's name.
-_families = {"torch": "cydist.backends.c10d:plugin"}
+_families = {"torch": "cydist.backends.torch:plugin"}
 
 _NEEDS = {
     "mpi": ("mpi4py",),
@@ -144,7 +144,7 @@ def _check_version(name: str, create: Callable[..., ProcessGroup]) -> None:
     stated = getattr(create, "interface_version", 1)
     if stated == INTERFACE_VERSION:
         return
-    from cydist.crossings import version
+    from cydist.tuning.file import version
 
     where = f"{getattr(create, '__module__', '')}.{getattr(create, '__qualname__', create)}"
     newer = isinstance(stated, int) and stated > INTERFACE_VERSION
@@ -280,7 +280,7 @@ def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGro
     """Make a group of the backend called `name`."""
     from datetime import timedelta
 
-    from cydist.group import ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
 
     plugin = find(name)
     if plugin.extended_api:

@@ -20,16 +20,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cydist.agreement import agree
 from cydist.errors import DistBackendError, UnsupportedError
-from cydist.group import Call, ProcessGroup, even_sizes
-from cydist.types import UserReduction
+from cydist.groups.consistency import agree
+from cydist.groups.process_group import Call, ProcessGroup, even_sizes
+from cydist.reduce_ops import UserReduction
 
 if TYPE_CHECKING:
     import numpy as np
 
     from cydist._native import Array
-    from cydist.types import Elements, Op
+    from cydist.reduce_ops import Elements, Op
 
 SPACE_BYTES = 8 << 20
 

@@ -13,11 +13,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cydist import registry
 from cydist.errors import DistError, DistNetworkError, MismatchError, RendezvousError
-from cydist.group import ProcessGroup
-from cydist.registry import BackendOptions
-from cydist.routing import RoutedGroup
+from cydist.groups import registry
+from cydist.groups.device_router import RoutedGroup
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.registry import BackendOptions
 
 if TYPE_CHECKING:
     from cydist.stores import MembersStore
@@ -37,7 +37,7 @@ def typed(doing: str, rank: int) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, DistError):  # of which some are an OSError as well
             raise
-        from cydist.door import explained
+        from cydist.net.acceptor import explained
 
         who = "this rank" if rank < 0 else f"rank {rank}"
         raise DistNetworkError(f"{doing}, {who}: {explained(error)}") from error
@@ -74,7 +74,7 @@ class World:
 
     def let_go(self) -> None:
         """The job is over, for this rank: leave its store; if that is the user's, the meeting."""
-        from cydist.stores.members import release  # imported with the store
+        from cydist.stores.membership_store import release  # imported with the store
 
         if self.owns_store:
             release(self.store)
@@ -122,7 +122,7 @@ class World:
         """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
         nobody, since what they ask for is split off the default group, learn it in a call on that.
         """
-        from cydist.meeting import agree
+        from cydist.rendezvous.check_in import agree
 
         default = self.groups[DEFAULT_GROUP]
         try:
@@ -155,7 +155,7 @@ class World:
 
     def carry(self, backends: Iterable[str], name: str, timeout: float) -> None:
         """Every rank of the world is here: make the parents that these backends want."""
-        from cydist.meeting import agree
+        from cydist.rendezvous.check_in import agree
 
         others, everybody = self._passers_by(name), range(self.size)
         name = f"{name}/all"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cydist.launch.guard import run_guarded
 from cydist.launch.job import run_job
 from cydist.launch.options import parse
+from cydist.launch.supervisor import run_guarded
 
 
 def main(argv: Sequence[str] | None = None) -> int:

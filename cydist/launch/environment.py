@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cydist import config
 from cydist.errors import RendezvousError
-from cydist.secret import new_secret
+from cydist.net.secret import new_secret
 
 if TYPE_CHECKING:
     from cydist.launch.options import Options

@@ -24,10 +24,10 @@ from cydist.errors import RendezvousError
 from cydist.launch.console import consoles
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import about_to_fail, first_failure, ranks_text, remove_files, report
-from cydist.launch.guard import FINAL_WAIT_SECONDS, nothing
 from cydist.launch.options import STREAMS, Options
 from cydist.launch.output import Lines, LogFile, Stream
 from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
+from cydist.launch.supervisor import FINAL_WAIT_SECONDS, nothing
 from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, Rounds, duration
 
@@ -68,7 +68,7 @@ class Job:
         self._logs = ""
 
     def run(self, lifeline: int) -> int:
-        """Run the job to its end; the exit code. `lifeline` brings signals, see guard.py."""
+        """Run the job to its end; the exit code. `lifeline` brings signals, see supervisor.py."""
         wake, wake_write = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)

@@ -21,7 +21,7 @@ from cydist.errors import ProcessException, ProcessExitedException, ProcessRaise
 from cydist.launch.causes import blames_another
 from cydist.launch.environment import Ports, job_variables, new_ports, remove_stale, secret_pipe
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
-from cydist.secret import new_secret
+from cydist.net.secret import new_secret
 from cydist.waiting import countdown, duration, one_wait, seconds
 
 if TYPE_CHECKING:

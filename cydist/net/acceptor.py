@@ -19,9 +19,10 @@ import selectors
 import socket
 import time
 
-from cydist import _native, auth
-from cydist.auth import ClientHandshake, ServerHandshake
+from cydist import _native
 from cydist.errors import AuthenticationError, DistError
+from cydist.net import auth
+from cydist.net.auth import ClientHandshake, ServerHandshake
 
 # At once; and no more than a quarter of the descriptors that this process may have.
 MOST_GUESTS = 256

@@ -1,6 +1,6 @@
 """The job's secret, and the handshake that proves knowledge of it on every TCP connection.
 
-Where the secret comes from is the business of `cydist.secret`; its functions are used through
+Where the secret comes from is the business of `cydist.net.secret`; its functions are used through
 this module. Every job derives its own keys from it (HKDF-SHA256, RFC 5869, with the job's
 id), one per direction. The handshake is three messages of fixed size, 306 bytes in all; the
 server speaks first:
@@ -44,7 +44,7 @@ from cydist.errors import (
     DistTimeoutError,
     PeerFailedError,
 )
-from cydist.secret import (
+from cydist.net.secret import (
     SECRET_BYTES,
     configured,
     forget_secret,

@@ -10,7 +10,7 @@ from typing import Any
 
 from cydist import config
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.names import resolve
+from cydist.net.host_names import resolve
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = "/proc/net/if_inet6"

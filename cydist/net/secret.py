@@ -7,7 +7,7 @@ It comes from the first of these that is there:
 3. `set_secret`, which the MPI side calls with a broadcast,
 4. a file of the user, created 0600 at first use, which all jobs of the user share.
 
-Use it through `cydist.auth`.
+Use it through `cydist.net.auth`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 from cydist._native import failpoint
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembersStore, PrefixStore
-from cydist.stores.members import first_of, served_by
+from cydist.stores.membership_store import first_of, served_by
 
 # What rank 0 writes to say that everybody is here, followed by the meeting's random name, that
 # somebody is missing, or how the ranks differ.

@@ -1,6 +1,6 @@
 """How the ranks of a job find each other: from an URL, a launcher or a store to a meeting.
 
-Whatever the way, it ends in one store that all ranks reach, and in `cydist.meeting`.
+Whatever the way, it ends in one store that all ranks reach, and in `cydist.rendezvous.check_in`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist import auth, config, launchers
-from cydist.crossings import MOST_RANKS
+from cydist import config
 from cydist.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -25,12 +24,15 @@ from cydist.errors import (
     RendezvousError,
     StoreTimeoutError,
 )
-from cydist.interfaces import public_address, towards
-from cydist.launchers import check_mpi_agrees, default_backend, launcher
-from cydist.meeting import EarlierMeeting, meet
+from cydist.net import auth
+from cydist.net.interfaces import public_address, towards
+from cydist.rendezvous import launcher_env
+from cydist.rendezvous.check_in import EarlierMeeting, meet
+from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
 from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
-from cydist.stores.members import released_on_error, served_by
+from cydist.stores.membership_store import released_on_error, served_by
 from cydist.stores.store import Timeout
+from cydist.tuning.file import MOST_RANKS
 from cydist.waiting import DEFAULT_TIMEOUT, duration
 
 if TYPE_CHECKING:
@@ -219,7 +221,7 @@ def _with_query(call: _Call) -> _Call:
 
 def _from_launcher(call: _Call) -> _Call:
     """Fill in what the launcher says of rank and size."""
-    place = launchers.place()
+    place = launcher_env.place()
     return call._replace(
         rank=place.rank if call.rank is None else call.rank,
         world_size=place.size if call.world_size is None else call.world_size,
@@ -271,7 +273,7 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
     agent = torch_distributed.TCPStore(
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
-    board = PrefixStore(f"cydist/{launchers.job_id()}/{call.group_name}", agent)
+    board = PrefixStore(f"cydist/{launcher_env.job_id()}/{call.group_name}", agent)
     return _through(board, call, lambda: towards(host, call.deadline))
 
 
@@ -335,8 +337,8 @@ def _without_address(call: _Call) -> Store:
     process, and nobody could catch it.
     """
     _, size = call.placed("env://")
-    if not (launchers.place().single_host and launchers.job_id()):
-        MPI = launchers.import_mpi() if launchers.under_mpi() else None
+    if not (launcher_env.place().single_host and launcher_env.job_id()):
+        MPI = launcher_env.import_mpi() if launcher_env.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
             return _by_mpi(call, MPI)
         raise ValueError(
@@ -348,7 +350,7 @@ def _without_address(call: _Call) -> Store:
 
     # A file that an earlier start left behind is emptied by who comes first; rank 0 uses it until
     # all have met, so that nobody who comes later does so again.
-    path = str(launchers.job_file(launchers.job_id()))
+    path = str(launcher_env.job_file(launcher_env.job_id()))
     board = FileStore(path, size, call.remaining, fresh=True)
     call.boards.callback(board.close)
     return _through(board, call, lambda: "127.0.0.1")
@@ -414,7 +416,7 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
     if not host or not port:
         raise ValueError(f"{call.url.geturl()!r} needs a host and a port: tcp://10.1.1.20:23456")
     if _is_multicast(host):
-        from cydist import multicast
+        from cydist.rendezvous import multicast
 
         size = _size(call)
         store = multicast.find_store(host, port, size, call.group_name, call.deadline)
@@ -528,7 +530,7 @@ def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = F
                 wait_for_workers=False,
                 master_listen_fd=fd,
                 awaited=awaited,
-                job=f"{launchers.job_id()} {name}".strip(),
+                job=f"{launcher_env.job_id()} {name}".strip(),
             )
     except StoreTimeoutError as error:
         raise RendezvousError(f"rendezvous: rank 0 is missing: {error}", ranks=(0,)) from None

@@ -173,10 +173,10 @@ def _server_id(name: str) -> str:
 def default_backend() -> str:
     """ "mpi" for a process that an MPI launcher started where mpi4py is installed, else "tcp"; and
     "nccl" for arrays on GPUs, if the process works on them and has cupy and NCCL."""
-    from cydist import devices  # the launcher needs none
+    from cydist.devices import array_libraries  # the launcher needs none
 
     host = "mpi" if under_mpi() and has_mpi4py() else "tcp"
-    return f"cpu:{host},cuda:nccl" if devices.has_nccl() else host
+    return f"cpu:{host},cuda:nccl" if array_libraries.has_nccl() else host
 
 
 def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:

@@ -17,9 +17,11 @@ import socket
 import struct
 import time
 
-from cydist import auth, config, launchers
+from cydist import config
 from cydist.errors import DistError, DistStoreError, RendezvousError
-from cydist.interfaces import chosen, family_of, ipv4_of_interface, way_out
+from cydist.net import auth
+from cydist.net.interfaces import chosen, family_of, ipv4_of_interface, way_out
+from cydist.rendezvous import launcher_env
 from cydist.stores.tcp import TCPStore
 
 # Hops that announcements may go: as far as the routers of a site pass them on.
@@ -62,7 +64,7 @@ class _Party:
         self.name = os.urandom(16)
         self.here = 1
         self._to = (group, port)
-        self._job = launchers.job_id()
+        self._job = launcher_env.job_id()
         self._key = auth.job_key(auth.secret(), self._job, b"multicast")
         self._place = hmac.digest(self._key, group_name.encode(), "sha256")[:16]
         self._heard: dict[bytes, tuple[str, int]] = {}

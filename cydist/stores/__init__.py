@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from cydist.stores.members import MembersStore
+from cydist.stores.membership_store import MembersStore
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.store import Store
 from cydist.stores.tcp import TCPStore

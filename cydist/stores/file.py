@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from cydist.errors import DistStoreError, StoreTimeoutError
+from cydist.stores.kv_table import Table
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
@@ -33,7 +34,6 @@ from cydist.stores.protocol import (
     encode_request,
 )
 from cydist.stores.store import Store, Timeout, store_timeout
-from cydist.stores.table import Table
 from cydist.waiting import STORE_TIMEOUT, one_wait
 
 _MAGIC = b"cydist\x01\n"

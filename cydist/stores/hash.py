@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from cydist.stores.kv_table import Table
 from cydist.stores.protocol import MUTATING, Request
 from cydist.stores.store import Store, Timeout, store_timeout
-from cydist.stores.table import Table
 from cydist.waiting import STORE_TIMEOUT, one_wait
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import socket
 
-from cydist.door import explained
 from cydist.errors import DistNetworkError
-from cydist.interfaces import outwards, public_address
-from cydist.names import resolve
+from cydist.net.acceptor import explained
+from cydist.net.host_names import resolve
+from cydist.net.interfaces import outwards, public_address
 
 
 def adopt(fd: int, port: int) -> socket.socket:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 
-from cydist.door import explained
 from cydist.errors import DistNetworkError
-from cydist.stores.listening import adopt, bind
+from cydist.net.acceptor import explained
+from cydist.stores.listen import adopt, bind
 from cydist.stores.tcp_server import StoreServer, servers
 
 __all__ = ["Lease", "serve", "servers"]

@@ -18,8 +18,6 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from cydist import auth
-from cydist.door import explained, no_descriptor
 from cydist.errors import (
     AuthenticationError,
     DistError,
@@ -30,8 +28,10 @@ from cydist.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from cydist.interfaces import public_address
-from cydist.names import resolve
+from cydist.net import auth
+from cydist.net.acceptor import explained, no_descriptor
+from cydist.net.host_names import resolve
+from cydist.net.interfaces import public_address
 from cydist.stores.protocol import (
     CHANNEL,
     INTERNAL,
@@ -48,7 +48,7 @@ from cydist.stores.store import Store, Timeout, Value, as_bytes, store_timeout
 from cydist.waiting import STORE_TIMEOUT, one_wait
 
 if TYPE_CHECKING:
-    from cydist.stores.leases import Lease
+    from cydist.stores.server_refcount import Lease
     from cydist.stores.tcp_server import StoreServer
 
 _GRACE = 0.3  # seconds that the client gives up later than the server
@@ -285,7 +285,7 @@ _servers: Collection[StoreServer] = ()  # of this process, once it has served
 def _serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
 ) -> Lease:
-    from cydist.stores.leases import serve, servers  # of all ranks only one needs them
+    from cydist.stores.server_refcount import serve, servers  # of all ranks only one needs them
 
     global _servers
     _servers = servers

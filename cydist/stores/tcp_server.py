@@ -1,6 +1,6 @@
 """The server behind TCPStore: one daemon thread for all connections.
 
-Whoever connects must prove first that it belongs to the job (cydist/door.py), and nothing
+Whoever connects must prove first that it belongs to the job (cydist/net/acceptor.py), and nothing
 that a stranger sends is parsed. A member has one request outstanding per connection; one
 that must wait is parked here without a thread, at the first key that it misses.
 """
@@ -18,8 +18,9 @@ import time
 import weakref
 from collections import deque
 
-from cydist.door import Door
 from cydist.errors import DistStoreError, QueueEmptyError
+from cydist.net.acceptor import Door
+from cydist.stores.kv_table import ENTRY_BYTES, Place, Table
 from cydist.stores.protocol import (
     CHANNEL,
     LENGTH,
@@ -33,7 +34,6 @@ from cydist.stores.protocol import (
     decode_request,
     encode_reply,
 )
-from cydist.stores.table import ENTRY_BYTES, Place, Table
 from cydist.waiting import LONGEST_WAIT, Rounds
 
 # As much as malloc has at hand: for longer reads it maps and unmaps memory every time.

@@ -26,10 +26,10 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, TypeVar
 
-from cydist import world
+from cydist.api import process_groups
 from cydist.errors import MismatchError
 from cydist.stores import HashStore
-from cydist.testing.weather import Killed, Weather
+from cydist.testing.faults import Killed, Weather
 from cydist.waiting import duration
 
 __all__ = ["Killed", "ThreadJob", "Weather", "run_threads"]
@@ -76,9 +76,9 @@ class ThreadJob:
             thread.start()
 
     def _rank(self, rank: int) -> None:
-        world.thread_is_rank()
+        process_groups.thread_is_rank()
         try:
-            world.init_process_group(
+            process_groups.init_process_group(
                 self.backend,
                 store=self._store,
                 rank=rank,
@@ -103,10 +103,10 @@ class ThreadJob:
                 ended.put((rank, None, error))
                 raised = True
             del task, body, ended
-        if world.is_initialized():  # the body may have left
+        if process_groups.is_initialized():  # the body may have left
             # A rank that raised has made other calls than those that went on.
             with suppress(MismatchError) if raised else nullcontext():
-                world.destroy_process_group()
+                process_groups.destroy_process_group()
 
     def _stay_dead(self, rank: int, result: Any, error: BaseException | None) -> None:
         while (task := self._tasks[rank].get()) is not None:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 from cydist.errors import StoreTimeoutError
-from cydist.group import ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
@@ -105,7 +105,7 @@ def _any_source(rank: int) -> bool:
 
 def _asynchronous(rank: int) -> bool:
     """Rank 1 comes when rank 0's call has returned, or when it is sure not to."""
-    store = world.current().store
+    store = process_groups.current().store
     if rank == 1:
         try:
             store.wait(["capabilities/returned"], PATIENCE)

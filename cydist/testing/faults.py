@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cydist import world
-from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.api import process_groups
+from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ class RankWeather:
         if self._delay:
             time.sleep(self._random.uniform(0, self._delay))
         if self._calls == self._last:
-            world.destroy_process_group()
+            process_groups.destroy_process_group()
             raise Killed(self._rank, self._calls, name)
 
     def come(self) -> None:
         """From now on it befalls every call of this thread's groups, and of those made later."""
-        mine = world.current()
+        mine = process_groups.current()
         make = mine.make_one
 
         def make_exposed(*told: Any, **named: Any) -> ProcessGroup:

@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from cydist import codec, world
+from cydist.api import object_codec, process_groups
 from cydist.errors import StoreTimeoutError
-from cydist.making import DEFAULT_GROUP, World
+from cydist.groups.world import DEFAULT_GROUP, World
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds that a body may take, and what the ranks wait for each other
@@ -19,8 +19,8 @@ class Launched:
     """The launcher's ranks, which make job after job; all of them in the same order."""
 
     def __init__(self, backend: str) -> None:
-        world.init_process_group(backend, timeout=LIMIT)
-        self.whole = world.current()
+        process_groups.init_process_group(backend, timeout=LIMIT)
+        self.whole = process_groups.current()
         self._runs = 0
         self._jobs = 0
 
@@ -43,7 +43,8 @@ class Launched:
         except StoreTimeoutError as error:
             raise TimeoutError(f"ranks run for over {DEADLINE} s: {error}") from None
         told = [
-            codec.decode(each, allow_pickle=True) for each in store.multi_get(everybody[:ranks])
+            object_codec.decode(each, allow_pickle=True)
+            for each in store.multi_get(everybody[:ranks])
         ]
         # Who has told of this run has read all of the last one.
         store.delete_key(f"ran/{self._runs - 1}/{rank}")
@@ -54,7 +55,7 @@ class Launched:
 
     def close(self) -> None:
         """Leave the job."""
-        world.destroy_process_group()
+        process_groups.destroy_process_group()
 
 
 class LaunchedJob:
@@ -66,7 +67,7 @@ class LaunchedJob:
         self._launched = launched
         self._mine: World | None = None
         whole = launched.whole
-        group = world.member(world.new_group(range(size)))
+        group = process_groups.member(process_groups.new_group(range(size)))
         if group is not None:
             self._mine = World(whole.store, whole.rank, size, whole.timeout, whole.spec)
             self._mine.prefix = prefix
@@ -79,13 +80,13 @@ class LaunchedJob:
         """
         result, error = None, None
         if self._mine is not None:
-            before = world.exchange(self._mine)
+            before = process_groups.exchange(self._mine)
             try:
                 result = body(self._mine.rank)
             except BaseException as raised:
                 error = raised
             finally:
-                world.exchange(before)
+                process_groups.exchange(before)
         try:
             return self._launched.exchange((result, error), self.size)
         except BaseException:
@@ -98,7 +99,7 @@ class LaunchedJob:
             first, *others = self._mine.groups.values()
             for group in others:
                 group.destroy()
-            world.destroy_process_group(first)
+            process_groups.destroy_process_group(first)
 
 
 def _dumped(mine: tuple[object, BaseException | None], rank: int) -> bytes:
@@ -107,7 +108,7 @@ def _dumped(mine: tuple[object, BaseException | None], rank: int) -> bytes:
         where = "".join(traceback.format_exception(error))
         error.add_note(f"on rank {rank}:\n{where}")
     try:
-        return codec.encode((result, error), allow_pickle=True)
+        return object_codec.encode((result, error), allow_pickle=True)
     except Exception as unsaid:
         what = RuntimeError(f"on rank {rank}: {error or unsaid!r}")
-        return codec.encode((None, what), allow_pickle=True)
+        return object_codec.encode((None, what), allow_pickle=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 from cydist.testing import oracle
 from cydist.testing.contract import Job, Jobs
 
@@ -379,7 +379,7 @@ def test_barrier_waits_for_everybody(job: Job, size: int) -> None:
     """No rank leaves before the last has come."""
 
     def body(rank: int) -> Any:
-        store = world.current().store
+        store = process_groups.current().store
         store.add("arrived", 1)
         dist.barrier()
         arrived = store.add("arrived", 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import codec
+from cydist.api import object_codec
 from cydist.testing.contract import Job, Jobs
 
 
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_object_name_their_sender(jobs: Jobs, backend: str) ->
     def body(rank: int) -> Any:
         if rank == 1:
             dist.all_gather([np.zeros(1, np.int64) for _ in range(2)], np.array([3]))
-            theirs = len(codec.encode(0, allow_pickle=False))
+            theirs = len(object_codec.encode(0, allow_pickle=False))
             outputs = [np.zeros(theirs, np.uint8), np.zeros(3, np.uint8)]
             dist.all_gather(outputs, np.frombuffer(b"\x00xx", np.uint8).copy())
         else:

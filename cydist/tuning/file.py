@@ -18,10 +18,11 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist import config, tuning
-from cydist.auth import user_secret_path
+from cydist import config
+from cydist.net.auth import user_secret_path
 from cydist.stores import Store
-from cydist.tuning import NEEDS, Rule
+from cydist.tuning import table as tuning_table
+from cydist.tuning.table import NEEDS, Rule
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
@@ -57,7 +58,7 @@ def share(store: Store, rank: int) -> None:
 
 def use(measured: list[Measured]) -> None:
     """Choose by these, and by the shipped table what they leave open."""
-    tuning.tune(
+    tuning_table.tune(
         {(name, each.ranks, each.windows): rules
          for each in measured for name, rules in each.rules.items()},
         {(each.ranks, each.windows): each.segment_bytes

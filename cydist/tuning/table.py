@@ -1,6 +1,6 @@
 """Which algorithm runs for which call: one table, as data.
 
-What was measured on this machine (`crossings.py`) comes before it, and what the user forces
+What was measured on this machine (`tuning/file.py`) comes before it, and what the user forces
 before both.
 
 All ranks of a group must choose the same, so a choice depends only on what all of them know. In
@@ -94,7 +94,7 @@ MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB, "reduce": 8 * KiB, "all_reduce"
 # library's takes another for it. Up to so many bytes ours took 0.4 to 0.9 of its time with Open MPI
 # 5.0 and MPICH 5.0, a barrier and a reduce_scatter always: 0.6 and 0.3 to 0.75. Who sends to the
 # root of a reduce would hear nobody, and miss a mismatch: the library's. What moves data only is
-# one message each way there, too, and a lighter one: src/transports/mpi_pairs.pyx.
+# one message each way there, too, and a lighter one: src/transports/mpi/mpi_pairwise.pyx.
 MOST_OF_OURS_FOR_TWO = {
     "all_reduce": 4 * KiB,
     "all_gather": 0,

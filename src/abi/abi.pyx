@@ -3,7 +3,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset, strcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from cydist._native.waiting cimport load_int, load_u64
+from cydist._native.sync cimport load_int, load_u64
 
 
 cdef class Link:

@@ -1,4 +1,4 @@
-"""Which algorithm tuning.py chose, kept where a call finds it without asking Python."""
+"""Which algorithm table.py chose, kept where a call finds it without asking Python."""
 from libc.string cimport memset
 
 
@@ -26,7 +26,7 @@ cdef Choices choices_for(int ranks, bint windows, bint native):
 
 
 def forget_choices():
-    """The settings have changed: tuning.py will choose again."""
+    """The settings have changed: table.py will choose again."""
     cdef Choices each
     for each in known.values():
         memset(each.rows, 0, sizeof(each.rows))

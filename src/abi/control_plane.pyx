@@ -1,4 +1,4 @@
-"""A group's notices: small messages under a tag of their own; see notices.pxd."""
+"""A group's notices: small messages under a tag of their own; see control_plane.pxd."""
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
@@ -7,7 +7,7 @@ from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PEER_LOST, PENDING,
     RAISED, TIMEOUT, Call, Fingerprint, Request, Transport, now_ns, patiently,
 )
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
 )
 

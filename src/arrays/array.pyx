@@ -1,7 +1,7 @@
 """One view of memory, whoever owns it.
 
 An Array says where memory is, in what layout, of what dtype, on which device, and whether it
-may be written. exporters.pyx makes them from what users pass. This module knows nothing of
+may be written. asarray.pyx makes them from what users pass. This module knows nothing of
 ranks, groups and reductions.
 """
 from zlib import crc32
@@ -17,7 +17,7 @@ from libc.string cimport memmove
 from cydist._native.kernels cimport DT_COUNT, DT_OTHER, DT_U8, pack, unpack
 
 
-cdef extern from "kernels/room.h" nogil:
+cdef extern from "kernels/alloc.h" nogil:
     void *cydist_room(size_t nbytes)
 
 cdef enum:

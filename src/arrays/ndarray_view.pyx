@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport strcmp
 
 from cydist._native.dlpack cimport DL_COMPLEX, DL_CPU, DL_CUDA, DLPackExchangeAPI, DLTensor
-from cydist._native.exporters cimport code_of_dlpack, code_of_kind, torch_exchange
+from cydist._native.asarray cimport code_of_dlpack, code_of_kind, torch_exchange
 from cydist._native.kernels cimport DT_OTHER
 
 cdef extern from *:

@@ -5,7 +5,7 @@ from cydist._native.abi cimport (
     ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
     NO_CALL, POINT_TO_POINT, Call, Fingerprint,
 )
-from cydist._native.notices cimport RECENT, Notice, Notices
+from cydist._native.control_plane cimport RECENT, Notice, Notices
 
 from cydist._native import abi, kernels
 

@@ -1,7 +1,7 @@
 """Whose turn it is: the calls of a group run one at a time, in the order they were issued."""
 from libc.stdint cimport uint32_t
 
-from cydist._native.waiting cimport exchange_int, futex_wait, futex_wake
+from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
 
 cdef enum:
     FREE = 0

@@ -20,18 +20,18 @@ from cydist._native.abi cimport (
     set_interrupted,
 )
 from cydist._native.array cimport Array
-from cydist._native.choices cimport choices_for, size_class
+from cydist._native.algorithm_table cimport choices_for, size_class
 from cydist._native.failpoints cimport ENTER, reach
-from cydist._native.failures cimport keep_visited, told_failure
+from cydist._native.call_errors cimport keep_visited, told_failure
 from cydist._native.kernels cimport reduction
-from cydist._native.notices cimport (
+from cydist._native.control_plane cimport (
     CALL_BYTES, Notice, close_notices, enter, fail, hear_now, last_call, new_notice, notice_of,
     open_notices, remember,
 )
-from cydist._native.turn cimport Turn
-from cydist._native.waiting cimport load_int, store_int
+from cydist._native.call_queue cimport Turn
+from cydist._native.sync cimport load_int, store_int
 
-from cydist._native.failures import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
+from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
 
 # The algorithms enter themselves into the table when they are imported. The order decides
 # their numbers, which travel in fingerprints.
@@ -183,7 +183,7 @@ cdef class Group:
         self.choices = None
 
     def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
-        """tuning.py chose this algorithm for even blocks of so many bytes in all."""
+        """table.py chose this algorithm for even blocks of so many bytes in all."""
         cdef int code = CODES[collective]
         if self.choices is None:
             self.choices = choices_for(self.view.size, self.windows, self.view.comm != 0)

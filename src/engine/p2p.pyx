@@ -8,10 +8,10 @@ from cydist._native.abi cimport (
     POINT_TO_POINT, Fingerprint, Request, wait_and_ask,
 )
 from cydist._native.array cimport Array
-from cydist._native.engine cimport Group, failure
-from cydist._native.failures cimport described, told_failure
-from cydist._native.notices cimport Notice, hear_now, new_notice
-from cydist._native.waiting cimport load_int, store_int
+from cydist._native.group cimport Group, failure
+from cydist._native.call_errors cimport described, told_failure
+from cydist._native.control_plane cimport Notice, hear_now, new_notice
+from cydist._native.sync cimport load_int, store_int
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()

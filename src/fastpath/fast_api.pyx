@@ -1,19 +1,20 @@
-"""The public functions that try the short ways (short.pyx, short_streams.pyx) before the long one.
+"""The public functions that try the short ways (fast_collectives.pyx, fast_nccl.pyx) before the
+long one.
 
 Compiled, because a function of Python's between a caller and the short way would cost as much as
 all that follows. What they are is said where the long way is: see `shortcut`.
 """
 from functools import update_wrapper
 
-from cydist._native.short cimport (
+from cydist._native.fast_collectives cimport (
     all_gather_into_tensor as short_all_gather, all_reduce as short_all_reduce,
     all_to_all_single as short_all_to_all, barrier as short_barrier,
     broadcast as short_broadcast, exscan as short_exscan, gather as short_gather,
     reduce as short_reduce, reduce_scatter_tensor as short_reduce_scatter, scan as short_scan,
     scatter as short_scatter,
 )
-from cydist._native.short_messages cimport recv as short_recv, send as short_send
-from cydist._native.short_streams cimport (
+from cydist._native.fast_p2p cimport recv as short_recv, send as short_send
+from cydist._native.fast_nccl cimport (
     LONG, all_gather_into_tensor as stream_all_gather, all_reduce as stream_all_reduce,
     all_to_all_single as stream_all_to_all, broadcast as stream_broadcast,
     recv as stream_recv, reduce as stream_reduce, reduce_scatter_tensor as stream_reduce_scatter,

@@ -16,12 +16,12 @@ from cydist._native.abi cimport (
     REDUCE_SCATTER, SCAN, SCATTER, WINDOWS, Block, Call, Entry, Fingerprint, Reduction, index_of,
     now_ns, patiently,
 )
-from cydist._native.choices cimport size_class
-from cydist._native.engine cimport Group, agree_on_sizes
-from cydist._native.failures cimport keep_visited
+from cydist._native.algorithm_table cimport size_class
+from cydist._native.group cimport Group, agree_on_sizes
+from cydist._native.call_errors cimport keep_visited
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
-from cydist._native.plain cimport Plain, look
-from cydist._native.waiting cimport load_int
+from cydist._native.ndarray_view cimport Plain, look
+from cydist._native.sync cimport load_int
 
 cdef object default_group = None    # the process's, if it is one of ours
 cdef Group default_native = None    # its compiled half
@@ -63,7 +63,7 @@ cdef object operations_class():
 
 
 cdef bint sends_short(object group) except -1:
-    """Do its messages need no more checks than short_messages.pyx makes?"""
+    """Do its messages need no more checks than fast_p2p.pyx makes?"""
     return default_sends if group is default_group else group.sends_short
 
 

@@ -11,8 +11,8 @@ cimport cython
 from cydist._native.kernels import DTYPES
 
 from cydist._native.kernels cimport OP_PREMUL_SUM
-from cydist._native.plain cimport Plain, look_at_cupy, look_at_torch
-from cydist._native.short cimport forked, number, operations_class, streams_of
+from cydist._native.ndarray_view cimport Plain, look_at_cupy, look_at_torch
+from cydist._native.fast_collectives cimport forked, number, operations_class, streams_of
 
 cdef enum:
     UINT8 = 1                   # ncclDataType_t: what is only moved goes as bytes

@@ -1,4 +1,5 @@
-"""The short way of a message: a blocking send or receive of a plain array. See short.pyx."""
+"""The short way of a message: a blocking send or receive of a plain array. See
+fast_collectives.pyx."""
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
@@ -6,12 +7,12 @@ from cydist._native.abi cimport (
     CLOSED, Fingerprint, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, Request, TIMEOUT,
     now_ns, wait_and_ask,
 )
-from cydist._native.engine cimport Group, failure
-from cydist._native.failures cimport described, told_failure
-from cydist._native.notices cimport Notice, hear_now, new_notice
-from cydist._native.plain cimport Plain, look
-from cydist._native.short cimport chosen_of, member, native_of, number, sends_short
-from cydist._native.waiting cimport load_int
+from cydist._native.group cimport Group, failure
+from cydist._native.call_errors cimport described, told_failure
+from cydist._native.control_plane cimport Notice, hear_now, new_notice
+from cydist._native.ndarray_view cimport Plain, look
+from cydist._native.fast_collectives cimport chosen_of, member, native_of, number, sends_short
+from cydist._native.sync cimport load_int
 
 cdef enum:
     LARGEST_TAG = 0x7fffffff

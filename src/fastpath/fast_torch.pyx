@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from cydist._native.short cimport all_reduce as short_all_reduce
+from cydist._native.fast_collectives cimport all_reduce as short_all_reduce
 
 cdef extern from "<malloc.h>" nogil:
     size_t malloc_usable_size(void *)

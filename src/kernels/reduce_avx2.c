@@ -1,5 +1,5 @@
 /* The loops for AVX2 and F16C. Without FMA: a fused product has other bits. */
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
 
 #ifdef CYDIST_X86

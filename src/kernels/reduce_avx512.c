@@ -1,5 +1,5 @@
 /* The loops for AVX-512 as all server processors since 2017 have it: F, BW, DQ and VL. */
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
 
 #ifdef CYDIST_X86

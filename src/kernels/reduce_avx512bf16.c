@@ -1,6 +1,6 @@
 /* The loops for AVX-512 with a conversion to bfloat16, which is quick in the processors that have it
    and no arithmetic of float16: AMD's since 2022. */
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
 
 #ifdef CYDIST_AVX512FP16

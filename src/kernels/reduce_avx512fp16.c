@@ -1,6 +1,6 @@
 /* The loops for AVX-512 with arithmetic of float16, as server processors since 2023 have it, and
    with what all of those have besides. */
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
 
 #ifdef CYDIST_AVX512FP16

@@ -6,7 +6,7 @@
    so that they wrap; unsigned loops serve both signs. reduce_narrow.h has the 8- and 16-bit
    floats. */
 
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
 
 #define COMBINE_ARGUMENTS \

@@ -1,8 +1,8 @@
 /* Copies between strided and packed memory, and between many blocks and one buffer. */
 #include "copy.h"
-#include "formats.h"
+#include "narrow_floats.h"
 #include "kernels.h"
-#include "stream.h"
+#include "nontemporal.h"
 
 /* Measured on transposed matrices of all sizes and itemsizes: 16 columns at a time are as fast
    as tiles and buffers, and much faster where rows are a power of two apart, because the 16

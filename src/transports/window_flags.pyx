@@ -9,7 +9,7 @@ from cydist._native.abi cimport (
     Flags, Head, OK, PEER_LOST, Transport, Windows, has_left, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     YIELD_NS, add_u32, cores, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64,
     low_half, sched_yield, slice_until, swap_u64,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
@@ -11,34 +9,35 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import collective_cases
 import numpy as np
 import pytest
-import test_algorithms
-from test_algorithms import Case
+from collective_cases import Case
+from memory_out_of_reach import out_of_reach
+from transport_ranks import Ranks, run, soon
 
 import cydist as dist
-from cydist import _native, tuning
+from cydist import _native
 from cydist.testing import run_threads
-from transports import Ranks, run, soon
+from cydist.tuning import table as tuning_table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COUNT = 100_000
 SUM = 1
 EVEN = 1
-SECRET = 447  # memfd_secret, on every architecture
 
 
-Worlds = Callable[[int], test_algorithms.Ranks]
+Worlds = Callable[[int], collective_cases.Ranks]
 
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
     """worlds(size): ranks that share memory, made once."""
-    kept: dict[int, test_algorithms.Ranks] = {}
+    kept: dict[int, collective_cases.Ranks] = {}
 
-    def get(size: int) -> test_algorithms.Ranks:
+    def get(size: int) -> collective_cases.Ranks:
         if size not in kept:
-            kept[size] = test_algorithms.Ranks(size, "shm")
+            kept[size] = collective_cases.Ranks(size, "shm")
         return kept[size]
 
     yield get
@@ -53,7 +52,7 @@ EDGES = (0, 1, 1023, 1025, 8 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 64 * 1024 + 3
 
 @pytest.mark.parametrize("count", EDGES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8], ids=lambda size: f"{size}ranks")
-@pytest.mark.parametrize("collective", sorted(tuning.DIRECT))
+@pytest.mark.parametrize("collective", sorted(tuning_table.DIRECT))
 def test_arrays_of_another_process(worlds: Worlds, collective: str, size: int, count: int) -> None:
     """Reached through the kernel, as if each rank were a process, at every boundary."""
     if collective not in ("broadcast", "all_reduce", "reduce", "scan", "exscan"):
@@ -64,7 +63,7 @@ def test_arrays_of_another_process(worlds: Worlds, collective: str, size: int, c
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "float16", "complex128", "float8_e4m3fn"])
-@pytest.mark.parametrize("collective", sorted(tuning.DIRECT & tuning.REDUCING))
+@pytest.mark.parametrize("collective", sorted(tuning_table.DIRECT & tuning_table.REDUCING))
 def test_elements_of_another_process(worlds: Worlds, collective: str, dtype: str) -> None:
     """Elements of any size are reduced where they are, whole."""
     case = Case(collective, 3, 150_001, dtype=dtype, root=1)
@@ -72,7 +71,7 @@ def test_elements_of_another_process(worlds: Worlds, collective: str, dtype: str
 
 
 @pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"{size}ranks")
-@pytest.mark.parametrize("collective", sorted(tuning.DIRECT - tuning.UNSIZED))
+@pytest.mark.parametrize("collective", sorted(tuning_table.DIRECT - tuning_table.UNSIZED))
 def test_either_way(worlds: Worlds, collective: str, size: int) -> None:
     """The first two of equal calls of a group go one way each; results are right whichever a call
     takes, in place or not."""
@@ -91,17 +90,6 @@ def test_either_way(worlds: Worlds, collective: str, size: int) -> None:
         for group in world.groups:
             group.close()
         world.groups = groups
-
-
-def out_of_reach(count: int) -> np.ndarray:
-    """An array of zeros in memory that the kernel reads for nobody, its owner included."""
-    fd = ctypes.CDLL(None).syscall(SECRET, 0)
-    if fd < 0:
-        pytest.skip("this kernel has no memory out of reach")
-    os.ftruncate(fd, 4 * count)
-    array = np.frombuffer(mmap.mmap(fd, 4 * count), np.float32)
-    os.close(fd)
-    return array
 
 
 def all_reduce(group: _native.Group, array: np.ndarray, seq: int) -> None:
@@ -236,7 +224,7 @@ def test_a_reader_that_comes_too_late(trial: int, monkeypatch: pytest.MonkeyPatc
     meanwhile either gets what the call gave, or raises."""
     count = 1 << 23
     monkeypatch.setenv("CYDIST_ALGORITHM", "scatter:direct")
-    tuning.reload()
+    tuning_table.reload()
 
     def body(rank: int) -> None:
         out = np.zeros(8 if rank == 0 else count, np.float32)
@@ -255,4 +243,4 @@ def test_a_reader_that_comes_too_late(trial: int, monkeypatch: pytest.MonkeyPatc
         pass  # of the reader
     finally:
         monkeypatch.undo()
-        tuning.reload()
+        tuning_table.reload()

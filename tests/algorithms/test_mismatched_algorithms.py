@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import tuning
 from cydist.testing import run_threads
 from cydist.testing.test_mismatches import call, ones, until_told
+from cydist.tuning import table as tuning_table
 
 
 @pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
@@ -52,14 +52,14 @@ def test_another_algorithm(
     """As when CYDIST_ALGORITHM is set on one rank only; through windows on some, too."""
     if transport == "tcp" and "flat" in (usual, odd):
         return  # tcp has no windows: there the table chooses for both
-    choose = tuning.choose
+    choose = tuning_table.choose
 
     def chosen(collective: str, *rest: Any, **more: Any) -> str:
         if collective != name:
             return choose(collective, *rest, **more)
         return odd if dist.get_rank() == rank else usual
 
-    monkeypatch.setattr(tuning, "choose", chosen)
+    monkeypatch.setattr(tuning_table, "choose", chosen)
 
     def body(_: int) -> str:
         return until_told(lambda: call(name, p))
@@ -79,13 +79,13 @@ def test_a_wrong_setting_is_found_before_traffic(
         dist.barrier()
         if rank == 0:
             monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:magic")
-            tuning.reload()
+            tuning_table.reload()
             with pytest.raises(ValueError, match="magic"):
                 dist.all_reduce(ones())
             with pytest.raises(ValueError, match="magic"):
                 dist.all_reduce(ones(), async_op=True)
             monkeypatch.delenv("CYDIST_ALGORITHM")
-            tuning.reload()
+            tuning_table.reload()
         total = np.ones(1)
         dist.all_reduce(total)
         return float(total[0])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import tuning
 from cydist.testing import oracle, run_threads
+from cydist.tuning import table as tuning_table
 
 COUNT = 1003
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64")
@@ -16,10 +16,10 @@ ROUNDING = [oracle.DTYPES[name] for name in (*FLOATS, "complex64")]  # dtypes wh
 ALGORITHMS = [
     (backend, collective, name)
     for backend in ("inproc", "tcp", "shm")
-    for (collective, name), needs in sorted(tuning.NEEDS.items())
-    if collective in tuning.REDUCING
-    and not needs & tuning.NATIVE
-    and (backend == "inproc" or bool(needs & tuning.WINDOWS) is (backend == "shm"))
+    for (collective, name), needs in sorted(tuning_table.NEEDS.items())
+    if collective in tuning_table.REDUCING
+    and not needs & tuning_table.NATIVE
+    and (backend == "inproc" or bool(needs & tuning_table.WINDOWS) is (backend == "shm"))
 ]
 
 
@@ -29,11 +29,11 @@ def setting(monkeypatch):
 
     def put(name, value):
         monkeypatch.setenv(name, value)
-        tuning.reload()
+        tuning_table.reload()
 
     yield put
     monkeypatch.undo()
-    tuning.reload()
+    tuning_table.reload()
 
 
 @pytest.fixture(params=ALGORITHMS, ids="-".join)
@@ -43,7 +43,7 @@ def forced(request, setting):
     setting("CYDIST_ALGORITHM", f"{collective}:{name}")
     setting("CYDIST_SEGMENT_BYTES", "448")
     windows = backend != "tcp"
-    taken = tuning.choose(collective, COUNT, 3, windows, even=True, commutative=True)
+    taken = tuning_table.choose(collective, COUNT, 3, windows, even=True, commutative=True)
     assert name == taken
     return backend, collective
 
@@ -233,7 +233,7 @@ OTHERS = [(op, name) for op in ("PRODUCT", "AVG") for name in ("float16", "bfloa
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("count", [7, 9001], ids=lambda count: f"{count}elements")
-@pytest.mark.parametrize("collective", sorted(tuning.REDUCING))
+@pytest.mark.parametrize("collective", sorted(tuning_table.REDUCING))
 def test_deterministic_is_rank_order_and_one_rounding(jobs, backend, collective, ranks, count):
     """The bits of the oracle, so equal on windows, on sockets, and where all is derived."""
     calls = [(op, inexact(ranks, count, oracle.DTYPES[name])) for op, name in (*SUMS, *OTHERS)]
@@ -285,4 +285,4 @@ def test_deterministic_refuses_another_algorithm(setting):
     """CYDIST_ALGORITHM cannot take the promise back."""
     setting("CYDIST_ALGORITHM", "all_reduce:ring")
     with pytest.raises(ValueError, match="does not reduce in rank order with one rounding"):
-        tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True)
+        tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=True)

@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cydist import _native, tuning
-from cydist._native import rehearsal
+from cydist import _native
+from cydist._native import schedule_recorder
+from cydist.tuning import table as tuning_table
 
 # What a library does is not on paper.
-ROWS = sorted(row for row, needs in tuning.NEEDS.items() if not needs & tuning.NATIVE)
-MESSAGES = [row for row in ROWS if not tuning.NEEDS[row] & tuning.WINDOWS]
-REDUCING = [row for row in ROWS if row[0] in tuning.REDUCING]
-CODES = {name: code for code, name in enumerate(tuning.COLLECTIVES)}
+ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if not needs & tuning_table.NATIVE)
+MESSAGES = [row for row in ROWS if not tuning_table.NEEDS[row] & tuning_table.WINDOWS]
+REDUCING = [row for row in ROWS if row[0] in tuning_table.REDUCING]
+CODES = {name: code for code, name in enumerate(tuning_table.COLLECTIVES)}
 UNIT = 16  # bytes of an element
 EVERYTHING = 1 << 30  # a segment that nothing exceeds
 # These send to all ranks, which takes long to check.
@@ -55,9 +56,9 @@ class Schedule:
         self.p = p
         self.logs = []
         for rank in range(p):
-            link = rehearsal.Recording(rank, p)
+            link = schedule_recorder.Recording(rank, p)
             inputs, outputs = blocks(collective, p, rank, count, root, lambda n: scratch)
-            status = rehearsal.Rehearsal(link).run(
+            status = schedule_recorder.Rehearsal(link).run(
                 CODES[collective], name.encode(), inputs, outputs,
                 root=root, commutative=True, even=True, segment_bytes=segment, seq=1,
                 deadline_ns=0,
@@ -216,9 +217,9 @@ def test_the_card_tells_the_truth(row, p):
 
 def test_steps_fit_into_a_tag():
     """A long array in tiny segments has longer segments, not more steps than a tag can number."""
-    link = rehearsal.Recording(0, 2)
+    link = schedule_recorder.Recording(0, 2)
     whole = np.zeros(UNIT << 20, np.uint8)
-    rehearsal.Rehearsal(link).run(
+    schedule_recorder.Rehearsal(link).run(
         CODES["all_reduce"], b"halving_doubling", [whole], [whole],
         root=-1, commutative=True, even=True, segment_bytes=UNIT, seq=1, deadline_ns=0,
     )  # fmt: skip
@@ -234,7 +235,7 @@ class Group:
         hub = _native.hub(f"schedules {id(self)}", p, slots=4, slot_bytes=1024)
         self.p, self.seq = p, 0
         self.links = [_native.InprocLink(hub, rank) for rank in range(p)]
-        self.ranks = [rehearsal.Rehearsal(link) for link in self.links]
+        self.ranks = [schedule_recorder.Rehearsal(link) for link in self.links]
         self.pool = ThreadPoolExecutor(p)
 
     def run(self, row, commutative, root, count=11):
@@ -291,7 +292,7 @@ def parts_of(collective, rank, p, root):
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 13, 16], ids=lambda p: f"{p}ranks")
 @pytest.mark.parametrize(
-    "row", [r for r in REDUCING if not tuning.NEEDS[r] & tuning.COMMUTATIVE], ids=row_id
+    "row", [r for r in REDUCING if not tuning_table.NEEDS[r] & tuning_table.COMMUTATIVE], ids=row_id
 )
 def test_only_neighbours_are_combined_lower_on_the_left(group, row, p):
     """So reductions need not commute; contributions are prepared, results finished, once."""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cydist import tuning
+from cydist.tuning import table as tuning_table
 
-COLLECTIVES = tuning.COLLECTIVES[1:]
+COLLECTIVES = tuning_table.COLLECTIVES[1:]
 CALLS = [
     {
         "nbytes": nbytes, "ranks": ranks,
@@ -25,16 +25,16 @@ def environment(monkeypatch):
     def change(**settings):
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        tuning.reload()
+        tuning_table.reload()
 
     change()
     yield change
     monkeypatch.undo()
-    tuning.reload()
+    tuning_table.reload()
 
 
 def chosen(collective, nbytes, ranks, *, windows=False, even=True, commutative=True, library=""):
-    return tuning.choose(
+    return tuning_table.choose(
         collective, nbytes, ranks, windows, even=even, commutative=commutative, library=library
     )
 
@@ -46,31 +46,31 @@ def test_every_call_gets_an_algorithm_that_can_run(environment, collective, dete
     environment(CYDIST_DETERMINISTIC=deterministic)
     for call in CALLS:
         name = chosen(collective, **call)
-        needs = tuning.NEEDS[collective, name]
+        needs = tuning_table.NEEDS[collective, name]
         missing = [
             need
             for need, met in (
-                (tuning.WINDOWS, call["windows"]),
-                (tuning.EVEN_BLOCKS, call["even"]),
-                (tuning.COMMUTATIVE, call["commutative"]),
-                (tuning.POWER_OF_TWO, call["ranks"] & (call["ranks"] - 1) == 0),
+                (tuning_table.WINDOWS, call["windows"]),
+                (tuning_table.EVEN_BLOCKS, call["even"]),
+                (tuning_table.COMMUTATIVE, call["commutative"]),
+                (tuning_table.POWER_OF_TWO, call["ranks"] & (call["ranks"] - 1) == 0),
             )
             if needs & need and not met
         ]
         assert missing == [], (call, name)
-        if deterministic == "1" and collective in tuning.REDUCING:
-            assert name in tuning.ONE_ROUNDING, call
+        if deterministic == "1" and collective in tuning_table.REDUCING:
+            assert name in tuning_table.ONE_ROUNDING, call
 
 
 def test_every_row_names_an_algorithm_that_exists():
     """The table of choices and the table of algorithms agree."""
-    rules = (*tuning.TABLE, *tuning.DETERMINISTIC_TABLE)
-    assert [rule for rule in rules if (rule.collective, rule.name) not in tuning.NEEDS] == []
+    rules = (*tuning_table.TABLE, *tuning_table.DETERMINISTIC_TABLE)
+    assert [rule for rule in rules if (rule.collective, rule.name) not in tuning_table.NEEDS] == []
 
 
 def test_limits_are_powers_of_two():
     """Calls are cached by size class, so a limit between two powers of two would lie."""
-    limits = {limit for rule in tuning.TABLE for limit in (rule.most_bytes, rule.above_bytes)}
+    limits = {limit for rule in tuning_table.TABLE for limit in (rule.most_bytes, rule.above_bytes)}
     limits -= {None, 0}
     assert {limit for limit in limits if limit & (limit - 1)} == set()
 
@@ -148,13 +148,13 @@ def test_a_library_can_have_rows_of_its_own(environment, collective, nbytes, ran
 
 def test_a_library_may_serve_unless_a_setting_demands_ours(environment):
     """Whatever the size: for arrays that only the library reaches."""
-    assert all(tuning.leaves_to_library(each, 2) for each in tuning.IN_LIBRARIES)
-    assert not tuning.leaves_to_library("scan", 2)
+    assert all(tuning_table.leaves_to_library(each, 2) for each in tuning_table.IN_LIBRARIES)
+    assert not tuning_table.leaves_to_library("scan", 2)
     environment(CYDIST_ALGORITHM="broadcast:tree,barrier:native,all_gather:flat")
     asked = ("broadcast", "barrier", "all_gather", "all_reduce")
-    assert [tuning.leaves_to_library(each, 2) for each in asked] == [False, True, True, True]
+    assert [tuning_table.leaves_to_library(each, 2) for each in asked] == [False, True, True, True]
     environment(CYDIST_ALGORITHM="", CYDIST_DETERMINISTIC="1")
-    assert [tuning.leaves_to_library(each, 2) for each in asked] == [True, True, True, False]
+    assert [tuning_table.leaves_to_library(each, 2) for each in asked] == [True, True, True, False]
 
 
 def test_the_setting_wins(environment):
@@ -198,4 +198,4 @@ def test_a_segment_is_a_positive_number_of_bytes(environment, setting):
     """Anything else raises, and says what was set."""
     environment(CYDIST_SEGMENT_BYTES=setting)
     with pytest.raises(ValueError, match=f"CYDIST_SEGMENT_BYTES='{setting}'"):
-        tuning.segment_bytes()
+        tuning_table.segment_bytes()

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist import crossings, tuning
-from cydist.crossings import Measured
 from cydist.testing import run_threads
-from cydist.tuning import NEEDS, Rule
+from cydist.tuning import file as tuning_file
+from cydist.tuning import table as tuning_table
+from cydist.tuning.file import Measured
+from cydist.tuning.table import NEEDS, Rule
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RING = Measured(2, False, {"all_reduce": (Rule("all_reduce", "ring"),)})
 
 
@@ -29,8 +30,8 @@ RING = Measured(2, False, {"all_reduce": (Rule("all_reduce", "ring"),)})
 def as_shipped() -> Iterator[None]:
     """Afterwards nothing that was measured is in use."""
     yield
-    crossings.use([])
-    tuning.reload()
+    tuning_file.use([])
+    tuning_table.reload()
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def chosen(collective: str, nbytes: int, ranks: int = 2, windows: bool = False) -> str:
-    return tuning.choose(collective, nbytes, ranks, windows, even=True, commutative=True)
+    return tuning_table.choose(collective, nbytes, ranks, windows, even=True, commutative=True)
 
 
 # ---- what counts ----
@@ -52,7 +53,7 @@ def test_measured_rules_come_before_the_table() -> None:
     """Up to its limit a measured rule counts, then the next, then the table."""
     rules = (Rule("all_reduce", "ordered", 1024), Rule("all_reduce", "ring", 4096))
     shipped = chosen("all_reduce", 8192)
-    crossings.use([Measured(2, False, {"all_reduce": rules})])
+    tuning_file.use([Measured(2, False, {"all_reduce": rules})])
     assert [chosen("all_reduce", n) for n in (1024, 1025, 8192)] == ["ordered", "ring", shipped]
 
 
@@ -64,40 +65,40 @@ def test_measured_rules_come_before_the_table() -> None:
 def test_what_was_not_measured_stays(collective: str, ranks: int, windows: bool) -> None:
     """Rules hold for groups of that size, with or without windows, and for that collective."""
     shipped = chosen(collective, 8, ranks, windows)
-    crossings.use([RING])
+    tuning_file.use([RING])
     assert chosen("all_reduce", 8) == "ring"
     assert chosen(collective, 8, ranks, windows) == shipped
 
 
 def test_a_measured_rule_that_cannot_run_is_passed_over() -> None:
     """A reduction that does not commute does not get a ring."""
-    crossings.use([RING])
-    name = tuning.choose("all_reduce", 8, 2, False, even=True, commutative=False)
-    assert not NEEDS["all_reduce", name] & tuning.COMMUTATIVE
+    tuning_file.use([RING])
+    name = tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=False)
+    assert not NEEDS["all_reduce", name] & tuning_table.COMMUTATIVE
 
 
 def test_forced_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_ALGORITHM comes before what was measured."""
     monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:doubling")
-    crossings.use([RING])
+    tuning_file.use([RING])
     assert chosen("all_reduce", 8) == "doubling"
 
 
 def test_deterministic_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """With CYDIST_DETERMINISTIC nothing that rounds in between is taken."""
     monkeypatch.setenv("CYDIST_DETERMINISTIC", "1")
-    crossings.use([RING])
-    assert chosen("all_reduce", 8) in tuning.ONE_ROUNDING
+    tuning_file.use([RING])
+    assert chosen("all_reduce", 8) in tuning_table.ONE_ROUNDING
 
 
 def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured segment holds for its groups; CYDIST_SEGMENT_BYTES comes before it."""
-    crossings.use([Measured(2, True, {}, 4096)])
-    assert tuning.segment_bytes(2, True) == 4096
-    assert tuning.segment_bytes(2, False) == tuning.DEFAULT_SEGMENT_BYTES
+    tuning_file.use([Measured(2, True, {}, 4096)])
+    assert tuning_table.segment_bytes(2, True) == 4096
+    assert tuning_table.segment_bytes(2, False) == tuning_table.DEFAULT_SEGMENT_BYTES
     monkeypatch.setenv("CYDIST_SEGMENT_BYTES", "99")
-    tuning.reload()
-    assert tuning.segment_bytes(2, True) == 99
+    tuning_table.reload()
+    assert tuning_table.segment_bytes(2, True) == 99
 
 
 # ---- the job ----
@@ -106,7 +107,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import cydist as dist
-from cydist import tuning
+from cydist.tuning import table as tuning
 
 dist.init_process_group("tcp", sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=50)
 dist.all_reduce(np.ones(1))
@@ -145,8 +146,8 @@ def test_rank_0_decides(tmp_path: Path, first: str) -> None:
     if first == "damaged":
         places[0].write_text("{")
     elif first:
-        crossings.save([RING], places[0])
-    crossings.save(
+        tuning_file.save([RING], places[0])
+    tuning_file.save(
         [Measured(2, False, {"all_reduce": (Rule("all_reduce", "ordered"),)})], places[1]
     )
     settings = [str(places[0]) if first else "off", str(places[1])]
@@ -161,7 +162,7 @@ import sys
 import torch
 import torch.distributed as dist
 import cydist.interop.torch
-from cydist import tuning
+from cydist.tuning import table as tuning
 
 dist.init_process_group("cydist", sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 dist.all_reduce(torch.ones(1))
@@ -176,14 +177,14 @@ def test_torchs_default_group(tmp_path: Path) -> None:
     """As torch's backend, the ranks of its default group choose by rank 0's file, too."""
     pytest.importorskip("torch")
     place = tmp_path / "0.json"
-    crossings.save([RING], place)
+    tuning_file.save([RING], place)
     said = printed_by(TORCH_PROGRAM, tmp_path, [str(place), "off"])
     assert [out for out, _ in said] == ["ring"] * 2, said
 
 
 def test_a_new_job_forgets(file: Path) -> None:
     """Rules hold for the jobs that begin while they are there."""
-    crossings.save([RING], file)
+    tuning_file.save([RING], file)
     assert run_threads(lambda _: chosen("all_reduce", 8), 2, "inproc") == ["ring"] * 2
     file.unlink()
     with pytest.warns(RuntimeWarning, match="No such file"):
@@ -198,15 +199,15 @@ def test_saved_and_read(file: Path) -> None:
     """What is saved is read as it was."""
     rules = (Rule("broadcast", "tree", 1 << 19), Rule("broadcast", "ring"))
     written = [Measured(4, True, {"broadcast": rules}, 65536, {"date": "today"}), RING]
-    crossings.save(written, file)
-    assert crossings.parse(crossings.load()) == written
+    tuning_file.save(written, file)
+    assert tuning_file.parse(tuning_file.load()) == written
 
 
 def test_a_folder_and_a_file_of_ones_own(tmp_path: Path) -> None:
     """Folders are made; only this user may open the file, and no draft is left."""
     path = tmp_path / "new" / "crossings.json"
-    crossings.save([RING], path)
-    crossings.save([RING, RING], path)
+    tuning_file.save([RING], path)
+    tuning_file.save([RING, RING], path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert os.listdir(path.parent) == [path.name]
@@ -214,7 +215,7 @@ def test_a_folder_and_a_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_failed_save_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old file stays whole when the new one cannot be finished, and no draft is left."""
-    crossings.save([RING], file)
+    tuning_file.save([RING], file)
     before = file.read_bytes()
 
     def full(_: int) -> None:
@@ -222,7 +223,7 @@ def test_a_failed_save_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        crossings.save([], file)
+        tuning_file.save([], file)
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == [file.name]
 
@@ -232,10 +233,10 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CYDIST_TUNING", "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("socket.gethostname", lambda: "node/17")
-    assert crossings.place() == tmp_path / "cydist" / "tuning-node-17.json"
+    assert tuning_file.place() == tmp_path / "cydist" / "tuning-node-17.json"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert crossings.load() == ""
+        assert tuning_file.load() == ""
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +248,8 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pwd.getpwuid", unknown)
     for name in ("HOME", "XDG_STATE_HOME", "CYDIST_TUNING"):
         monkeypatch.delenv(name, raising=False)
-    assert crossings.place() is None
-    assert crossings.load() == ""
+    assert tuning_file.place() is None
+    assert tuning_file.load() == ""
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
@@ -265,7 +266,7 @@ def test_a_folder_that_may_not_be_read(
     monkeypatch.setattr(os, "open", refused)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert crossings.load() == ""
+        assert tuning_file.load() == ""
     assert ["Permission denied" in str(each.message) for each in said] == [True] * named
 
 
@@ -273,14 +274,14 @@ def test_a_folder_that_may_not_be_read(
 def test_off(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """CYDIST_TUNING=off: no file is looked for."""
     monkeypatch.setenv("CYDIST_TUNING", setting)
-    assert crossings.place() is None
-    assert crossings.load() == ""
+    assert tuning_file.place() is None
+    assert tuning_file.load() == ""
 
 
 def document(**changes: Any) -> str:
     """A file with one entry, and with changes in it: `rules`, or anything of the entry's."""
     entry = {"ranks": 2, "windows": False, "rules": {"all_reduce": [{"name": "ring"}]}} | changes
-    return json.dumps({"format": 1, "cydist": crossings.version(), "measured": [entry]})
+    return json.dumps({"format": 1, "cydist": tuning_file.version(), "measured": [entry]})
 
 
 @pytest.mark.parametrize(
@@ -290,8 +291,8 @@ def document(**changes: Any) -> str:
         ("[" * 100_000, "nested|recursion|JSON"),
         ("[]", "not an object"),
         (json.dumps({"format": 1, "cydist": "0.0.0", "measured": []}), "of cydist '0.0.0'"),
-        (json.dumps({"format": 9, "cydist": crossings.version()}), "format 9"),
-        (json.dumps({"format": 1, "cydist": crossings.version()}), "measured is not a list"),
+        (json.dumps({"format": 9, "cydist": tuning_file.version()}), "format 9"),
+        (json.dumps({"format": 1, "cydist": tuning_file.version()}), "measured is not a list"),
         (document(rules={"all_reduce": [{"name": "magic"}]}), "no algorithm all_reduce:magic"),
         (document(rules={"sort": [{"name": "ring"}]}), "no algorithm sort:ring"),
         (document(rules={"all_reduce": [{"name": "ring", "most_bytes": 3}]}), "power of two"),
@@ -302,7 +303,7 @@ def document(**changes: Any) -> str:
         (document(windows="yes"), "windows is 'yes'"),
         (document(segment_bytes=-1), "segment_bytes is -1"),
         (document(speed=9), "unknown 'speed'"),
-        ("x" * (crossings.MOST_BYTES + 1), "more than"),
+        ("x" * (tuning_file.MOST_BYTES + 1), "more than"),
         (b"\xff\xfe", "decode"),
         (None, "No such file"),
     ],
@@ -315,7 +316,7 @@ def test_damaged_files_are_left_out(file: Path, text: str | bytes | None, why: s
     if text is not None:
         file.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.warns(RuntimeWarning, match=why) as said:
-        assert crossings.load() == ""
+        assert tuning_file.load() == ""
     assert str(file) in str(said[0].message)
     assert "--tune" in str(said[0].message)
 
@@ -324,7 +325,7 @@ def test_what_is_no_file_is_left_out(file: Path) -> None:
     """A pipe that nobody writes to keeps no job waiting."""
     os.mkfifo(file)
     with pytest.warns(RuntimeWarning, match="not a regular file"):
-        assert crossings.load() == ""
+        assert tuning_file.load() == ""
 
 
 json_values = st.recursive(
@@ -345,14 +346,14 @@ json_values = st.recursive(
 def test_any_json_is_understood_or_refused(entry: dict[str, Any]) -> None:
     """Whatever stands in an entry, the answer is rules that can be used, or ValueError."""
     try:
-        found = crossings.parse(document(**entry))
+        found = tuning_file.parse(document(**entry))
     except ValueError:
         return
     try:
-        crossings.use(found)
-        assert chosen("all_reduce", 8) in tuning.candidates("all_reduce", 2, False)
+        tuning_file.use(found)
+        assert chosen("all_reduce", 8) in tuning_table.candidates("all_reduce", 2, False)
     finally:
-        crossings.use([])
+        tuning_file.use([])
 
 
 # ---- one file, several runs ----
@@ -366,12 +367,12 @@ def test_what_was_measured_before_stays() -> None:
         Measured(2, False, {"all_reduce": doubling, "broadcast": tree}, 4096),
         Measured(4, True, {}),
     ]
-    (kept, new) = crossings.merged(old, RING)
+    (kept, new) = tuning_file.merged(old, RING)
     assert kept == old[1]
     assert new == Measured(2, False, {**RING.rules, "broadcast": tree}, 4096)
 
 
 def test_as_shipped_again() -> None:
     """A collective for which nothing better is found any more leaves the file."""
-    (new,) = crossings.merged([RING], Measured(2, False, {"all_reduce": ()}))
+    (new,) = tuning_file.merged([RING], Measured(2, False, {"all_reduce": ()}))
     assert new == Measured(2, False, {})

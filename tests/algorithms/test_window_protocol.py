@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from transport_ranks import Group, Ranks, eventually, run, soon
 
 from cydist import _native
-from transports import Group, Ranks, eventually, run, soon
 
 SUM = 1
 FLAT = b"flat"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cydist import arguments
 from cydist._native import Array, asarray
+from cydist.api import arguments
 
 X = np.zeros((4, 6))
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_device import install
+from fake_gpu_delayed import install
 
 import cydist as dist
-from cydist import deprecated, registry
+from cydist import deprecated
+from cydist.groups import registry
 from cydist.testing import run_threads
 
 

@@ -11,11 +11,11 @@ from threading import current_thread
 import ml_dtypes
 import numpy as np
 import pytest
+from transport_ranks import DEADLINE, free_port
 
 import cydist as dist
-from cydist.backends import sharing
+from cydist.backends.host import shm_setup
 from cydist.testing import run_threads
-from transports import DEADLINE, free_port
 
 DTYPES = [
     np.float64, "float32", np.dtype(">i4"), bool, "S7", "datetime64[ns]", ml_dtypes.bfloat16,
@@ -119,7 +119,7 @@ def test_who_is_shared() -> None:
 def test_groups_say_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array is shared for a group on one host, and private for one with a rank elsewhere."""
     monkeypatch.setattr(
-        sharing, "place", lambda: b"elsewhere" if current_thread().name == "rank 2" else b"here"
+        shm_setup, "place", lambda: b"elsewhere" if current_thread().name == "rank 2" else b"here"
     )
 
     def body(rank: int) -> dict[tuple[int, ...], bool]:
@@ -153,7 +153,7 @@ def test_without_shared_memory(backend: str) -> None:
 
 def test_few_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the parts for arrays cannot be mapped, groups keep their windows."""
-    create = sharing.SharedMemory.create
+    create = shm_setup.SharedMemory.create
 
     class Few:
         @staticmethod
@@ -162,9 +162,9 @@ def test_few_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise OSError(12, "cannot map")
             return create(ranks, nbytes, token, part)
 
-        attach = sharing.SharedMemory.attach
+        attach = shm_setup.SharedMemory.attach
 
-    monkeypatch.setattr(sharing, "SharedMemory", Few)
+    monkeypatch.setattr(shm_setup, "SharedMemory", Few)
 
     def body(rank: int) -> tuple[bool, bool]:
         made = dist.empty_shared(3)

@@ -12,11 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from transport_ranks import DEADLINE, free_port
 
 import cydist as dist
-from transports import DEADLINE, free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COUNT = 9001  # elements of a block: past what goes through windows, no multiple of anything
 DTYPES = [np.float32, np.int64, np.complex128, np.float16, ml_dtypes.bfloat16, bool]
 Make = Callable[[int], np.ndarray]

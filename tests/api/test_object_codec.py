@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist import codec
+from cydist.api import object_codec
 
 keys = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
 plain = st.recursive(
@@ -36,7 +36,7 @@ class Custom:
 @given(plain)
 def test_plain_values_come_back_equal_and_of_the_same_type(value):
     """decode(encode(x)) is x, without pickle."""
-    back = codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    back = object_codec.decode(object_codec.encode(value, allow_pickle=False), allow_pickle=False)
     assert value == back
     assert type(value) is type(back)
 
@@ -46,14 +46,18 @@ def test_plain_values_come_back_equal_and_of_the_same_type(value):
 def test_arrays_keep_dtype_shape_and_bits(dtype, shape):
     """An array comes back writable, with its dtype, shape and bytes."""
     array = np.zeros(shape, dtype)
-    back = codec.decode(codec.encode([array], allow_pickle=False), allow_pickle=False)[0]
+    back = object_codec.decode(
+        object_codec.encode([array], allow_pickle=False), allow_pickle=False
+    )[0]
     assert (array.dtype, array.shape, array.tobytes()) == (back.dtype, back.shape, back.tobytes())
     assert back.flags.writeable
 
 
 def test_numpy_scalars_keep_their_type():
     """A numpy scalar does not become a Python number."""
-    back = codec.decode(codec.encode(np.float32(1.5), allow_pickle=False), allow_pickle=False)
+    back = object_codec.decode(
+        object_codec.encode(np.float32(1.5), allow_pickle=False), allow_pickle=False
+    )
     assert type(back) is np.float32
     assert np.float32(1.5) == back
 
@@ -63,7 +67,7 @@ def test_numpy_scalars_keep_their_type():
 )
 def test_numpy_strings_keep_every_character(value):
     """Also zeros at the end, which elements of arrays do not have."""
-    back = codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    back = object_codec.decode(object_codec.encode(value, allow_pickle=False), allow_pickle=False)
     assert value == back
     assert type(value) is type(back)
 
@@ -77,7 +81,7 @@ def test_what_occurs_twice_comes_back_as_one(shared):
     """A change of one is seen in the other, as with pickle, and it needs none."""
     given = {"between": [0], "weight": shared, "tied": ["x", shared], "after": [1]}
     given["again"] = given["after"]
-    back = codec.decode(codec.encode(given, allow_pickle=False), allow_pickle=False)
+    back = object_codec.decode(object_codec.encode(given, allow_pickle=False), allow_pickle=False)
     assert back["weight"] is back["tied"][1]
     assert back["again"] is back["after"]
     assert repr(given) == repr(back)
@@ -89,9 +93,9 @@ def test_what_is_shared_is_sent_once(pair):
     value = pair(0)
     for _ in range(18):
         value = pair(value)
-    message = codec.encode(value, allow_pickle=False)
+    message = object_codec.encode(value, allow_pickle=False)
     assert len(message) < 1000
-    back = codec.decode(message, allow_pickle=False)
+    back = object_codec.decode(message, allow_pickle=False)
     for _ in range(18):
         assert back[0] is back[1]
         back = back[0]
@@ -105,10 +109,10 @@ def test_what_is_shared_is_sent_once(pair):
 )
 def test_long_scalars_are_sent_once(shared):
     """A message with 1000 of one text is no 1000 texts long; what comes back is one, too."""
-    message = codec.encode([[shared, i] for i in range(1000)], allow_pickle=False)
-    rest = codec.encode([[b"", i] for i in range(1000)], allow_pickle=False)
+    message = object_codec.encode([[shared, i] for i in range(1000)], allow_pickle=False)
+    rest = object_codec.encode([[b"", i] for i in range(1000)], allow_pickle=False)
     assert len(message) < len(rest) + 500
-    back = codec.decode(message, allow_pickle=False)
+    back = object_codec.decode(message, allow_pickle=False)
     assert [[shared, i] for i in range(1000)] == back
     assert type(back[0][0]) is type(shared)
     assert all(pair[0] is back[0][0] for pair in back)
@@ -132,13 +136,13 @@ def test_what_is_hashed_does_not_explode(hashed, twice):
     value = frozenset()
     for _ in range(18):
         value = twice(value)
-    message = codec.encode(hashed(value), allow_pickle=True)
+    message = object_codec.encode(hashed(value), allow_pickle=True)
     assert len(message) < 2000
-    assert type(codec.decode(message, allow_pickle=True)) is type(hashed(value))
+    assert type(object_codec.decode(message, allow_pickle=True)) is type(hashed(value))
     tracemalloc.start()
     try:
         with pytest.raises(TypeError, match="occurs too often in sets or keys"):
-            codec.encode(hashed(value), allow_pickle=False)
+            object_codec.encode(hashed(value), allow_pickle=False)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -152,11 +156,13 @@ def test_what_is_hashed_does_not_explode(hashed, twice):
 def test_long_keys_are_not_copied_for_ever(hashed, shared):
     """Few copies of what is long need no pickle; 1000 are no part of any message."""
     few = [hashed(shared) for _ in range(10)]
-    assert few == codec.decode(codec.encode(few, allow_pickle=False), allow_pickle=False)
+    assert few == object_codec.decode(
+        object_codec.encode(few, allow_pickle=False), allow_pickle=False
+    )
     many = [hashed(shared) for _ in range(1000)]
-    message = codec.encode(many, allow_pickle=True)
+    message = object_codec.encode(many, allow_pickle=True)
     assert len(message) < 100_000
-    assert many == codec.decode(message, allow_pickle=True)
+    assert many == object_codec.decode(message, allow_pickle=True)
 
 
 @pytest.mark.parametrize("hashed", HASHED.values(), ids=HASHED)
@@ -166,17 +172,19 @@ def test_long_keys_are_not_copied_for_ever(hashed, shared):
 def test_keys_of_usual_length_need_no_pickle(hashed, shared):
     """However many dicts have the same keys, and sets the same items."""
     value = [hashed(shared) for _ in range(10_000)]
-    assert value == codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    assert value == object_codec.decode(
+        object_codec.encode(value, allow_pickle=False), allow_pickle=False
+    )
 
 
 def test_what_is_in_itself_needs_pickle():
     """It has no end that could be referred to."""
     circle = [1]
     circle.append({"circle": circle})
-    back = codec.decode(codec.encode(circle, allow_pickle=True), allow_pickle=True)
+    back = object_codec.decode(object_codec.encode(circle, allow_pickle=True), allow_pickle=True)
     assert back is back[1]["circle"]
     with pytest.raises(TypeError, match="list in itself"):
-        codec.encode(circle, allow_pickle=False)
+        object_codec.encode(circle, allow_pickle=False)
 
 
 def test_what_is_in_itself_is_found_at_once():
@@ -186,7 +194,7 @@ def test_what_is_in_itself_is_found_at_once():
     tracemalloc.start()
     try:
         with pytest.raises(TypeError, match="in itself"):
-            codec.encode(circle, allow_pickle=False)
+            object_codec.encode(circle, allow_pickle=False)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -205,8 +213,8 @@ def test_what_is_in_itself_is_found_at_once():
 )
 def test_only_what_has_ended_is_referred_to(body):
     """A message cannot make what is in itself, nor refer to what is not there."""
-    with pytest.raises(codec.CodecError, match="before it has ended"):
-        codec.decode(b"\x00" + body, allow_pickle=False)
+    with pytest.raises(object_codec.CodecError, match="before it has ended"):
+        object_codec.decode(b"\x00" + body, allow_pickle=False)
 
 
 def test_keys_refer_to_nothing():
@@ -220,11 +228,13 @@ def test_keys_refer_to_nothing():
     one = (1).to_bytes(8, "little")
     for hashing in b"S" + one + last, b"d" + one + last + b"N":
         message = b"\x00l" + (62).to_bytes(8, "little") + tuples + hashing
-        with pytest.raises(codec.CodecError, match="tag b'r'"):
-            codec.decode(message, allow_pickle=False)
+        with pytest.raises(object_codec.CodecError, match="tag b'r'"):
+            object_codec.decode(message, allow_pickle=False)
     pair = (1, (2, 3))
     value = [pair, {pair: pair}, {pair}, frozenset({pair})]
-    assert value == codec.decode(codec.encode(value, allow_pickle=False), allow_pickle=False)
+    assert value == object_codec.decode(
+        object_codec.encode(value, allow_pickle=False), allow_pickle=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,25 +242,29 @@ def test_keys_refer_to_nothing():
 )
 def test_what_never_changes_may_occur_twice(shared):
     """A copy is as good: no pickle is needed."""
-    back = codec.decode(codec.encode([shared, shared], allow_pickle=False), allow_pickle=False)
+    back = object_codec.decode(
+        object_codec.encode([shared, shared], allow_pickle=False), allow_pickle=False
+    )
     assert [shared, shared] == back
 
 
 def test_other_objects_need_pickle():
     """A custom object travels by pickle, and only if both sides allow it."""
-    data = codec.encode({"x": Custom()}, allow_pickle=True)
-    assert {"x": Custom()} == codec.decode(data, allow_pickle=True)
+    data = object_codec.encode({"x": Custom()}, allow_pickle=True)
+    assert {"x": Custom()} == object_codec.decode(data, allow_pickle=True)
     with pytest.raises(TypeError, match="Custom needs pickle"):
-        codec.encode(Custom(), allow_pickle=False)
+        object_codec.encode(Custom(), allow_pickle=False)
     with pytest.raises(TypeError, match="pickle is switched off"):
-        codec.decode(data, allow_pickle=False)
+        object_codec.decode(data, allow_pickle=False)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
 def test_dtypes_of_others_keep_theirs(name):
     """Though some take numpy's kinds for themselves; they need pickle."""
     array = np.ones(3, getattr(ml_dtypes, name))
-    back = codec.decode(codec.encode([array, array[0]], allow_pickle=True), allow_pickle=True)
+    back = object_codec.decode(
+        object_codec.encode([array, array[0]], allow_pickle=True), allow_pickle=True
+    )
     assert back[0].dtype == array.dtype
     assert back[0].tobytes() == array.tobytes()
     assert type(back[1]) is type(array[0])
@@ -265,7 +279,9 @@ class Metres(np.float64):
 
 def test_a_numpy_scalar_of_a_subclass_keeps_its_type():
     """Only pickle can say it."""
-    back = codec.decode(codec.encode(Metres(2.5), allow_pickle=True), allow_pickle=True)
+    back = object_codec.decode(
+        object_codec.encode(Metres(2.5), allow_pickle=True), allow_pickle=True
+    )
     assert type(back) is Metres
     assert back == 2.5
 
@@ -274,7 +290,9 @@ def test_a_subclass_is_not_mistaken_for_its_base():
     """bool and IntEnum and OrderedDict keep their types."""
     from collections import OrderedDict
 
-    back = codec.decode(codec.encode(OrderedDict(a=1), allow_pickle=True), allow_pickle=True)
+    back = object_codec.decode(
+        object_codec.encode(OrderedDict(a=1), allow_pickle=True), allow_pickle=True
+    )
     assert OrderedDict is type(back)
 
 
@@ -282,29 +300,29 @@ def test_a_subclass_is_not_mistaken_for_its_base():
 def test_garbage_is_refused_without_harm(data):
     """Random bytes give a CodecError or a plain value, never anything else."""
     try:
-        codec.decode(b"\x00" + data, allow_pickle=False)
-    except codec.CodecError:
+        object_codec.decode(b"\x00" + data, allow_pickle=False)
+    except object_codec.CodecError:
         pass
 
 
 @given(plain, st.data())
 def test_a_changed_byte_is_refused_or_gives_a_plain_value(value, data):
     """Flipping a byte of a valid message raises CodecError at worst."""
-    message = bytearray(codec.encode(value, allow_pickle=False))
+    message = bytearray(object_codec.encode(value, allow_pickle=False))
     at = data.draw(st.integers(1, max(1, len(message) - 1)))
     if at < len(message):
         message[at] ^= data.draw(st.integers(1, 255))
     try:
-        codec.decode(message, allow_pickle=False)
-    except codec.CodecError:
+        object_codec.decode(message, allow_pickle=False)
+    except object_codec.CodecError:
         pass
 
 
 def test_sizes_are_checked_before_memory_is_taken():
     """A message that claims 2**60 items or bytes is refused at once."""
     for tag in b"l", b"d", b"s", b"b":
-        with pytest.raises(codec.CodecError, match=r"fit|early"):
-            codec.decode(b"\x00" + tag + (1 << 60).to_bytes(8, "little"), allow_pickle=False)
+        with pytest.raises(object_codec.CodecError, match=r"fit|early"):
+            object_codec.decode(b"\x00" + tag + (1 << 60).to_bytes(8, "little"), allow_pickle=False)
 
 
 def test_depth_is_bounded():
@@ -313,6 +331,8 @@ def test_depth_is_bounded():
     for _ in range(10_000):
         deep = [deep]
     with pytest.raises(TypeError, match="nested"):
-        codec.encode(deep, allow_pickle=False)
-    with pytest.raises(codec.CodecError, match="nests"):
-        codec.decode(b"\x00" + (b"l" + (1).to_bytes(8, "little")) * 10_000, allow_pickle=False)
+        object_codec.encode(deep, allow_pickle=False)
+    with pytest.raises(object_codec.CodecError, match="nests"):
+        object_codec.decode(
+            b"\x00" + (b"l" + (1).to_bytes(8, "little")) * 10_000, allow_pickle=False
+        )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import codec, objects
+from cydist.api import object_codec, objects
 
 
 class Custom:
@@ -138,7 +138,9 @@ def test_a_class_that_is_missing_here_names_the_sender(jobs, monkeypatch):
     def body(rank):
         if rank:
             with monkeypatch.context() as patch:
-                patch.setattr(codec, "encode", lambda *_, **__: b"\x01cnosuchmodule\nThing\n.")
+                patch.setattr(
+                    object_codec, "encode", lambda *_, **__: b"\x01cnosuchmodule\nThing\n."
+                )
                 dist.send_object_list([0], 0)
         else:
             with pytest.raises(
@@ -172,18 +174,18 @@ def test_pickle_is_refused_by_both_sides(jobs, monkeypatch, reason):
     plain values travel, and the group goes on."""
 
     def allow(rank):
-        dist.world.current().allow_pickle = True
+        dist.api.process_groups.current().allow_pickle = True
 
     def body(rank):
         if reason == "switched off":
-            dist.world.current().allow_pickle = False
+            dist.api.process_groups.current().allow_pickle = False
         kind, why = (TypeError, "needs pickle") if rank else (dist.DistBackendError, "rank 1 could")
         with pytest.raises(kind, match=why):
             dist.all_gather_object([None] * 2, Custom(1) if rank else 0)
         if rank:
             pickled = b"\x01" + pickle.dumps(Custom(1))
             with monkeypatch.context() as patch:
-                patch.setattr(codec, "encode", lambda value, allow_pickle: pickled)
+                patch.setattr(object_codec, "encode", lambda value, allow_pickle: pickled)
                 dist.send_object_list([Custom(1)], 0)
         else:
             with pytest.raises(TypeError, match="pickle is switched off here"):

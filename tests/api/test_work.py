@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cydist import asarray, waiting, work
-from cydist.entries import EntriesWork
+from cydist.api.multigpu import EntriesWork
 from cydist.errors import DistTimeoutError
 from cydist.work import JointWork, Work
 

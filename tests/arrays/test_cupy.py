@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import pytest
-from cupy_arrays import cupy, on_gpu
-from late_device import LateArray, LateDevice, install
+from fake_cupy import cupy, on_gpu
+from fake_gpu_delayed import LateArray, LateDevice, install
 
 import cydist as dist
-from cydist import devices
 from cydist._native import asarray
+from cydist.devices import array_libraries
 from cydist.testing import run_threads
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -110,7 +110,7 @@ def test_views_for_copies(view: Callable[[Any], Any], dtype: str) -> None:
     """What cupy packs from and unpacks to is the array's memory, in words of its elements."""
     memory = np.arange(24, dtype="u1").astype(dtype).reshape(4, 6)
     given = view(on_gpu(memory, 2))
-    found = devices.Cupy()._view(asarray(given))
+    found = array_libraries.Cupy()._view(asarray(given))
     assert (type(found), found.device.id) == (cupy.ndarray, 2)
     assert (found.shape, found.strides) == (given.shape, given.strides)
     assert not found.size or found.data.ptr == given.data.ptr

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cydist import _native, devices
+from cydist import _native
 from cydist._native import asarray, empty
+from cydist.devices import array_libraries
 
 
 class OnDevice:
@@ -48,7 +49,7 @@ def managed() -> Generator[None, None, None]:
     """The memory of CUDA devices has a manager while the test runs."""
     _native.use_memory("cuda", Manager())
     yield
-    _native.use_memory("cuda", devices)
+    _native.use_memory("cuda", array_libraries)
 
 
 def test_packing_asks_the_manager() -> None:

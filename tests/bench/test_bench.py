@@ -18,14 +18,14 @@ import pytest
 import cydist
 from cydist.bench import mpi_start, options, report
 from cydist.bench.buffers import Buffers, dtype_of
-from cydist.bench.cells import IN_BLOCKS, MORE_OPS, OPS, Cell, algbw, busbw, cells
-from cydist.bench.libraries import Bound, TorchLike, same
-from cydist.bench.loops import Session
-from cydist.bench.participants import Participant, ParticipantError
-from cydist.bench.rounds import Row, Series, compare, ratio
-from cydist.bench.starting import Spec
+from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Cell, algbw, busbw, cells
+from cydist.bench.peers import Bound, TorchLike, same
+from cydist.bench.rank_loop import Session
+from cydist.bench.runner import Row, Series, compare, ratio
+from cydist.bench.spawn import Spec
+from cydist.bench.workers import Participant, ParticipantError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BYTES = 4096
 
 

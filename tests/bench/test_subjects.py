@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import cydist
-from cydist.bench import contest, kernels, loops, overlap
+from cydist.bench import inprocess, kernels, overlap, rank_loop
 from cydist.bench.__main__ import main
-from cydist.bench.libraries import Bound, TorchLike, same
-from cydist.bench.loops import Session
+from cydist.bench.peers import Bound, TorchLike, same
+from cydist.bench.rank_loop import Session
 
 
 def figures(directory: Path, *arguments: str) -> tuple[int, Any]:
@@ -27,7 +27,7 @@ def figures(directory: Path, *arguments: str) -> tuple[int, Any]:
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is a call or two: what is tested is not how long it takes."""
-    monkeypatch.setattr("cydist.bench.rounds.ROUND_NS", 1)
+    monkeypatch.setattr("cydist.bench.runner.ROUND_NS", 1)
 
 
 # ---- kernels ----
@@ -86,7 +86,7 @@ def test_contests_are_interleaved() -> None:
     """After each has been tried, each round runs everybody once, somebody else first."""
     seen: list[str] = []
     calls = {name: lambda name=name: seen.append(name) for name in "abc"}
-    row = contest.contest(calls, 3)
+    row = inprocess.contest(calls, 3)
     assert [series.iterations for series in row.values()] == [1, 1, 1]
     assert "".join(seen[3:]) == "abcbcacab"
 
@@ -180,6 +180,6 @@ def test_memory(tmp_path: Path) -> None:
 def test_resident_is_in_bytes() -> None:
     """What a process takes is read in bytes, and at the most is not less than now."""
     array = np.ones(MOST, np.uint8)
-    now = loops.resident("VmRSS", reset_peak=True)
+    now = rank_loop.resident("VmRSS", reset_peak=True)
     assert now > array.nbytes
-    assert loops.resident("VmHWM") > array.nbytes
+    assert rank_loop.resident("VmHWM") > array.nbytes

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist import crossings, tuning
-from cydist.bench import deciding
+from cydist.bench import fit
 from cydist.bench.__main__ import main
-from cydist.bench.cells import Cell
-from cydist.bench.deciding import Size, better, decide, rules
-from cydist.bench.trials import as_counted
+from cydist.bench.cases import Cell
+from cydist.bench.fit import Size, better, decide, rules
+from cydist.bench.measure import as_counted
 from cydist.bench.tune import COLLECTIVES
-from cydist.tuning import Rule
+from cydist.tuning import file as tuning_file
+from cydist.tuning import table as tuning_table
+from cydist.tuning.table import Rule
 
 BYTES = [8 << 3 * power for power in range(8)]
 NAMES = ("doubling", "halving_doubling", "ring")
@@ -137,7 +138,7 @@ def test_every_change_pays(rows: list[tuple[Any, ...]]) -> None:
         new = name != before[0] and not (name == size.in_force and before[0] == before[1])
         changes += new
     gained = -sum(size.cost(name) for size, name in zip(found, names, strict=True))
-    assert gained >= changes * deciding.NOISE - 1e-9
+    assert gained >= changes * fit.NOISE - 1e-9
 
 
 @given(
@@ -149,7 +150,7 @@ def test_noise_changes_nothing(shipped: list[str], wobble: list[float]) -> None:
     found = [
         Size(nbytes, name, [{
             each: [1.0 if each == name
-                   else math.exp(deciding.NOISE * wobble[3 * number + place])] * 5
+                   else math.exp(fit.NOISE * wobble[3 * number + place])] * 5
             for place, each in enumerate(NAMES)
         }])
         for number, (nbytes, name) in enumerate(zip(BYTES, shipped, strict=False))
@@ -206,7 +207,7 @@ def test_segments(passes: list[list[float]], expected: int) -> None:
 
 
 def test_calls_of_unknown_sizes_are_one() -> None:
-    """Of a gather tuning.py does not know the size: one decision, by the mean of all sizes."""
+    """Of a gather table.py does not know the size: one decision, by the mean of all sizes."""
     wanted = [Cell("gather", 2, "float32", 8), Cell("gather", 200, "float32", 800)]
     passes = [[{"flat": [1.0, 1.0], "direct": [2.0, 4.0]}, {"flat": [1.0], "direct": [0.5]}]]
     assert as_counted("gather", wanted, ["flat", "flat"], passes) == [
@@ -223,12 +224,12 @@ def hit(constant: bool) -> set[Rule]:
     rows = set()
     for op in COLLECTIVES:
         for ranks, windows in itertools.product(range(2, 10), (False, True)):
-            known = op not in tuning.UNSIZED
-            able = tuning.candidates(op, ranks, windows, even=known)
+            known = op not in tuning_table.UNSIZED
+            able = tuning_table.candidates(op, ranks, windows, even=known)
             for size_class in range(31 if known else 1):
                 fitting = (
                     rule
-                    for rule in tuning.TABLE
+                    for rule in tuning_table.TABLE
                     if rule.collective == op and rule.name in able and rule.fits(size_class, ranks)
                 )
                 rows.add(next(fitting))
@@ -238,10 +239,10 @@ def hit(constant: bool) -> set[Rule]:
 def test_every_row_is_tuned_or_says_why_not() -> None:
     """A row of the table decides for a call that --tune measures, or names the reason for which it
     is a constant; and no constant is measured."""
-    unsaid = [row for row in tuning.TABLE if not row.constant]
+    unsaid = [row for row in tuning_table.TABLE if not row.constant]
     assert [row for row in unsaid if row not in hit(constant=False)] == []
     assert hit(constant=True) == set()
-    assert [row for row in tuning.DETERMINISTIC_TABLE if not row.constant] == []
+    assert [row for row in tuning_table.DETERMINISTIC_TABLE if not row.constant] == []
 
 
 # ---- the program ----
@@ -253,34 +254,34 @@ def test_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every algorithm that can run is timed; what is found is printed, saved, and can be used."""
-    monkeypatch.setattr("cydist.bench.rounds.ROUND_NS", 1)
+    monkeypatch.setattr("cydist.bench.runner.ROUND_NS", 1)
     output, figures = tmp_path / "crossings.json", tmp_path / "figures.json"
     code = main([
         "--tune", "--ops", "all_reduce,barrier,segment", "--sizes", "8,1Mi", "--rounds", "3",
         "--transport", "tcp", "--ranks", "2", "--output", str(output), "--json", str(figures),
     ])  # fmt: skip
     assert code == 0
-    (entry,) = crossings.parse(crossings.read(output))
+    (entry,) = tuning_file.parse(tuning_file.read(output))
     assert (entry.ranks, entry.windows) == (2, False)
     assert "--tune" in entry.about["command"]
     printed = capsys.readouterr().out
     (group,) = json.loads(figures.read_text())["groups"]
     assert [cell["bytes"] for cell in group["cells"]] == [8, 1 << 20]
     for cell in group["cells"]:
-        names = tuning.candidates("all_reduce", 2, False)
+        names = tuning_table.candidates("all_reduce", 2, False)
         assert list(cell["passes"][0]) == names
         assert cell["chosen"] in names
         assert [name for name in names if name not in printed] == []
     try:
-        crossings.use([entry])
-        found = [tuning.choose("all_reduce", cell["bytes"], 2, False, even=True, commutative=True)
-                 for cell in group["cells"]]  # fmt: skip
+        tuning_file.use([entry])
+        found = [tuning_table.choose("all_reduce", cell["bytes"], 2, False, even=True,
+                                     commutative=True) for cell in group["cells"]]  # fmt: skip
     finally:
-        crossings.use([])
+        tuning_file.use([])
     assert found == [cell["chosen"] for cell in group["cells"]]
     assert "barrier: only one algorithm can run" in printed
     assert len(group["segments"][0]["65536"]) == len(COLLECTIVES) - 1
-    assert tuning.choose("all_reduce", 8, 2, False, even=True, commutative=True) == "doubling"
+    assert tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=True) == "doubling"
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         assert main(["--tune", "--ranks", "2", *output, *arguments]) == 0
 
     yield run
-    crossings.use([])
+    tuning_file.use([])
 
 
 def fast(name: str) -> Callable[[str, int], float]:
@@ -368,7 +369,7 @@ def test_ops_are_tuned_in_pieces(tuned: Callable[..., None], tmp_path: Path) -> 
     """A run with --ops adds to what the file has, and takes nothing away."""
     tuned(fast("ring"), "--ops", "broadcast")
     tuned(fast("ring"), "--ops", "all_gather")
-    (entry,) = crossings.parse(crossings.read(tmp_path / "crossings.json"))
+    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "crossings.json"))
     assert entry.rules == {
         "broadcast": (Rule("broadcast", "ring"),), "all_gather": (Rule("all_gather", "ring"),),
     }  # fmt: skip
@@ -379,14 +380,14 @@ def test_a_second_run_changes_nothing(
 ) -> None:
     """What a run has found is in force in the next, which leaves what is as fast."""
     tuned(fast("ring"), "--ops", "broadcast")
-    first = crossings.read(tmp_path / "crossings.json")
+    first = tuning_file.read(tmp_path / "crossings.json")
     capsys.readouterr()
     tuned(lambda algorithm, nbytes: 1e-4, "--ops", "broadcast")
     printed = capsys.readouterr().out
     assert "stays as it is" in printed
     assert "equal: tree" in printed
-    rules = [[each.rules for each in crossings.parse(text)]
-             for text in (first, crossings.read(tmp_path / "crossings.json"))]  # fmt: skip
+    rules = [[each.rules for each in tuning_file.parse(text)]
+             for text in (first, tuning_file.read(tmp_path / "crossings.json"))]  # fmt: skip
     assert rules[0] == rules[1]
 
 
@@ -398,7 +399,7 @@ def test_what_is_found_out_as_a_job_runs_stays(
     tuned(fast("direct"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
     assert "stays as it is" in capsys.readouterr().out
     tuned(fast("ring"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
-    (entry,) = crossings.parse(crossings.read(tmp_path / "crossings.json"))
+    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "crossings.json"))
     assert entry.rules == {"broadcast": (Rule("broadcast", "ring"),)}
 
 
@@ -418,7 +419,7 @@ def test_figures_are_saved_first(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(crossings, "save", full)
+    monkeypatch.setattr(tuning_file, "save", full)
     figures = tmp_path / "figures.json"
     with pytest.raises(SystemExit):
         main([

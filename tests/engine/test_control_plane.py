@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from transport_ranks import Group, Ranks, done, run, soon, status_of
 
 from cydist import _native
 from cydist.errors import MismatchError, from_failure
-from transports import Group, Ranks, done, run, soon, status_of
 
 SUM = 1
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,47 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beside import Beside
+from raised_in_calls import DEADLINE, MOST_POINTS, CtrlC, interrupted_at
+from two_process_job import Beside
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 from cydist.executor import Serial
 from cydist.testing import run_threads
-
-DEADLINE = 30.0  # seconds for what takes none
-MOST_POINTS = 10_000  # far more than any call here has
-
-
-class CtrlC(BaseException):
-    """What a signal handler raises; not KeyboardInterrupt, by which pytest would end."""
-
-
-def interrupted_at(point: int, call: Callable[[], Any], kind: type[BaseException] = CtrlC) -> bool:
-    """Run `call`; raise such an exception in it at its n-th point: False if it has fewer.
-
-    The points are those at which Python runs signal handlers: when a function begins, and
-    when a compiled one has returned. Not those in callbacks of the garbage collector, where
-    Python swallows what is raised.
-    """
-    count = 0
-
-    def watch(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        if event in ("call", "c_return") and argument is not sys.setprofile:
-            count += 1
-            if count == point:
-                raise kind
-
-    gc.disable()
-    sys.setprofile(watch)
-    try:
-        call()
-    except kind:
-        return True
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return False
 
 
 def every_point(attempt: Callable[[int], bool], step: int = 1) -> int:
@@ -203,7 +167,7 @@ class Pair:
 
     def __init__(self, transport: str) -> None:
         store = dist.HashStore()
-        self._pool = ThreadPoolExecutor(1, initializer=world.thread_is_rank)
+        self._pool = ThreadPoolExecutor(1, initializer=process_groups.thread_is_rank)
         joins = self._pool.submit(
             dist.init_process_group, transport, store=store, rank=1, world_size=2, timeout=60
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import short
+from cydist._native import fast_collectives
 from cydist.testing import run_threads
 
 SUM = dist.ReduceOp.SUM
@@ -48,18 +48,18 @@ def test_results(transport: str) -> None:
 
     def body(rank: int, group: Any) -> None:
         one = np.array([rank + 1.0])
-        assert short.all_reduce(one, SUM, group)
+        assert fast_collectives.all_reduce(one, SUM, group)
         assert one[0] == 6
         gathered, own = np.zeros(RANKS), np.array([rank + 1.0])
-        assert short.all_gather_into_tensor(gathered, own, group)
+        assert fast_collectives.all_gather_into_tensor(gathered, own, group)
         assert gathered.tolist() == [1, 2, 3]
         part = np.zeros(1)
-        assert short.reduce_scatter_tensor(part, np.arange(3.0), SUM, group)
+        assert fast_collectives.reduce_scatter_tensor(part, np.arange(3.0), SUM, group)
         assert part[0] == 3 * rank
         swapped = np.zeros(RANKS)
-        assert short.all_to_all_single(swapped, 10.0 * rank + np.arange(3), group)
+        assert fast_collectives.all_to_all_single(swapped, 10.0 * rank + np.arange(3), group)
         assert swapped.tolist() == [rank, 10 + rank, 20 + rank]
-        assert short.barrier(group)
+        assert fast_collectives.barrier(group)
 
     on_ranks(body, transport)
 
@@ -71,7 +71,7 @@ def test_dtypes_of_numpy(dtype: str) -> None:
     def body(rank: int, group: Any) -> None:
         x = np.ones(8 // np.dtype(dtype).itemsize or 1, dtype)
         dist.all_reduce(x.copy(), group=group)
-        assert short.all_reduce(x, SUM, group)
+        assert fast_collectives.all_reduce(x, SUM, group)
         assert x.tolist() == (np.ones_like(x) * (1 if dtype == "bool" else 3)).tolist()
 
     on_ranks(body)
@@ -84,7 +84,7 @@ def test_tensors_of_torch() -> None:
     def body(rank: int, group: Any) -> None:
         for x in (torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(4).bfloat16()):
             dist.all_reduce(x.detach().clone(), group=group)
-            assert short.all_reduce(x, SUM, group)
+            assert fast_collectives.all_reduce(x, SUM, group)
             assert (x == 3).all()
 
     on_ranks(body)
@@ -113,7 +113,7 @@ def refused() -> dict[str, Any]:
 def test_what_it_leaves(name: str) -> None:
     """Whatever is not plain goes the long way, and nothing has happened before."""
     group = alone()
-    assert not short.all_reduce(refused()[name], SUM, group)
+    assert not fast_collectives.all_reduce(refused()[name], SUM, group)
     assert group._native.seq == 1
 
 
@@ -133,7 +133,7 @@ def test_what_it_leaves_of_torch(kind: str) -> None:
         "meta": lambda: torch.ones(1, device="meta"),
         "subclass": lambda: torch.ones(1).as_subclass(Derived),
     }[kind]()
-    assert not short.all_reduce(tensor, SUM, alone())
+    assert not fast_collectives.all_reduce(tensor, SUM, alone())
 
 
 @pytest.mark.parametrize(
@@ -141,20 +141,20 @@ def test_what_it_leaves_of_torch(kind: str) -> None:
 )
 def test_operations_it_leaves(op: Any) -> None:
     """Factors, what is no operation, and what makes no sense for the dtype."""
-    assert not short.all_reduce(np.ones(1), op, alone())
+    assert not fast_collectives.all_reduce(np.ones(1), op, alone())
 
 
 def alone() -> Any:
     """A group of one rank, at rest, with its choices made."""
-    from cydist.backends import host
-    from cydist.registry import BackendOptions
+    from cydist.backends.host import group as host_group
+    from cydist.groups.registry import BackendOptions
 
     options = BackendOptions(dist.HashStore(), 0, 1, 60.0, "alone", [0])
-    group = host.create_inproc(options)
+    group = host_group.create_inproc(options)
     x = np.ones(1)
     dist.all_reduce(x, group=group)
-    assert short.all_reduce(x, SUM, group)
-    group = host.create_inproc(BackendOptions(dist.HashStore(), 0, 1, 60.0, "again", [0]))
+    assert fast_collectives.all_reduce(x, SUM, group)
+    group = host_group.create_inproc(BackendOptions(dist.HashStore(), 0, 1, 60.0, "again", [0]))
     dist.all_reduce(x, group=group)
     return group
 
@@ -164,12 +164,14 @@ def test_overlapping_arrays_are_left() -> None:
 
     def body(rank: int, group: Any) -> None:
         whole = np.arange(3.0)
-        assert not short.all_gather_into_tensor(whole, whole[(rank + 1) % 3 :][:1], group)
-        assert not short.reduce_scatter_tensor(whole[:1], whole, SUM, group)
-        assert not short.all_to_all_single(whole, whole, group)
+        assert not fast_collectives.all_gather_into_tensor(
+            whole, whole[(rank + 1) % 3 :][:1], group
+        )
+        assert not fast_collectives.reduce_scatter_tensor(whole[:1], whole, SUM, group)
+        assert not fast_collectives.all_to_all_single(whole, whole, group)
         mine = np.zeros(3)
         mine[rank] = rank
-        assert short.all_gather_into_tensor(mine, mine[rank : rank + 1], group)
+        assert fast_collectives.all_gather_into_tensor(mine, mine[rank : rank + 1], group)
         assert mine.tolist() == [0, 1, 2]
 
     on_ranks(body)
@@ -179,10 +181,10 @@ def test_sizes_that_do_not_fit_are_left() -> None:
     """The long way says what is wrong with them."""
 
     def body(rank: int, group: Any) -> None:
-        assert not short.all_gather_into_tensor(np.ones(4), np.ones(1), group)
-        assert not short.all_gather_into_tensor(np.ones(3, "f4"), np.ones(1), group)
-        assert not short.reduce_scatter_tensor(np.ones(2), np.ones(3), SUM, group)
-        assert not short.all_to_all_single(np.ones(4), np.ones(4), group)
+        assert not fast_collectives.all_gather_into_tensor(np.ones(4), np.ones(1), group)
+        assert not fast_collectives.all_gather_into_tensor(np.ones(3, "f4"), np.ones(1), group)
+        assert not fast_collectives.reduce_scatter_tensor(np.ones(2), np.ones(3), SUM, group)
+        assert not fast_collectives.all_to_all_single(np.ones(4), np.ones(4), group)
         dist.barrier(group)
 
     on_ranks(body)
@@ -193,7 +195,7 @@ def test_a_group_that_ended_is_left(end: str) -> None:
     """The long way raises what is to be raised."""
     group = alone()
     getattr(group, end)()
-    assert not short.all_reduce(np.ones(1), SUM, group)
+    assert not fast_collectives.all_reduce(np.ones(1), SUM, group)
 
 
 def test_it_waits_for_its_turn(transport: str) -> None:
@@ -243,22 +245,22 @@ def test_a_timeout_is_the_groups(transport: str) -> None:
 
 
 def test_changed_settings_are_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After tuning.reload the algorithm is chosen again."""
-    from cydist import tuning
+    """After tuning_table.reload the algorithm is chosen again."""
+    from cydist.tuning import table as tuning_table
 
     group = alone()
     monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:staged")
-    tuning.reload()
+    tuning_table.reload()
     try:
-        assert not short.all_reduce(np.ones(1), SUM, group)
+        assert not fast_collectives.all_reduce(np.ones(1), SUM, group)
     finally:
         monkeypatch.undo()
-        tuning.reload()
+        tuning_table.reload()
 
 
 PROGRAM = """
 import os, numpy as np, cydist as dist
-from cydist._native import short
+from cydist._native import fast_collectives as short
 dist.init_process_group("tcp", timeout=60)
 rank, x = dist.get_rank(), np.ones(2)
 for _ in range(3):

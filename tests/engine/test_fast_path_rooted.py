@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import short
+from cydist._native import fast_collectives
 from cydist.testing import run_threads
 
 SUM = dist.ReduceOp.SUM
@@ -48,12 +48,12 @@ def test_results_on_one_rank(transport: str) -> None:
     def body(rank: int, group: Any) -> None:
         for root in range(RANKS):
             one = np.array([rank + 1.0])
-            assert short.reduce(one, root, SUM, group)
+            assert fast_collectives.reduce(one, root, SUM, group)
             assert one[0] == (6 if rank == root else rank + 1)
             many = [np.zeros(1) for _ in range(RANKS)] if rank == root else None
-            assert short.gather(np.array([rank + 1.0]), many, root, group)
+            assert fast_collectives.gather(np.array([rank + 1.0]), many, root, group)
             assert many is None or [block[0] for block in many] == [1, 2, 3]
-            assert short.scatter(one, many, root, group)
+            assert fast_collectives.scatter(one, many, root, group)
             assert one[0] == rank + 1
 
     on_ranks(body, transport)
@@ -64,9 +64,9 @@ def test_results_of_scans(transport: str) -> None:
 
     def body(rank: int, group: Any) -> None:
         one = np.array([rank + 1.0])
-        assert short.scan(one, SUM, group)
+        assert fast_collectives.scan(one, SUM, group)
         assert one[0] == [1, 3, 6][rank]
-        assert short.exscan(one, SUM, group)
+        assert fast_collectives.exscan(one, SUM, group)
         assert one[0] == [1, 1, 4][rank]
 
     on_ranks(body, transport)
@@ -80,11 +80,11 @@ def test_lists_of_arrays_of_any_size(transport: str, count: int) -> None:
         sizes = [count, 1, 2 * count]
         own = np.arange(float(sizes[rank])) + rank
         many = [np.zeros(size) for size in sizes] if rank == 1 else None
-        assert short.gather(own, many, 1, group)
+        assert fast_collectives.gather(own, many, 1, group)
         for peer in range(RANKS) if many is not None else ():
             assert (many[peer] == np.arange(float(sizes[peer])) + peer).all()
         back = np.zeros(sizes[rank])
-        assert short.scatter(back, many, 1, group)
+        assert fast_collectives.scatter(back, many, 1, group)
         assert (back == own).all()
 
     on_ranks(body, transport)
@@ -97,9 +97,9 @@ def test_a_list_in_place() -> None:
         whole = np.full(3, 9.0)
         many = [whole[r : r + 1] for r in range(RANKS)] if rank == 2 else None
         own = whole[2:] if rank == 2 else np.array([float(rank)])
-        assert short.gather(own, many, 2, group)
+        assert fast_collectives.gather(own, many, 2, group)
         assert rank != 2 or whole.tolist() == [0, 1, 9]
-        assert short.scatter(own, many, 2, group)
+        assert fast_collectives.scatter(own, many, 2, group)
         assert own[0] == (9 if rank == 2 else rank)
 
     on_ranks(body)
@@ -131,9 +131,9 @@ def test_lists_it_leaves(name: str) -> None:
         group: Any = dist.group.WORLD
         own = np.ones(2)
         dist.gather(own, [np.ones(2)])
-        assert short.gather(own, [np.ones(2)], 0, group)
+        assert fast_collectives.gather(own, [np.ones(2)], 0, group)
         seq = group._native.seq
-        assert not short.gather(own, lists()[name], 0, group)
+        assert not fast_collectives.gather(own, lists()[name], 0, group)
         assert group._native.seq == seq
 
     run_threads(body, 1)
@@ -146,10 +146,12 @@ def test_lists_that_overlap_are_left() -> None:
         whole = np.zeros(4)
         twice = [whole[:2], whole[1:3], whole[3:]]
         shifted = [np.zeros(2) if r == rank else whole[r : r + 2] for r in range(RANKS)]
-        assert not short.gather(np.ones(2), twice, rank, group)
-        assert not short.gather(whole[1:3], shifted, rank, group)
-        assert not short.scatter(whole[1:3], shifted, rank, group)
-        assert not short.gather(np.ones(1), [np.ones(1)] * RANKS, (rank + 1) % RANKS, group)
+        assert not fast_collectives.gather(np.ones(2), twice, rank, group)
+        assert not fast_collectives.gather(whole[1:3], shifted, rank, group)
+        assert not fast_collectives.scatter(whole[1:3], shifted, rank, group)
+        assert not fast_collectives.gather(
+            np.ones(1), [np.ones(1)] * RANKS, (rank + 1) % RANKS, group
+        )
         dist.barrier(group)
 
     on_ranks(body)
@@ -161,7 +163,7 @@ def test_one_rank_alone_takes_the_long_way(transport: str) -> None:
     def body(rank: int, group: Any) -> None:
         for _turn in range(3):
             many = tuple(np.zeros(1) for _ in range(RANKS)) if rank == 0 else None
-            assert short.gather(np.ones(1), many, 0, group) == (rank != 0)
+            assert fast_collectives.gather(np.ones(1), many, 0, group) == (rank != 0)
             if many is not None:
                 dist.gather(np.ones(1), many, 0, group)
                 assert [block[0] for block in many] == [1, 1, 1]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import Beside
+from transport_ranks import descriptors
+from two_process_job import Beside
 
 import cydist as dist
 from cydist import _native
-from transports import descriptors
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 # Rank 0 is the main thread, rank 1 another. What is under way when rank 0 forks is finished
 # by the parent afterwards.
@@ -26,8 +26,8 @@ CHILD = """
 import os, sys, threading
 import numpy as np
 import cydist as dist
-from cydist import world
-from test_wrong_calls import CALLS, OBJECT_CALLS
+from cydist.api import process_groups as world
+from valid_calls import CALLS, OBJECT_CALLS
 
 backend, = sys.argv[1:]
 store = dist.HashStore()
@@ -102,7 +102,7 @@ def test_a_forked_child_gets_forked_error_and_the_parent_goes_on(backend: str) -
     like any process; what the parent had under way completes."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHILD, backend.replace("shm", "tcp")],
-        cwd=TESTS, capture_output=True, text=True, timeout=55, check=False,
+        cwd=SUPPORT, capture_output=True, text=True, timeout=55, check=False,
     )  # fmt: skip
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transport_ranks import DEADLINE, Ranks, done, eventually
 
 import cydist as dist
-from cydist import waiting, world
-from cydist.backends.connections import Connections
-from cydist.backends.conversations import Attempt
+from cydist import waiting
+from cydist.api import process_groups
+from cydist.backends.host.connect_attempt import Attempt
+from cydist.backends.host.connections import Connections
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.launch.spawn import spawn
 from cydist.stores import FileStore, HashStore, TCPStore, tcp
@@ -28,7 +30,6 @@ from cydist.stores.protocol import LENGTH, Op, Request, decode_request, encode_r
 from cydist.stores.tcp_server import StoreServer, servers
 from cydist.testing import ThreadJob
 from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, Rounds, duration, one_wait, seconds
-from transports import DEADLINE, Ranks, done, eventually
 
 HOST = "127.0.0.1"
 # More than epoll's 2^31 ms; what training recipes have; what a socket's 2^32 ms make 0.2 s of; more
@@ -240,7 +241,7 @@ def test_ranks_meet_and_call(timeout: Any, secret: bytes, monkeypatch: pytest.Mo
     may_call = threading.Event()
 
     def rank(number: int) -> list[Any]:
-        world.thread_is_rank()
+        process_groups.thread_is_rank()
         dist.init_process_group(
             "tcp", f"tcp://{HOST}:{port}", rank=number, world_size=2, timeout=timeout
         )
@@ -307,7 +308,7 @@ def test_a_work_of_a_third_party(timeout: Any) -> None:
 def test_a_group_of_torchs(timeout: Any) -> None:
     """torch's own type has no more than a timedelta; ddp_timeout=180000000 is usual."""
     import torch
-    from torch_job import Job
+    from torch_thread_job import Job
 
     limit = timeout if isinstance(timeout, timedelta) else timedelta.max
     if not isinstance(timeout, timedelta) and timeout < timedelta.max.total_seconds():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import world
 from cydist._native import Turn
+from cydist.api import process_groups
 from cydist.executor import Serial
 from cydist.testing import run_threads
 
@@ -52,10 +52,10 @@ def at_once(
 
     def body(rank: int) -> None:
         groups = [dist.new_group(range(SIZE)) for _ in range(2)]
-        mine, errors = world.current(), []
+        mine, errors = process_groups.current(), []
 
         def work(thread: int) -> None:
-            world._thread.world = mine
+            process_groups._thread.world = mine
             try:
                 for turn in range(turns):
                     use(thread, groups[thread % 2], turn)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs/examples/backend"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
 OFFLINE = ("--no-build-isolation", "--no-deps", "--no-index")

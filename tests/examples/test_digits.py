@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docs/examples/digits.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -9,12 +9,12 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from proxy import Proxy, Weather
+from tcp_proxy import Proxy, Weather
+from transport_ranks import SECRET, run, soon
 
 from cydist import _native
-from cydist.backends.addresses import Address
-from cydist.backends.connections import Connections
-from transports import SECRET, run, soon
+from cydist.backends.host.addresses import Address
+from cydist.backends.host.connections import Connections
 
 SUM = 1
 HANDSHAKE = 197  # bytes that who connects sends until it has proved itself

@@ -1,6 +1,6 @@
 """A rank dies, or stops: every other rank is told which, at once, and goes on without it.
 
-The ranks are processes of tests/programs/deaths.py, over sockets ("tcp") or shared memory
+The ranks are processes of tests/programs/fork_server.py, over sockets ("tcp") or shared memory
 ("shm"). Each trial is a world of its own, in which all ranks make one call over and over until
 it raises; one of them, the victim, ends somewhere on the way.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PROGRAM = Path(__file__).with_name("programs") / "deaths.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parents[1] / "programs" / "fork_server.py"
 DEADLINE = 40.0  # seconds for one trial, whose own is 30
 VICTIM = 1
 NOT_REACHED = 71

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import Beside
+from two_process_job import Beside
 
 import cydist as dist
 
@@ -82,7 +82,7 @@ ALONE = """
 import os, signal, sys, threading
 import numpy as np
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups as world
 
 store = dist.HashStore()
 

@@ -134,13 +134,13 @@ def test_a_rank_that_computes_is_told_at_its_next_call(
     [
         pytest.param(
             lambda: dist.all_reduce_coalesced([np.zeros(1)], timeout=LONG),
-            "cydist.calling.Flat.unpack",
+            "cydist.api.dispatch.Flat.unpack",
             "all_reduce_coalesced #1",
             id="in-a-collective",
         ),
         pytest.param(
             lambda: dist.broadcast_object_list([1], 0, timeout=LONG),
-            "cydist.objects._Encoded.check",
+            "cydist.api.objects._Encoded.check",
             "broadcast_object_list",
             id="between-two",
         ),

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends import reports
-from cydist.backends.connections import Connections
+from cydist.backends.host import peer_status
+from cydist.backends.host.connections import Connections
 from cydist.testing import run_threads
 
 LONG = 50.0
@@ -90,7 +90,7 @@ def test_a_rank_in_another_call_is_shown(transport: str) -> None:
 def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for its neighbour in the ring, which waits for rank 2: rank 2 is named."""
     monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:ring")
-    dist.tuning.reload()
+    dist.tuning.table.reload()
     over = threading.Event()
 
     def body(rank: int) -> str:
@@ -110,7 +110,7 @@ def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch)
         text = run_threads(body, 4, "tcp")[0]
     finally:
         monkeypatch.undo()
-        dist.tuning.reload()
+        dist.tuning.table.reload()
     assert "nothing from rank 3" in text
     assert "rank 2 on " in text
     assert "is in no call of the group, and has made none" in text
@@ -125,7 +125,7 @@ def pair() -> Iterator[tuple[Connections, Connections]]:
     """Two ranks whose reports are the context that was asked about."""
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     for each in made:
-        each.reporter = lambda context: reports.Report(f"in {context}", "a stack")
+        each.reporter = lambda context: peer_status.Report(f"in {context}", "a stack")
         each.connect([other.address() for other in made])
     yield made[0], made[1]
     for each in made:
@@ -138,8 +138,8 @@ def soon() -> float:
 
 def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connections]) -> None:
     """It has one of its own, which is gone afterwards."""
-    assert pair[0].ask(1, 2**63, soon()) == reports.Report(f"in {2**63}", "a stack")
-    assert pair[0].ask(1, 7, soon()) == reports.Report("in 7", "a stack")
+    assert pair[0].ask(1, 2**63, soon()) == peer_status.Report(f"in {2**63}", "a stack")
+    assert pair[0].ask(1, 7, soon()) == peer_status.Report("in 7", "a stack")
     assert [each.link.statistics()["made"] for each in pair] == [0, 0]
     assert [each.guests() for each in pair] == [0, 0]
 
@@ -147,14 +147,14 @@ def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connect
 def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
     """Who does not know the secret is refused, and so is who asks for another rank."""
     places = [place for lane in pair[1]._lanes for place in lane]
-    claim = reports.CLAIM.pack(0, 1, 7)
+    claim = peer_status.CLAIM.pack(0, 1, 7)
     with pytest.raises(dist.AuthenticationError):
-        reports.ask(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
+        peer_status.ask(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
     with pytest.raises(dist.AuthenticationError):
-        reports.ask(places, secret=SECRET, job="other", claim=claim, deadline=soon())
-    for wrong in (reports.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
+        peer_status.ask(places, secret=SECRET, job="other", claim=claim, deadline=soon())
+    for wrong in (peer_status.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
         with pytest.raises((dist.DistError, OSError)):
-            reports.ask(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
+            peer_status.ask(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
 
 
 def test_without_authentication_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_without_authentication_nobody_is_told(monkeypatch: pytest.MonkeyPatch) 
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     try:
         for each in made:
-            each.reporter = lambda context: reports.Report("in a call", "a stack")
+            each.reporter = lambda context: peer_status.Report("in a call", "a stack")
             each.connect([other.address() for other in made])
         with pytest.raises(dist.AuthenticationError, match="different services"):
             made[0].ask(1, 7, soon())
@@ -177,23 +177,23 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = silent.getsockname()
 
-        def ask(rank: int, deadline: float) -> reports.Report:
-            return reports.ask([place], secret=SECRET, job="test", claim=b"", deadline=deadline)
+        def ask(rank: int, deadline: float) -> peer_status.Report:
+            return peer_status.ask([place], secret=SECRET, job="test", claim=b"", deadline=deadline)
 
-        assert reports.gather(ask, [3, 4]) == {3: reports.SILENT, 4: reports.SILENT}
+        assert peer_status.gather(ask, [3, 4]) == {3: peer_status.SILENT, 4: peer_status.SILENT}
 
 
 def test_a_report_is_bounded() -> None:
     """A deep stack is shown by its innermost frames, and a long report is cut."""
 
     def deep(n: int) -> str:
-        return deep(n - 1) if n else reports.stacks([threading.get_ident()], others=False)
+        return deep(n - 1) if n else peer_status.stacks([threading.get_ident()], others=False)
 
     text = deep(200)
-    assert text.count("in deep") == reports.MOST_FRAMES
-    long = reports.encode(reports.Report("in a call", "é" * 10_000))
-    assert len(long) == reports.MOST_BYTES
-    assert reports.decode(long).state == "in a call"
+    assert text.count("in deep") == peer_status.MOST_FRAMES
+    long = peer_status.encode(peer_status.Report("in a call", "é" * 10_000))
+    assert len(long) == peer_status.MOST_BYTES
+    assert peer_status.decode(long).state == "in a call"
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_a_report_is_bounded() -> None:
         ("in no call of the group; its last was all_reduce #2", True),
         ("in all_reduce #31", True),
         ("in all_gather #3", True),
-        (reports.SILENT.state, True),
+        (peer_status.SILENT.state, True),
     ],
 )
 def test_who_is_late(state: str, late: bool) -> None:
     """Who has not come to the call, not who has left it, or given up on it too."""
-    assert reports.is_late(reports.Report(state, ""), "in all_reduce #3") is late
-    assert reports.is_late(reports.Report(state, ""), "")
+    assert peer_status.is_late(peer_status.Report(state, ""), "in all_reduce #3") is late
+    assert peer_status.is_late(peer_status.Report(state, ""), "")
 
 
 def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,5 +223,5 @@ def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPa
         return real()
 
     monkeypatch.setattr(sys, "_current_frames", looked)
-    assert reports.stacks((), others=True)
+    assert peer_status.stacks((), others=True)
     assert (collected, gc.isenabled()) == ([False], True)

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import beside
 import numpy as np
 import pytest
-from beside import Beside
+import two_process_job
+from two_process_job import Beside
 
 import cydist as dist
 
-PROGRAM = Path(__file__).with_name("programs") / "leaks.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "leaks.py"
 ALLOWED_KB = 4096  # that the process may gain in all
 ALLOWED_IN_MANY_CALLS_KB = 1024  # a process that makes no groups gains up to 320, one long array
 WARM_UP = 500
@@ -139,5 +139,5 @@ def test_ten_thousand_live_groups(
     tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Descriptors and threads do not depend on the number of groups."""
-    monkeypatch.setattr(beside, "DEADLINE", 1700.0)
+    monkeypatch.setattr(two_process_job, "DEADLINE", 1700.0)
     live_groups(tmp_path, 10_000)

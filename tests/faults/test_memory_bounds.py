@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("programs") / "memory.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "memory.py"
 NBYTES = 64 << 20
 BOUND = 16 << 20
 COPYING = ("all_to_all_single, strided", "all_reduce_coalesced")

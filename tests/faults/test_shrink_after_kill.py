@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from transport_ranks import free_port
 
-from transports import free_port
-
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/programs/survivors.py"
 DEADLINE = 50.0
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutation import mutated
-from wire import EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
+from transport_ranks import soon
+from wire_peer import EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
 
 from cydist import _native
 from cydist.errors import DistError, from_failure
-from transports import soon
 
 pytestmark = pytest.mark.fuzz
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutation import mutated
 
-from cydist import auth
 from cydist.errors import AuthenticationError, DistNetworkError
+from cydist.net import auth
 
 pytestmark = pytest.mark.fuzz
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from mutation import mutated
 
-from cydist import codec
+from cydist.api import object_codec
 
 pytestmark = pytest.mark.fuzz
 
@@ -40,19 +40,19 @@ plain = st.recursive(
 )
 # Parts that occur twice, too, before and after others.
 tied = st.tuples(plain, plain).map(lambda two: [two, {"a": two[0], "b": [two[0], two]}, two[1]])
-long = st.binary(min_size=codec.SHORT, max_size=2 * codec.SHORT)
+long = st.binary(min_size=object_codec.SHORT, max_size=2 * object_codec.SHORT)
 long |= long.map(bytes.hex) | long.map(lambda data: int.from_bytes(data, "little"))
 hashed = (long | st.tuples(long | keys, keys)).map(
     lambda key: [key, {key: 1}, {(key, (key,)), frozenset([key])}, {(key,): key}, key]
 )
-messages = (plain | tied | hashed).map(lambda value: codec.encode(value, allow_pickle=False))
+messages = (plain | tied | hashed).map(lambda value: object_codec.encode(value, allow_pickle=False))
 
 
 @given(messages)
 def test_whole(message: bytes) -> None:
     """What was encoded decodes to what encodes to the same bytes."""
-    value = codec.decode(message, allow_pickle=False)
-    assert len(codec.encode(value, allow_pickle=False)) == len(message)
+    value = object_codec.decode(message, allow_pickle=False)
+    assert len(object_codec.encode(value, allow_pickle=False)) == len(message)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0), max_size=3)), max_size=10))
@@ -65,27 +65,27 @@ def test_shared(picked: list[tuple[bool, list[int]]]) -> None:
     for is_set, which in picked:
         chosen = [parts[number % len(parts)] for number in which]
         parts.append(frozenset(chosen) if is_set else tuple(chosen))
-    message = codec.encode([{parts[-1]}, parts, {parts[-1]: 1}], allow_pickle=True)
+    message = object_codec.encode([{parts[-1]}, parts, {parts[-1]: 1}], allow_pickle=True)
     places = 10 + len(parts) + sum(len(which) for _, which in picked)
-    assert len(message) < (1 + codec.COPIES) * (codec.SHORT * places + 100)
-    assert codec.decode(message, allow_pickle=True)[1] == parts
+    assert len(message) < (1 + object_codec.COPIES) * (object_codec.SHORT * places + 100)
+    assert object_codec.decode(message, allow_pickle=True)[1] == parts
 
 
 def sized(tag: bytes, *sizes: int) -> bytes:
     """A message that begins with claims about its size."""
-    return codec.TAGGED + tag + b"".join(size.to_bytes(8, "little") for size in sizes)
+    return object_codec.TAGGED + tag + b"".join(size.to_bytes(8, "little") for size in sizes)
 
 
 @settings(max_examples=2 * settings.default.max_examples)
-@given(mutated(messages) | st.binary(max_size=100).map(lambda body: codec.TAGGED + body))
+@given(mutated(messages) | st.binary(max_size=100).map(lambda body: object_codec.TAGGED + body))
 @example(sized(b"l", 1 << 60))
 @example(sized(b"b", 1 << 63))
 @example(sized(b"A\x03\x02<f8", 1 << 32, 1 << 32))
 @example(sized(b"A\x03\x02<f8", 0, 1 << 60))
 @example(sized(b"A\x0d\x01S999999999999", 0))
-@example(codec.TAGGED + b"G\x03<U1\xff\xff\xff\xff")
-@example(codec.TAGGED + b"G\x08<M8[1e9s]" + bytes(8))
-@example(codec.TAGGED + b"A\x02\x00a3abc")
+@example(object_codec.TAGGED + b"G\x03<U1\xff\xff\xff\xff")
+@example(object_codec.TAGGED + b"G\x08<M8[1e9s]" + bytes(8))
+@example(object_codec.TAGGED + b"A\x02\x00a3abc")
 @example(sized(b"r", 0))
 @example(sized(b"l", 1) + sized(b"r", 0)[1:])
 @example(sized(b"l", 2) + b"B" + bytes(8) + sized(b"r", 0)[1:])
@@ -94,12 +94,12 @@ def test_changed(message: bytes) -> None:
     value; and however large it says that it is, decoding it takes memory for what is there."""
     tracemalloc.start()
     try:
-        value = codec.decode(message, allow_pickle=False)
-        codec.encode(value, allow_pickle=False)
-    except codec.CodecError:
+        value = object_codec.decode(message, allow_pickle=False)
+        object_codec.encode(value, allow_pickle=False)
+    except object_codec.CodecError:
         pass
     except TypeError:
-        assert message[:1] == codec.PICKLED
+        assert message[:1] == object_codec.PICKLED
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -111,9 +111,9 @@ def test_changed(message: bytes) -> None:
 )
 def test_only_our_own_dtypes(name: str) -> None:
     """Of numpy's many ways to spell a dtype a message may use the one that we write."""
-    message = codec.TAGGED + b"A" + bytes([len(name), 1]) + name.encode() + bytes(8)
-    with pytest.raises(codec.CodecError, match=r"dtype|of nothing"):
-        codec.decode(message, allow_pickle=False)
+    message = object_codec.TAGGED + b"A" + bytes([len(name), 1]) + name.encode() + bytes(8)
+    with pytest.raises(object_codec.CodecError, match=r"dtype|of nothing"):
+        object_codec.decode(message, allow_pickle=False)
 
 
 @given(mutated(messages))
@@ -124,8 +124,8 @@ def test_flat_arrays_of_bytes(message: bytes) -> None:
     def outcome(data: bytes | memoryview) -> str | list[str]:
         try:
             # The order of a set with a NaN in it is nobody's.
-            return sorted(repr(codec.decode(data, allow_pickle=False)))
-        except (codec.CodecError, TypeError) as error:
+            return sorted(repr(object_codec.decode(data, allow_pickle=False)))
+        except (object_codec.CodecError, TypeError) as error:
             return f"{type(error)}: {error}"
 
     assert outcome(received.data) == outcome(message)

@@ -15,10 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from mutation import mutated
 
-from cydist import multicast, tuning
-from cydist.backends.addresses import Address
+from cydist.backends.host.addresses import Address
 from cydist.errors import RendezvousError
 from cydist.launch import failures, options
+from cydist.rendezvous import multicast
+from cydist.tuning import table as tuning_table
 
 pytestmark = pytest.mark.fuzz
 
@@ -173,11 +174,11 @@ def test_command_lines(line: list[str]) -> None:
 
 
 SETTINGS: dict[str, Callable[[], object]] = {
-    "CYDIST_ALGORITHM": lambda: tuning.forced(),
-    "CYDIST_SEGMENT_BYTES": lambda: tuning.segment_bytes(),
+    "CYDIST_ALGORITHM": lambda: tuning_table.forced(),
+    "CYDIST_SEGMENT_BYTES": lambda: tuning_table.segment_bytes(),
 }
 algorithms = st.lists(
-    st.sampled_from([f"{collective}:{name}" for collective, name in tuning.NEEDS]) | texts
+    st.sampled_from([f"{collective}:{name}" for collective, name in tuning_table.NEEDS]) | texts
 ).map(",".join)
 
 
@@ -189,7 +190,7 @@ algorithms = st.lists(
 def test_tuning(name: str, text: str) -> None:
     """A setting is understood, or ValueError names the variable."""
     with pytest.MonkeyPatch.context() as patch:
-        for cached in (tuning.segment_bytes, tuning._chosen):
+        for cached in (tuning_table.segment_bytes, tuning_table._chosen):
             cached.cache_clear()
         try:
             patch.setenv(name, text)
@@ -201,5 +202,5 @@ def test_tuning(name: str, text: str) -> None:
             assert name in str(error)  # noqa: PT017
         else:
             assert isinstance(value, dict) or 0 < value < 1 << 63
-    for cached in (tuning.segment_bytes, tuning._chosen):
+    for cached in (tuning_table.segment_bytes, tuning_table._chosen):
         cached.cache_clear()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_gpu_delayed import LateDevice, install
 from hypothesis import given
 from hypothesis import strategies as st
-from late_device import LateDevice, install
 
 import cydist as dist
 from cydist.testing import run_threads

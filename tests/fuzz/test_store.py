@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
 
-from cydist import auth
 from cydist.errors import DistStoreError
+from cydist.net import auth
 from cydist.stores import FileStore, TCPStore
+from cydist.stores.kv_table import Table
 from cydist.stores.protocol import (
     BLOCKING,
     INTERNAL,
@@ -30,7 +31,6 @@ from cydist.stores.protocol import (
     encode_reply,
     encode_request,
 )
-from cydist.stores.table import Table
 
 pytestmark = pytest.mark.fuzz
 

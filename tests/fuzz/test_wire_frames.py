@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
-from wire import ANSWER, CREDIT, DATA, EAGER, FAREWELL, GOODBYE, OFFER, WITHDRAW, Wire, frame
+from transport_ranks import status_of
+from wire_peer import ANSWER, CREDIT, DATA, EAGER, FAREWELL, GOODBYE, OFFER, WITHDRAW, Wire, frame
 
 from cydist import _native
-from transports import status_of
 
 pytestmark = pytest.mark.fuzz
 

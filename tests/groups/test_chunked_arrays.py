@@ -29,9 +29,9 @@ LAYOUTS: dict[str, Maker] = {
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few KiB are long ones."""
-    for module in ("pieces", "host"):
-        monkeypatch.setattr(f"cydist.backends.{module}.WHOLE_BYTES", WHOLE_BYTES)
-    monkeypatch.setattr("cydist.backends.pieces.PIECE_BYTES", PIECE_BYTES)
+    for module in ("chunking", "group"):
+        monkeypatch.setattr(f"cydist.backends.host.{module}.WHOLE_BYTES", WHOLE_BYTES)
+    monkeypatch.setattr("cydist.backends.host.chunking.PIECE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import tuning
 from cydist.testing import run_threads
+from cydist.tuning import table as tuning_table
 
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
@@ -37,7 +37,7 @@ def test_reduce_scatter_with_sizes_in_another_order_is_a_mismatch(transport):
 def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
     """Ranks whose environment cuts the data otherwise would read each other's bytes askew."""
 
-    monkeypatch.setattr(tuning, "segment_bytes", lambda *_: 256 << dist.get_rank())
+    monkeypatch.setattr(tuning_table, "segment_bytes", lambda *_: 256 << dist.get_rank())
 
     def body(rank):
         with pytest.raises(dist.MismatchError, match="CYDIST_SEGMENT_BYTES"):
@@ -49,7 +49,9 @@ def test_another_size_of_segments_is_a_mismatch(transport, monkeypatch):
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_another_algorithm_is_a_mismatch(transport, monkeypatch):
     """As when CYDIST_ALGORITHM is set on one rank only: no receive names the other's steps."""
-    monkeypatch.setattr(tuning, "choose", lambda *_, **__: ("ring", "doubling")[dist.get_rank()])
+    monkeypatch.setattr(
+        tuning_table, "choose", lambda *_, **__: ("ring", "doubling")[dist.get_rank()]
+    )
 
     def body(rank):
         with pytest.raises(dist.MismatchError, match="algorithm ring") as caught:

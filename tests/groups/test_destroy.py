@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from test_wrong_calls import CALLS, OBJECT_CALLS
+from valid_calls import CALLS, OBJECT_CALLS
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 from cydist.testing import run_threads
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
@@ -307,10 +307,10 @@ def test_destroy_ends_a_call_of_another_thread(jobs, transport, call):
     def body(rank):
         group = dist.new_group([0, 1])
         if rank == 0:
-            mine, errors, begun = world.current(), [], threading.Event()
+            mine, errors, begun = process_groups.current(), [], threading.Event()
 
             def inside():
-                world._thread.world = mine
+                process_groups._thread.world = mine
                 begun.set()
                 try:
                     INSIDE[call](group)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import registry
-from cydist.backends import host
+from cydist.backends.host import group as host_group
+from cydist.groups import registry
 from cydist.testing import run_threads
 
 made = []
@@ -13,7 +13,7 @@ made = []
 
 def _create(options, pg_options):
     made.append(options.group_id)
-    return host.create_inproc(options)
+    return host_group.create_inproc(options)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cydist.backends.survivors import Consensus
+from cydist.backends.host.membership import Consensus
 
 Lists = list[set[int]]
 

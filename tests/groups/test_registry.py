@@ -5,12 +5,12 @@ import sys
 import pytest
 
 import cydist as dist
-from cydist import registry
+from cydist.groups import registry
 from cydist.testing import run_threads
 
 MODULE = """
 from cydist import ProcessGroup
-from cydist.backends import host
+from cydist.backends.host import group as host
 
 
 def create(options, pg_options):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transport_ranks import DEADLINE
 
 import cydist as dist
-from cydist import folding
+from cydist.groups import user_reduction
 from cydist.testing import oracle, run_threads
-from transports import DEADLINE
 
 SIZE = 3
 PAIRS = np.dtype([("value", "f8"), ("index", "i8")])
@@ -75,7 +75,7 @@ def test_long_arrays_go_in_pieces(
 
     whole = ranks(transport, body)
     longest.clear()
-    monkeypatch.setattr(folding, "SPACE_BYTES", SIZE * 8 * 2)
+    monkeypatch.setattr(user_reduction, "SPACE_BYTES", SIZE * 8 * 2)
     assert all(map(oracle.same_bits, whole, ranks(transport, body)))
     assert max(longest) == (1 if "scan" in name else 2)  # scans hold twice as much
 
@@ -95,7 +95,7 @@ def test_any_count_and_piece_gives_the_sum(count: int, space: int, size: int, na
         return by_function, by_kernel
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "SPACE_BYTES", space)
+        patch.setattr(user_reduction, "SPACE_BYTES", space)
         for by_function, by_kernel in ranks("inproc", body, size):
             assert oracle.same_bits(by_kernel, by_function)
 

@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
+from transport_ranks import free_port
 
 import cydist as dist
-from cydist import registry
+from cydist.groups import registry
 from cydist.testing import run_threads
-from transports import free_port
 
 
 def test_nothing_works_before_init():
@@ -40,7 +40,7 @@ def test_init_twice_raises_and_destroy_allows_another(backend):
 
 def test_a_call_on_a_foreign_group_warns_once():
     """A non-member's call does nothing and says so the first time."""
-    from cydist.nonmember import NonMember
+    from cydist.api.nonmember import NonMember
 
     foreign = NonMember()
     with pytest.warns(UserWarning, match="all_reduce on a group that this rank is not in"):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.testing import Killed, ThreadJob, Weather, weather
+from cydist.testing import Killed, ThreadJob, Weather, faults
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Jobs = Callable[..., ThreadJob]
 
 
@@ -114,7 +114,7 @@ def test_the_seed_decides(thread_job: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
     def life(seed: int) -> tuple[list[float], int]:
         slept: list[float] = []
         with monkeypatch.context() as patch:
-            patch.setattr(weather.time, "sleep", slept.append)
+            patch.setattr(faults.time, "sleep", slept.append)
             job = thread_job(1, weather=Weather(seed, delay=3.0, kill={0: range(100, 200)}))
             (end,) = job.run(lambda rank: [total() for _ in range(200)])
         return slept, end.call

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from torch_job import Job
+    from torch_thread_job import Job
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids="{} ranks".format)
 def shared(request: pytest.FixtureRequest) -> Iterator[Job]:
     """A job that tests use in turn and leave whole."""
-    from torch_job import Job
+    from torch_thread_job import Job
 
     job = Job(request.param)
     yield job
@@ -24,7 +24,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Job]:
 @pytest.fixture
 def pair() -> Iterator[Job]:
     """Two ranks for a test that breaks their group."""
-    from torch_job import Job
+    from torch_thread_job import Job
 
     job = Job(2)
     yield job

@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 if TYPE_CHECKING:
-    from torch_job import Job
+    from torch_thread_job import Job
 
 ReduceOp = dist.ReduceOp
 # torch before 2.13 says this of tensors that were told to check them.

@@ -1,6 +1,7 @@
 """cydist.interop.torch with the memory of a GPU: through the host, where torch left it to us.
 
-The GPU is a stand-in (tests/late_device.py), whose arrays have as much of a tensor as groups ask.
+The GPU is a stand-in (tests/support/fake_gpu_delayed.py), whose arrays have as much of a tensor as
+groups ask.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import cydist
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from late_device import LateArray, LateDevice, install  # noqa: E402
+from fake_gpu_delayed import LateArray, LateDevice, install  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 if TYPE_CHECKING:
-    from torch_job import Job
+    from torch_thread_job import Job
 
 COUNT = 600  # elements of 4 bytes: several chunks of the stand-in's
 

@@ -13,16 +13,16 @@ import cydist
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-import torch_job  # noqa: E402
+import torch_thread_job  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
 
-from cydist._native import torch_options  # noqa: E402
-from cydist.interop.torch import joining  # noqa: E402
+from cydist._native import fast_torch  # noqa: E402
+from cydist.interop.torch import bootstrap  # noqa: E402
 from cydist.interop.torch.options import REDUCTIONS  # noqa: E402
 from cydist.stores.tcp_server import servers  # noqa: E402
 
 if TYPE_CHECKING:
-    from torch_job import Job
+    from torch_thread_job import Job
 
 SECONDS = 30
 
@@ -90,7 +90,7 @@ def test_options_are_read_in_place(op: Any, pair: Job) -> None:
     def body(group: Any) -> tuple[bool, Any]:
         group.allreduce([torch.ones(2, dtype=dtype)], blocking()).wait()  # an algorithm is chosen
         x = given[group.rank()].clone()
-        taken = torch_options.all_reduce([x], changed(blocking(), reduceOp=op), group.host)
+        taken = fast_torch.all_reduce([x], changed(blocking(), reduceOp=op), group.host)
         return taken, x
 
     for taken, x in pair.run(body):
@@ -117,7 +117,7 @@ def test_the_short_way_leaves_others_alone(options: Callable[[], Any], pair: Job
     def body(group: Any) -> tuple[bool, float]:
         x = torch.ones(1)
         group.allreduce([x], blocking()).wait()
-        return torch_options.all_reduce([x], options(), group.host), float(x)
+        return fast_torch.all_reduce([x], options(), group.host), float(x)
 
     assert pair.run(body) == [(False, 2.0)] * 2
 
@@ -139,8 +139,8 @@ class Lookalike:
 )
 def test_what_cannot_be_found_is_not_read(kind: type, reductions: dict[Any, Any]) -> None:
     """A class whose fields have no clear places is refused, and the one that is known stays."""
-    assert torch_options.learn(dist.AllreduceOptions, REDUCTIONS)
-    assert not torch_options.learn(kind, reductions)
+    assert fast_torch.learn(dist.AllreduceOptions, REDUCTIONS)
+    assert not fast_torch.learn(kind, reductions)
 
 
 def test_callbacks_may_communicate(shared: Job) -> None:
@@ -227,7 +227,7 @@ def test_parts_of_one_name_do_not_meet(shared: Job) -> None:
 
 def test_parts_of_parts_of_one_name_do_not_meet() -> None:
     """Their parents have one name, and other ranks or the same."""
-    job = torch_job.Job(3)
+    job = torch_thread_job.Job(3)
 
     def body(group: Any) -> list[float]:
         parents = [
@@ -271,7 +271,9 @@ def test_second_group_in_one_store(pair: Job) -> None:
     def body(group: Any) -> list[float]:
         found = []
         for _ in range(4):
-            other = torch_job.create(torch_job.options(pair.store, group.rank(), 2, name="again"))
+            other = torch_thread_job.create(
+                torch_thread_job.options(pair.store, group.rank(), 2, name="again")
+            )
             x = torch.ones(1)
             other.allreduce([x]).wait()
             found.append(float(x))
@@ -401,7 +403,7 @@ def test_an_error_that_is_kept_holds_no_store(
         group_id="default", global_ranks_in_group=[],
     )  # fmt: skip
     with pytest.raises(cydist.DistNetworkError, match="nowhere0") as kept:
-        joining.create(options)
+        bootstrap.create(options)
     left = set(servers) - before
     for server in left:
         server.wait(SECONDS)

@@ -10,8 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from transports import free_port
+from transport_ranks import free_port
 
 pytest.importorskip("torch")
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from transports import free_port
+from transport_ranks import free_port
 
 pytest.importorskip("torch.distributed.run")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernels_reduce import DTYPES, any_bits, defined, expected, moderate, raw
+from kernel_inputs import DTYPES, any_bits, defined, expected, moderate, raw
 
 from cydist._native import kernels
 

@@ -1,6 +1,6 @@
 """Whole jobs of real processes, started in every way, over every kind of interface.
 
-Each runs tests/programs/everything.py, which makes every call and compares each result with the
+Each runs tests/programs/every_call.py, which makes every call and compares each result with the
 oracle, bit for bit.
 """
 
@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transport_ranks import free_port, has_ipv6
 
-from transports import free_port, has_ipv6
-
-ROOT = Path(__file__).parents[1]
-PROGRAM = Path(__file__).with_name("programs") / "everything.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parents[1] / "programs" / "every_call.py"
 DEADLINE = 50.0  # seconds for a job
 
 Commands = list[tuple[list[str], dict[str, str]]]
@@ -161,7 +160,7 @@ def test_interface_of_each_family(tmp_path: Path) -> None:
 
 def test_the_program_notices_one_bit() -> None:
     """What these jobs run fails when a result differs in its last bit, and says where."""
-    spec = importlib.util.spec_from_file_location("everything", PROGRAM)
+    spec = importlib.util.spec_from_file_location("every_call", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
     everything = importlib.util.module_from_spec(spec)

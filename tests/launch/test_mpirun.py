@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "tests/programs/mpi_ends.py"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests/programs/mpi_exits.py"
 JOINS = ROOT / "tests/programs/mpi_joins.py"
-EVERYTHING = ROOT / "tests/programs/everything.py"
+EVERYTHING = ROOT / "tests/programs/every_call.py"
 DEADLINE = 50.0
 
 # What an mpirun needs on a machine with few cores, in a container.

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(params=["gpu_arrays", "gpu_staging"])
 def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of a program that makes arrays."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "programs"))
     yield importlib.import_module(request.param)
     del sys.modules[request.param]
 

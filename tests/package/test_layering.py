@@ -1,4 +1,4 @@
-"""The house: which module may know of which, and what a file may be called and weigh."""
+"""The house: the folder is the layer. Which may know of which, and what a file may be called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sorted((ROOT / "cydist").rglob("*.py"))
 CYTHON = sorted([*(ROOT / "src").rglob("*.pyx"), *(ROOT / "cydist").rglob("*.pxd")])
 KERNELS = sorted((ROOT / "src/kernels").glob("*.[ch]"))
@@ -23,64 +23,48 @@ CODE = sorted(
     if path.suffix in {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ""} and path.is_file()
 )
 
-# docs/architecture.md draws these.
-LAYERS = {
-    0: "_native",
-    1: "waiting work types errors config",
-    2: "agreement codec devices driver folding group running executor registry routing tuning "
-    "crossings nonmember "
-    "rendezvous meeting names interfaces launchers multicast stores door auth secret",
-    3: "backends",
-    4: "making world",
-    5: "arguments calling collectives coalesced deprecated entries monitored scans p2p objects "
-    "shared shrinking",
-    6: "launch testing bench interop",
-}
-LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
-API = 5  # `import cydist` inside the package; what __init__ itself imports is free
+# The folders of cydist/, from the ground up: each imports from those above it in this list. Folders
+# of one line know nothing of each other. Two are none: LEAVES are the modules at the top that
+# import no folder, FACE is `cydist` itself and the other modules there, which users import.
+LEAVES, FACE = "leaves", "cydist"
+ORDER = f"""
+    _native
+    {LEAVES}
+    devices
+    net
+    stores
+    launch tuning
+    rendezvous
+    groups
+    backends
+    backends/host
+    backends/mpi backends/nccl backends/torch
+    api
+    {FACE}
+    interop
+    interop/torch
+    testing
+    bench
+"""
+LEVEL = {room: level for level, line in enumerate(ORDER.split("\n")) for room in line.split()}
+MOST_AT_THE_TOP = 22
 
-# Compiled code: the rooms, and what each may cimport of the others. The rooms "algorithms"
-# and "transports" are the folders in src/; files that are not in one are named here.
-CIMPORTS: dict[str, set[str]] = {
-    "abi": set(),
-    "kernels": {"abi"},
-    "array": {"abi", "kernels"},
-    "engine": {"abi", "kernels", "array"},
-    "rehearsal": {"abi"},
-    "algorithms": {"abi"},
-    "transports": {"abi"},
-}
-ROOM_OF = {
-    "waiting": "abi",
-    "failpoints": "abi",
-    "notices": "abi",
-    "failures": "engine",
-    "messages": "engine",
-    "turn": "engine",
-    "choices": "engine",
-    "short": "engine",
-    "short_messages": "engine",
-    "short_streams": "engine",
-    "shortcuts": "engine",
-    "torch_options": "engine",
-    "dlpack": "array",
-    "overlaps": "array",
-    "parts": "array",
-    "exporters": "array",
-    "plain": "array",
-    "linux": "transports",
-    "stream": "transports",
-}
+# The folders of src/: each cimports from those before it in a line, and from what these may.
+CHAINS = """
+    abi kernels arrays engine fastpath
+    abi algorithms algorithms/windows
+    abi transports transports/shm transports/stream transports/mpi
+    transports transports/inproc
+    abi testing
+"""
 ABOVE_THE_ENGINE = re.compile(r"^\s*(?:from|import)\s+cydist\.(?!_native)(\w+)", re.M)
+CIMPORTED = re.compile(
+    r"^\s*(?:from\s+cydist\._native\.(\w+)\s+c?import|c?import\s+cydist\._native\.(\w+))", re.M
+)
 
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def module_of(path: Path) -> str:
-    """The name that LAYERS knows a module by: "stores" for cydist/stores/tcp.py."""
-    return path.relative_to(ROOT / "cydist").with_suffix("").parts[0]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -91,26 +75,72 @@ def imports_of(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(path)}:{node.lineno}: imports are absolute"
-            if node.module == "cydist":
-                found |= {
-                    f"cydist.{alias.name}" if is_module(alias.name) else "cydist"
-                    for alias in node.names
-                }
-            else:
-                found.add(node.module or "")
+            whole = node.module or ""
+            for alias in node.names:
+                found.add(name if file_of(name := f"{whole}.{alias.name}") else whole)
     return {name for name in found if name.split(".")[0] == "cydist"}
 
 
-def is_module(name: str) -> bool:
-    return (ROOT / "cydist" / name).is_dir() or (ROOT / "cydist" / f"{name}.py").is_file()
+def file_of(module: str) -> Path | None:
+    """Where a module of cydist is, or the package; None for what is no module."""
+    path = ROOT.joinpath(*module.split("."))
+    found = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in found if file.is_file()), None)
 
 
-def native_room(name: str) -> str:
-    """Which row of CIMPORTS the compiled module `name` belongs to."""
-    for room in ("algorithms", "transports"):
-        if (ROOT / "src" / room / f"{name}.pyx").exists():
-            return room
-    return ROOM_OF.get(name, name)
+def room_of(path: Path) -> str:
+    """The name that ORDER knows a module's place by: "backends/host", say."""
+    folder = path.parent.relative_to(ROOT / "cydist")
+    if folder.parts:
+        return str(folder)
+    below = {room_at_the_top(name) for name in imports_of(path)} - {"_native", ""}
+    return FACE if below or path.stem == "__init__" else LEAVES
+
+
+def room_at_the_top(module: str) -> str:
+    """The folder in cydist/ that a module is in, "" for none."""
+    file = file_of(module) or file_of("cydist._native")
+    assert file is not None
+    folder = file.relative_to(ROOT / "cydist").parts[:-1]
+    return folder[0] if folder else "" if file.stem != "__init__" else FACE
+
+
+def native_rooms() -> dict[str, str]:
+    """Each compiled module, and the folder of src/ that it is in. What is only declared, in a .pxd
+    without a .pyx, belongs to the lowest folder that uses it."""
+    rooms = {
+        path.stem: str(path.parent.relative_to(ROOT / "src"))
+        for path in CYTHON
+        if path.suffix == ".pyx"
+    }
+    declared = [path.stem for path in CYTHON if path.suffix == ".pxd" and path.stem not in rooms]
+    users: dict[str, set[str]] = {name: set() for name in declared}
+    for path in CYTHON:
+        for name in cimports_of(path) & set(declared):
+            if path.stem in rooms:
+                users[name].add(rooms[path.stem])
+    for name in declared:
+        common = [
+            room for room in users[name] if all(room in below(other) for other in users[name])
+        ]
+        shared = set.intersection(*(below(room) for room in users[name]))
+        rooms[name] = common[0] if common else max(shared, key=lambda room: len(below(room)))
+    return rooms
+
+
+def cimports_of(path: Path) -> set[str]:
+    return {name for names in CIMPORTED.findall(path.read_text()) for name in names if name}
+
+
+def below(room: str) -> set[str]:
+    """The folders of src/ that one of them may know, itself too."""
+    found = {room}
+    for line in CHAINS.split("\n"):
+        rooms = line.split()
+        if room in rooms[1:]:
+            for lower in rooms[: rooms.index(room)]:
+                found |= below(lower)
+    return found
 
 
 def check_each(paths: list[Path], found_in: Callable[[Path], object]) -> None:
@@ -119,20 +149,30 @@ def check_each(paths: list[Path], found_in: Callable[[Path], object]) -> None:
     assert {relative(path): found for path in paths if (found := found_in(path))} == {}
 
 
+def test_every_folder_has_its_place() -> None:
+    """ORDER and CHAINS name the folders that there are, and no others."""
+    assert {room_of(path) for path in PYTHON} == set(LEVEL)
+    assert set(native_rooms().values()) == set(CHAINS.split())
+
+
 def test_imports_point_down() -> None:
-    """A module imports from its own layer and from those below."""
+    """A module imports from its own folder and from those below, inside functions and for type
+    checkers, too: so there is no circle of folders."""
 
     def upward(path: Path) -> set[str]:
-        layer = LAYER_OF[module_of(path)]
+        own = room_of(path)
         # Compiled code raises the classes of errors.py, nothing else of Python's.
-        free = {"cydist.errors"} if module_of(path) == "_native" else set()
-        return {
-            name
-            for name in imports_of(path) - free
-            if (LAYER_OF[name.split(".")[1]] if "." in name else API) > layer
-        }
+        free = {"cydist.errors"} if own == "_native" else set()
+        rooms = {name: room_of(file) for name in imports_of(path) - free if (file := file_of(name))}
+        return {name for name, room in rooms.items() if room != own and LEVEL[room] >= LEVEL[own]}
 
-    check_each([path for path in PYTHON if path != ROOT / "cydist/__init__.py"], upward)
+    check_each(PYTHON, upward)
+
+
+def test_few_at_the_top() -> None:
+    """At the top of cydist/ lie folders, leaves, and modules that users import; not many."""
+    top = [path.name for path in (ROOT / "cydist").iterdir() if path.name != "__pycache__"]
+    assert len(top) <= MOST_AT_THE_TOP, sorted(top)
 
 
 def test_one_door_to_compiled_code() -> None:
@@ -141,26 +181,26 @@ def test_one_door_to_compiled_code() -> None:
     def inside(path: Path) -> set[str]:
         return {name for name in imports_of(path) if name.startswith("cydist._native.")}
 
-    check_each([path for path in PYTHON if module_of(path) != "_native"], inside)
+    check_each([path for path in PYTHON if room_of(path) != "_native"], inside)
 
 
-def test_cimports_stay_in_their_room() -> None:
+def test_cimports_point_down() -> None:
     """An algorithm never sees a transport or a dtype, a transport never an algorithm."""
+    rooms = native_rooms()
 
     def elsewhere(path: Path) -> set[str]:
-        room, text = native_room(path.stem), path.read_text()
-        cimported = set(re.findall(r"^\s*from\s+cydist\._native\.(\w+)\s+cimport", text, re.M))
-        cimported |= set(re.findall(r"^\s*cimport\s+cydist\._native\.(\w+)", text, re.M))
-        return {name for name in cimported if native_room(name) not in CIMPORTS[room] | {room}}
+        known = below(rooms[path.stem])
+        return {name for name in cimports_of(path) if rooms[name] not in known}
 
     check_each(CYTHON, elsewhere)
 
 
 def test_compiled_code_imports_nothing_above_it() -> None:
     """Compiled code knows errors.py; algorithms do not even know that."""
+    rooms = native_rooms()
 
     def above(path: Path) -> set[str]:
-        allowed = set() if native_room(path.stem) == "algorithms" else {"errors"}
+        allowed = set() if rooms[path.stem].startswith("algorithms") else {"errors"}
         return set(ABOVE_THE_ENGINE.findall(path.read_text())) - allowed
 
     check_each(CYTHON, above)
@@ -168,8 +208,9 @@ def test_compiled_code_imports_nothing_above_it() -> None:
 
 def test_no_gil_below_the_engine() -> None:
     """Algorithms and transports never take the GIL in the middle of a call."""
-    below = [path for path in CYTHON if native_room(path.stem) in ("algorithms", "transports")]
-    check_each(below, lambda path: "with gil" in path.read_text())
+    rooms = native_rooms()
+    under = [path for path in CYTHON if rooms[path.stem].startswith(("algorithms", "transports"))]
+    check_each(under, lambda path: "with gil" in path.read_text())
 
 
 def test_kernels_are_plain_c() -> None:
@@ -273,7 +314,7 @@ def loaded_by_rank() -> set[str]:
             "concurrent.futures",
             "urllib.parse",
         ),
-        *("cydist.stores.leases", "cydist.stores.listening", "cydist.stores.tcp_server"),
+        *("cydist.stores.server_refcount", "cydist.stores.listen", "cydist.stores.tcp_server"),
     ],
 )
 def test_rank_loads_only_what_it_needs(module: str, loaded_by_rank: set[str]) -> None:

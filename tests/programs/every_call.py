@@ -1,9 +1,9 @@
 """A rank of a real job: every public call, each result compared bit for bit with the oracle.
 
-    python everything.py                    variables of a launcher say which rank this is
-    python everything.py URL RANK SIZE      the command line does; RANK - : the URL counts them
-    python everything.py --spawn SIZE       children of this process are the ranks
-    python everything.py --backend mpi      a launcher's variables, and another backend than tcp
+    python every_call.py                    variables of a launcher say which rank this is
+    python every_call.py URL RANK SIZE      the command line does; RANK - : the URL counts them
+    python every_call.py --spawn SIZE       children of this process are the ranks
+    python every_call.py --backend mpi      a launcher's variables, and another backend than tcp
 
 A rank prints "rank R of P: N results as expected" last. What differs is printed with the call,
 group and rank, and ends the rank with code 1.

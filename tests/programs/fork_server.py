@@ -1,6 +1,6 @@
 """Worlds of forked ranks, one of which dies or stops at a chosen place: a server of trials.
 
-    python deaths.py < trials > outcomes
+    python fork_server.py < trials > outcomes
 
 Each line of the input is a trial, JSON with the fields of `Trial`; each line of the output says
 what its ranks saw: a list with, for each rank, `code` (how the process ended, as in

@@ -2,7 +2,7 @@
 
 Ranks may share one GPU: each says that it is a host of its own, and NCCL then talks over sockets
 on the loopback interface. With STANDIN=FOLDER the step runs without a GPU, over the stand-ins for
-CUDA and NCCL that tests/cuda_standin.py builds there.
+CUDA and NCCL that tests/support/fake_cuda.py builds there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np  # noqa: E402
 from gpu_arrays import all_kinds, share_a_gpu  # noqa: E402

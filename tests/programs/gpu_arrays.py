@@ -110,14 +110,14 @@ def stand_in() -> Any:
     where it is installed, torch, whose library is the result. Before anything imports cupy."""
     if not (folder := os.environ.get("STANDIN")):
         return None
-    import cuda_standin
+    import fake_cuda
 
-    cuda_standin.install(Path(folder))
+    fake_cuda.install(Path(folder))
     if importlib.util.find_spec("torch") is None:
         return None
-    import torch_standin
+    import fake_torch_cuda
 
-    return torch_standin.install(Path(folder))
+    return fake_torch_cuda.install(Path(folder))
 
 
 def all_kinds() -> Iterator[Any]:

@@ -8,13 +8,13 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 from gpu_arrays import all_kinds, share_a_gpu
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 
 share_a_gpu()
 kind = next(all_kinds())
@@ -23,7 +23,7 @@ array = kind.array(np.ones(3))
 for group in (None, dist.new_group(), dist.new_group(backend="cpu:tcp,cuda:nccl")):
     dist.all_reduce(array, group=group)
 dist.barrier()
-left = [key for key in world.current().store.list_keys() if key.endswith("/id/0")]
+left = [key for key in process_groups.current().store.list_keys() if key.endswith("/id/0")]
 said = {"port": int(os.environ["MASTER_PORT"]), "left": left, "sum": kind.get(array).tolist()}
 sys.stdout.write(json.dumps(said) + "\n")
 dist.destroy_process_group()

@@ -17,14 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 from gpu_arrays import stand_in
 
 import cydist as dist
-from cydist import asarray, devices
-from cydist.backends import staged_messages, staging
+from cydist import asarray
+from cydist.backends.host import staging_group, staging_p2p
+from cydist.devices import array_libraries
 from cydist.testing import oracle
 
 SIZES = (0, 1, 1000, 3_000_001)
@@ -33,7 +34,7 @@ ROUNDS = 7
 SIDE = 4000  # of the matrices that keep the GPU busy
 if "STANDIN" in os.environ:  # as many chunks, of less
     SIZES, LARGE, SIDE = (0, 1, 1000, 40_001), 1 << 20, 200
-    staging.SLOT_BYTES = staged_messages.PIECE_BYTES = 1 << 16
+    staging_group.SLOT_BYTES = staging_p2p.PIECE_BYTES = 1 << 16
 
 
 class Cupy:
@@ -185,7 +186,7 @@ def figures(library: Any) -> dict[str, float]:
     """Median seconds; `share` is the slower of copy and host over staged, at least 0.7."""
     x = library.array(np.ones(LARGE // 4, "f4"))
     array = asarray(x)
-    copier, index = devices.copier_of(array), array.device_index
+    copier, index = array_libraries.copier_of(array), array.device_index
     slot, stream = copier.pinned(LARGE).typed(array), copier.stream(index)
     host = np.ones(LARGE // 4, "f4")
 
@@ -220,7 +221,7 @@ def main() -> None:
     stand_in()
     only = os.environ.get("ONLY", "")
     if only == "torch":
-        devices._libraries["cupy"] = None  # as where it is not installed
+        array_libraries._libraries["cupy"] = None  # as where it is not installed
     dist.init_process_group("tcp", timeout=60.0)
     said: dict[str, Any] = {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
     for kind in (Cupy, Torch):

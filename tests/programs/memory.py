@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 import cydist as dist
-from cydist.bench.loops import resident
+from cydist.bench.rank_loop import resident
 
 NBYTES = int(sys.argv[1])
 COUNT = NBYTES // 4

@@ -1,6 +1,6 @@
 """How long calls over MPI take by our algorithms, beside MPI's own by the same checks.
 
-    CYDIST_TRANSPORT=mpi mpirun -n 4 python tests/programs/mpi_ways_time.py
+    CYDIST_TRANSPORT=mpi mpirun -n 4 python tests/programs/mpi_algorithms_time.py
 
 Both ways by turns in one job; microseconds per call of float32, medians of the rounds on rank 0.
 """
@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 import cydist as dist
-from cydist import tuning
+from cydist.tuning import table as tuning_table
 
 OURS = {
     "barrier": "dissemination",
@@ -64,7 +64,7 @@ def main():
             os.environ["CYDIST_ALGORITHM"] = ",".join(
                 f"{name}:{ours if way == 'ours' else 'native'}" for name, ours in OURS.items()
             )
-            tuning.reload()
+            tuning_table.reload()
             for nbytes in map(int, options.sizes.split(",")):
                 for name, call in calls_of(nbytes, dist.get_world_size()).items():
                     found.setdefault((name, nbytes), {}).setdefault(way, []).append(

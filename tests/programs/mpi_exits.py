@@ -1,4 +1,4 @@
-"""A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_ends.py WAY [ARGUMENT]`.
+"""A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_exits.py WAY [ARGUMENT]`.
 
 Calls have ten minutes here, so whoever waits for a rank that is gone shows its stack and ends
 before they do.

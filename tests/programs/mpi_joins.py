@@ -1,4 +1,4 @@
-"""How ranks join a job, as mpi_ends.py: `mpirun -n 3 python mpi_joins.py WAY [ARGUMENT]`."""
+"""How ranks join a job, as mpi_exits.py: `mpirun -n 3 python mpi_joins.py WAY [ARGUMENT]`."""
 
 import faulthandler
 import os
@@ -7,10 +7,10 @@ import sys
 import threading
 
 import numpy as np
-from mpi_ends import WAYS, join, see_leave, total, way
+from mpi_exits import WAYS, join, see_leave, total, way
 
 import cydist as dist
-from cydist import launchers
+from cydist.rendezvous import launcher_env
 
 
 @way
@@ -54,7 +54,7 @@ def unfit():
     try:
         join("mpi")
     except (dist.DistError, ValueError) as error:
-        rank = launchers.place().rank
+        rank = launcher_env.place().rank
         print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
         print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
 
@@ -63,9 +63,9 @@ def unfit():
 def half_made(where, how):
     """Rank 1 fails when all have come, just before MPI makes their communicator. Rank 0, which
     waits for that, has a deadline, or gets a Ctrl-C."""
-    from cydist.backends.mpi import making
+    from cydist.backends.mpi import create
 
-    rank, make = launchers.place().rank, making._communicator
+    rank, make = launcher_env.place().rank, create._communicator
 
     def fail(*given):
         raise RuntimeError("failed just now")
@@ -74,7 +74,7 @@ def half_made(where, how):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         return make(*given)
 
-    making._communicator = fail if rank == 1 else make if how == "late" else interrupted
+    create._communicator = fail if rank == 1 else make if how == "late" else interrupted
     timeout = 3 if how == "late" else 600
     if where == "beside-tcp":
         join("tcp")
@@ -94,13 +94,13 @@ def half_made(where, how):
 @way
 def deaf():
     """Rank 0 can listen nowhere: the job works, and what late ranks do is not told."""
-    from cydist.backends.mpi import meeting
+    from cydist.backends.mpi import bootstrap
 
     def refuse(*given, **named):
         raise OSError("no descriptor is left")
 
-    if launchers.place().rank == 0:
-        meeting.Connections = refuse
+    if launcher_env.place().rank == 0:
+        bootstrap.Connections = refuse
     rank, size = join()
     assert total(1) == size
     try:

@@ -1,6 +1,6 @@
 """How long calls over MPI take, beside mpi4py's non-blocking ones polled until they are complete.
 
-    CYDIST_TRANSPORT=mpi mpirun -n 2 python tests/programs/mpi_polled_time.py
+    CYDIST_TRANSPORT=mpi mpirun -n 2 python tests/programs/mpi_nonblocking_time.py
 
 By turns in one process, a few milliseconds each: the tenth percentile of cydist's rounds, in
 microseconds per call of float32 on rank 0, its ratio to mpi4py's, and mpi4py's to itself.

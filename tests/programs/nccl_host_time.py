@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 TESTS = Path(__file__).parent.parent
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "support"))
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ROUNDS, CALLS, COUNT = 30, 500, 12
 STREAM = 77
@@ -70,11 +70,11 @@ def tensor(folder: str) -> Any:
         torch: Any = importlib.import_module("torch")
     except ImportError:
         return None
-    import gpu_tensors
+    import fake_torch_tensors
 
     torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
     torch._C._cuda_getCurrentRawStream = {0: STREAM}.__getitem__
-    gpu_tensors.shown_on_gpus(folder)(0)
+    fake_torch_tensors.shown_on_gpus(folder)(0)
     return torch.ones(COUNT)
 
 
@@ -145,23 +145,23 @@ def ways(x: Any, other: Any, y: Any) -> dict[str, tuple[Callable[[], Any], Calla
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        standin = built(TESTS / "nccl/standin.c", folder, "libnccl.so.2")
+        standin = built(TESTS / "backends/nccl/fake_nccl.c", folder, "libnccl.so.2")
         source = Path(folder, "nothing.c")
         source.write_text(NOTHING, encoding="ascii")
         replace_cuda(built(source, folder, "nothing.so"))
         y = tensor(folder)
     warnings.simplefilter("ignore")  # that there is no CUDA
-    import cupy_arrays
+    import fake_cupy
     from gpu_overhead import measured
 
     import cydist as dist
-    from cydist.backends.nccl import gpu
+    from cydist.backends.nccl import cuda
 
-    cupy = cupy_arrays.cupy
+    cupy = fake_cupy.cupy
     cupy.cuda.is_available = lambda: True
-    gpu.CupyGpu.identity = lambda self: f"nothing/{RANK}"  # type: ignore[method-assign]
+    cuda.CupyGpu.identity = lambda self: f"nothing/{RANK}"  # type: ignore[method-assign]
     dist.init_process_group("nccl", timeout=60)
-    arrays = [cupy_arrays.on_gpu(np.ones(COUNT, np.float32)) for _ in range(2)]
+    arrays = [fake_cupy.on_gpu(np.ones(COUNT, np.float32)) for _ in range(2)]
     with cupy.cuda.stream._BaseStream(STREAM, 0):
         chosen = ways(*arrays, y)
         standin.standin_do_nothing()

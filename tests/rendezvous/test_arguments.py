@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist import auth, launchers, rendezvous
 from cydist.errors import DistError
+from cydist.net import auth
+from cydist.rendezvous import handlers, launcher_env
 from cydist.stores import HashStore
 
 
@@ -17,7 +18,7 @@ from cydist.stores import HashStore
 def by_hand() -> Iterator[None]:
     """No launcher says who we are, and no file of the user is made."""
     with pytest.MonkeyPatch.context() as patch:
-        for each in launchers.LAUNCHERS:
+        for each in launcher_env.LAUNCHERS:
             for name in each.rank + each.size:
                 patch.delenv(name, raising=False)
         auth.forget_secret()
@@ -52,19 +53,19 @@ def by_hand() -> Iterator[None]:
 def test_bad_arguments_are_refused(method: str, rank: int, size: int, says: str) -> None:
     """What is missing, unknown or given twice is a ValueError that names it."""
     with pytest.raises(ValueError, match=says):
-        rendezvous.rendezvous(method, rank=rank, world_size=size, timeout=0)
+        handlers.rendezvous(method, rank=rank, world_size=size, timeout=0)
 
 
 def test_store_and_url_exclude_each_other() -> None:
     """Two ways to meet are one too many; a store needs rank and size."""
     with pytest.raises(ValueError, match="not both"):
-        rendezvous.rendezvous("env://", rank=0, world_size=1, store=HashStore())
+        handlers.rendezvous("env://", rank=0, world_size=1, store=HashStore())
     with pytest.raises(ValueError, match="world_size"):
-        rendezvous.rendezvous(rank=0, store=HashStore())
+        handlers.rendezvous(rank=0, store=HashStore())
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_no_url_crashes_the_parser(text: str) -> None:
     """Any text for an URL is a ValueError or a typed error, and quickly."""
     with pytest.raises((ValueError, DistError)):
-        rendezvous.rendezvous("tcp://" + text, rank=1, world_size=2, timeout=0)
+        handlers.rendezvous("tcp://" + text, rank=1, world_size=2, timeout=0)

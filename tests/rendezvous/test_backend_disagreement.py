@@ -12,16 +12,20 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from meetings import HOST, WAIT, stand_alone, together
+from thread_rendezvous import HOST, WAIT, stand_alone, together
+from transport_ranks import free_port
 
 import cydist as dist
-from cydist import _native, devices, meeting, registry, world
-from cydist.backends import endpoint
-from cydist.backends.host import HostGroup
+from cydist import _native
+from cydist.api import process_groups
+from cydist.backends.host import endpoint
+from cydist.backends.host.group import HostGroup
+from cydist.devices import array_libraries
 from cydist.errors import MismatchError, RendezvousError, StoreTimeoutError
+from cydist.groups import registry
+from cydist.rendezvous import check_in
 from cydist.stores import HashStore, MembersStore
 from cydist.testing import run_threads
-from transports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +38,7 @@ def started(asked: list[str | None], **where: Any) -> list[Any]:
     """What init_process_group gives on ranks that ask for these: an error, or a backend's name."""
 
     def rank(number: int, backend: str | None) -> str:
-        world.thread_is_rank()
+        process_groups.thread_is_rank()
         dist.init_process_group(backend, rank=number, world_size=len(asked), timeout=WAIT, **where)
         try:
             return dist.get_backend()
@@ -68,7 +72,7 @@ def test_different_backends_are_refused_at_the_start(way: str, tmp_path: Path) -
 def test_a_choice_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """backend=None comes to NCCL on a rank that has cupy and a GPU, and to TCP on the other."""
     found = iter([True, False])
-    monkeypatch.setattr(devices, "has_nccl", lambda: next(found))
+    monkeypatch.setattr(array_libraries, "has_nccl", lambda: next(found))
     text = refusal(started([None, None], store=HashStore()))
     assert "'cpu:tcp,cuda:nccl' on rank" in text
     assert "'tcp' on rank" in text
@@ -82,7 +86,7 @@ def test_a_choice_may_be_what_another_rank_names() -> None:
 
 def test_the_ranks_of_a_large_job_are_not_all_listed() -> None:
     """Sixteen of each kind are."""
-    said = meeting.differences([b"tcp"] * 40 + [b"mpi"], range(41), "rendezvous")
+    said = check_in.differences([b"tcp"] * 40 + [b"mpi"], range(41), "rendezvous")
     assert "14, 15, ...; 'mpi' on rank 40. " in said
 
 
@@ -191,7 +195,7 @@ def test_a_late_member_is_no_other() -> None:
     asked = threading.Event()
 
     def body(rank: int) -> None:
-        default = world.current().groups[world.DEFAULT_GROUP]
+        default = process_groups.current().groups[process_groups.DEFAULT_GROUP]
         if rank == 0:
             assert asked.wait(WAIT)
         else:
@@ -241,7 +245,7 @@ def test_who_is_no_member_asks_for_the_same_where_all_ranks_are_needed(
 def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be late, and could not come if each of a thousand asked it again and again; those that
     do not ask hear of a difference from those that do."""
-    monkeypatch.setattr(meeting, "MOST_LOOKING", 1)
+    monkeypatch.setattr(check_in, "MOST_LOOKING", 1)
     store, asking = HashStore(), set[int]()
     looking, waiting = threading.Barrier(3), threading.Semaphore(0)
 
@@ -269,7 +273,7 @@ def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(part, "meet", watched)
         with pytest.raises(RendezvousError) as refused:
-            meeting.agree(part, rank, range(4), "gloo", "new_group", ask)
+            check_in.agree(part, rank, range(4), "gloo", "new_group", ask)
         return str(refused.value)
 
     said = together(*(partial(come, rank) for rank in range(1, 4)))

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meetings import HOST, WAIT, check_met, meet, stand_alone, together
+from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 
-from cydist import auth, launchers, rendezvous
 from cydist.errors import AuthenticationError, RendezvousError
+from cydist.net import auth
+from cydist.rendezvous import handlers, launcher_env
 from cydist.stores import FileStore, HashStore, Store, TCPStore
-from cydist.stores.members import release
+from cydist.stores.membership_store import release
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ class Board(HashStore):
 
 
 def met(board: Store, rank: int, size: int = 2, timeout: float = WAIT) -> Any:
-    return rendezvous.rendezvous_by(
+    return handlers.rendezvous_by(
         board, lambda deadline: HOST, rank=rank, world_size=size, timeout=timeout
     )
 
@@ -149,7 +150,7 @@ def test_a_store_of_another_secret_is_an_error_before_the_deadline() -> None:
 def test_agents_that_counted_different_restarts_are_one_job(counts: tuple[str, str]) -> None:
     """Each agent of torchrun counts the restarts of its own workers."""
     common = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "r"}
-    names = {launchers.job_id(common | {"TORCHELASTIC_RESTART_COUNT": n}) for n in counts}
+    names = {launcher_env.job_id(common | {"TORCHELASTIC_RESTART_COUNT": n}) for n in counts}
     assert names == {"torchrun r"}
 
 
@@ -159,7 +160,7 @@ def test_a_failed_start_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) 
     slurm |= {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    path = str(launchers.job_file(launchers.job_id()))
+    path = str(launcher_env.job_file(launcher_env.job_id()))
     with ExitStack() as leftovers, nobody() as port:
         left = FileStore(path, 3)
         leftovers.callback(left.close)

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from transport_ranks import free_port
 
-from cydist import multicast
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
+from cydist.rendezvous import multicast
 from cydist.stores import MembersStore, TCPStore
-from transports import free_port
 
 HOST = "127.0.0.1"
 DEADLINE = 50
@@ -26,7 +26,7 @@ TIMEOUT = 600
 PROGRAM = """
 import json, os, signal, sys, threading, time
 import cydist as dist
-from cydist import auth
+from cydist.net import auth
 auth.set_secret(bytes(range(32)))
 {before}
 try:
@@ -51,14 +51,14 @@ def join(self, rank, join=MembersStore.join):
 MembersStore.join = join
 """
 GATHERING = f"""
-import cydist.meeting as r
+import cydist.rendezvous.check_in as r
 def gather(meeting, *rest):
     meeting.wait(['here/1', 'here/2'])
     {KILL}
 r._gather = gather
 """
 CONNECTING = f"""
-import cydist.backends.connections as c
+import cydist.backends.host.connections as c
 c.Connections = lambda *a, **k: {KILL}
 """
 
@@ -169,7 +169,7 @@ def test_death_is_told_at_once(
 def test_latecomers_are_told(ranks: Ranks) -> None:
     """A rank that comes when another has died already is told as the others were."""
     how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
-    stay = f"import cydist.meeting; cydist.meeting.LATECOMERS_SECONDS = {TIMEOUT}"
+    stay = f"import cydist.rendezvous.check_in as c; c.LATECOMERS_SECONDS = {TIMEOUT}"
     first = ranks.start(how.format(rank=0), stay)
     victim = ranks.start(how.format(rank=2), CHECKING_IN.replace(", 'here/1'", ""))
     victim.wait(DEADLINE)
@@ -196,7 +196,7 @@ def test_death_without_a_rank_is_told(ranks: Ranks) -> None:
         multicast._own_address(group, 9)
     except RendezvousError:
         pytest.skip(f"no route to {group}")
-    here = "import cydist.multicast; cydist.multicast.HOPS = 0\n"
+    here = "import cydist.rendezvous.multicast; cydist.rendezvous.multicast.HOPS = 0\n"
     die = CHECKING_IN.replace("['here/0', 'here/1']", "[str(i) for i in range(3) if i != rank]")
     die = die.replace("dist._native.arm_failpoint('rendezvous:kill')", KILL)
     how = f"'tcp://{group}:{free_port()}', world_size=3"
@@ -240,7 +240,7 @@ def test_stopped_rank_zero_costs_the_timeout(ranks: Ranks) -> None:
 def test_closing_the_store_is_no_death(master: TCPStore) -> None:
     """A process that closes its store is not missed; one that ends in any other way is."""
     script = (
-        "from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.net import auth; auth.set_secret(bytes(range(32)))\n"
         "from cydist.stores import MembersStore, TCPStore\n"
         f"store = TCPStore('{HOST}', {master.port}); part = MembersStore('p', store, [0, 1])\n"
         "part.join(1); store.add('here', 1)\n"
@@ -282,8 +282,8 @@ def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        pytest.param("crossings", "share", id="before-the-first-group"),
-        pytest.param("backends.host", "of_link", id="after-ranks-have-met"),
+        pytest.param("tuning.file", "share", id="before-the-first-group"),
+        pytest.param("backends.host.group", "of_link", id="after-ranks-have-met"),
     ],
 )
 def test_trouble_is_told_at_once(ranks: Ranks, module: str, function: str) -> None:
@@ -397,7 +397,7 @@ def test_an_end_after_the_job_is_no_death(master: TCPStore) -> None:
     it is in what else it joined over that store."""
     script = (
         "import cydist as dist\n"
-        "from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "from cydist.net import auth; auth.set_secret(bytes(range(32)))\n"
         "from cydist.stores import MembersStore\n"
         f"store = dist.TCPStore('{HOST}', {master.port})\n"
         "MembersStore('p', store, [0, 1]).join(1)\n"

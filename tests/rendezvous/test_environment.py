@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meetings import HOST, WAIT, check_met, meet, stand_alone, together
+from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
+from transport_ranks import free_port
 
-from cydist import auth, launchers, rendezvous
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.net import auth
+from cydist.rendezvous import handlers, launcher_env
 from cydist.stores import TCPStore
-from transports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def test_query_gives_rank_and_size() -> None:
     url = f"tcp://{HOST}:{free_port()}"
     check_met(
         together(
-            lambda: rendezvous.rendezvous(f"{url}?rank=1&world_size=2", timeout=WAIT),
-            lambda: rendezvous.rendezvous(f"{url}?world_size=2", rank=0, timeout=WAIT),
+            lambda: handlers.rendezvous(f"{url}?rank=1&world_size=2", timeout=WAIT),
+            lambda: handlers.rendezvous(f"{url}?world_size=2", rank=0, timeout=WAIT),
         )
     )
 
@@ -43,7 +44,7 @@ def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", HOST)
     monkeypatch.setenv("MASTER_PORT", str(port))
-    store, rank, size = rendezvous.rendezvous(timeout=timedelta(seconds=WAIT))
+    store, rank, size = handlers.rendezvous(timeout=timedelta(seconds=WAIT))
     assert (rank, size) == (0, 1)
     assert TCPStore(HOST, port, timeout=WAIT).check(["cydist//1/job"])
     assert store.check(["job"])
@@ -92,7 +93,7 @@ def test_missing_variables_are_named(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=says):
-        rendezvous.rendezvous(rank=1, world_size=2, timeout=0)
+        handlers.rendezvous(rank=1, world_size=2, timeout=0)
 
 
 def launched(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
@@ -172,7 +173,7 @@ def test_a_wrong_port_of_the_store_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         place = os.environ["CYDIST_STORE_PORT"].partition(" ")[2]
         monkeypatch.setenv("CYDIST_STORE_PORT", f"70000 {place}")
         with pytest.raises(ValueError, match=r"CYDIST_STORE_PORT must be a number.*'70000'"):
-            rendezvous.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
+            handlers.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
 
 
 def test_a_rank_waits_where_the_launcher_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def test_a_rank_waits_where_the_launcher_listens(monkeypatch: pytest.MonkeyPatch
     a server may be silent elsewhere; then it says who is missing."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.05)
     with launched(monkeypatch), pytest.raises(RendezvousError, match="rank 0 is missing") as caught:
-        rendezvous.rendezvous("env://", rank=1, world_size=2, timeout=0.5)
+        handlers.rendezvous("env://", rank=1, world_size=2, timeout=0.5)
     assert "timeout after 0." in str(caught.value)
     assert caught.value.ranks == (0,)
 
@@ -193,7 +194,7 @@ def test_a_lost_descriptor_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
         os.close(lost)
         monkeypatch.setenv("CYDIST_STORE_FD", str(lost))
         with pytest.raises(DistNetworkError, match=rf"STORE_FD={lost} is not it.*close_fds=False"):
-            rendezvous.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
+            handlers.rendezvous("env://", rank=0, world_size=2, timeout=WAIT)
 
 
 @pytest.mark.parametrize("stale", ["closed", "file", "unix", "no number"])
@@ -234,7 +235,7 @@ def test_one_host_meets_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
-    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
+    monkeypatch.setattr(launcher_env, "has_mpi4py", lambda: False)
     for _ in range(2):
         check_met(meet("env://", [0, 1, 2]))
     (directory,) = tmp_path.iterdir()
@@ -247,9 +248,9 @@ def test_several_hosts_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
-    monkeypatch.setattr(launchers, "has_mpi4py", lambda: False)
+    monkeypatch.setattr(launcher_env, "has_mpi4py", lambda: False)
     with pytest.raises(ValueError, match=r"MASTER_ADDR.*hydra"):
-        rendezvous.rendezvous(timeout=0)
+        handlers.rendezvous(timeout=0)
 
 
 class FakeMPI:
@@ -298,8 +299,8 @@ def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
-    monkeypatch.setattr(launchers, "import_mpi", lambda: fake)
-    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
+    monkeypatch.setattr(launcher_env, "import_mpi", lambda: fake)
+    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
     check_met(meet("env://", [0, 1, 2]))
 
 
@@ -310,8 +311,8 @@ def test_ranks_missing_from_mpi_are_named(
     """Over MPI, too, nobody waits longer than the timeout, and the error says for whom."""
     monkeypatch.setenv("PMI_RANK", str(rank))
     monkeypatch.setenv("PMI_SIZE", "3")
-    monkeypatch.setattr(launchers, "import_mpi", lambda: FakeMPI(3))
-    monkeypatch.setattr(rendezvous, "public_address", lambda: HOST)
+    monkeypatch.setattr(launcher_env, "import_mpi", lambda: FakeMPI(3))
+    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
     with pytest.raises(RendezvousError, match="timeout") as caught:
-        rendezvous.rendezvous(timeout=0.05)
+        handlers.rendezvous(timeout=0.05)
     assert caught.value.ranks == late

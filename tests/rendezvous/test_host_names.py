@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from cydist import names, rendezvous
 from cydist.errors import DistNetworkError, RendezvousError, StoreTimeoutError
+from cydist.net import host_names
+from cydist.rendezvous import handlers
 from cydist.stores import TCPStore
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -21,7 +22,7 @@ WAIT = 30
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]"])
 def test_names_and_addresses_are_resolved(host: str) -> None:
     """Names, addresses and addresses in brackets give what to connect to."""
-    found = names.resolve(host, 80)
+    found = host_names.resolve(host, 80)
     assert {kind for _, kind, _, _, _ in found} == {socket.SOCK_STREAM}
     assert {address[1] for _, _, _, _, address in found} == {80}
     assert {address[0] for _, _, _, _, address in found} <= {"127.0.0.1", "::1"}
@@ -33,7 +34,7 @@ def test_names_and_addresses_are_resolved(host: str) -> None:
 def test_what_is_no_name_is_an_error(host: str) -> None:
     """A name that nobody knows, or that cannot be one, is an OSError."""
     with pytest.raises(OSError, match=r"."):
-        names.resolve(host, 80)
+        host_names.resolve(host, 80)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return ask(host, port, family, kind, protocol, flags)
 
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
-    monkeypatch.setattr(names, "PATIENCE", 0.05)
+    monkeypatch.setattr(host_names, "PATIENCE", 0.05)
     yield
     over.set()
 
@@ -61,7 +62,7 @@ def test_silent_name_service_costs_the_timeout() -> None:
     with pytest.raises(DistNetworkError, match="did not resolve 'localhost'"):
         TCPStore("localhost", 0, None, True)
     with pytest.raises(RendezvousError, match="did not resolve 'localhost'"):
-        rendezvous.rendezvous("tcp://localhost:29500", rank=1, world_size=2, timeout=0.05)
+        handlers.rendezvous("tcp://localhost:29500", rank=1, world_size=2, timeout=0.05)
     TCPStore("127.0.0.1", 0, None, True).close()
 
 

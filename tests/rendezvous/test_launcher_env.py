@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cydist import devices, launchers
+from cydist.devices import array_libraries
 from cydist.errors import RendezvousError
-from cydist.launchers import Place
+from cydist.rendezvous import launcher_env
+from cydist.rendezvous.launcher_env import Place
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -56,14 +57,14 @@ def no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("environ", "name", "place"), CASES)
 def test_launcher_is_recognised(environ: dict[str, str], name: str | None, place: Place) -> None:
     """Each launcher's variables give its name, the rank and the sizes."""
-    assert launchers.launcher(environ) == name
-    assert launchers.place(environ) == place
+    assert launcher_env.launcher(environ) == name
+    assert launcher_env.place(environ) == place
 
 
 def test_cydistrun_is_told_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our launcher sets torchrun's variables and one of its own."""
     monkeypatch.setenv("CYDIST_RUN_ID", "abc")
-    assert launchers.launcher(TORCHRUN) == "cydistrun"
+    assert launcher_env.launcher(TORCHRUN) == "cydistrun"
 
 
 @pytest.mark.parametrize(
@@ -73,12 +74,12 @@ def test_cydistrun_is_told_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_one_host_is_known_by_the_local_size(environ: dict[str, str], single: bool) -> None:
     """All ranks are here if the local size is the size."""
-    assert launchers.place(environ).single_host is single
+    assert launcher_env.place(environ).single_host is single
 
 
 def test_uneven_hosts_are_not_one_host() -> None:
     """Slurm's list of different numbers per host is no number, and no error."""
-    place = launchers.place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
+    place = launcher_env.place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
     assert place == Place(6, 8, 2, None)
     assert not place.single_host
 
@@ -86,7 +87,7 @@ def test_uneven_hosts_are_not_one_host() -> None:
 def test_a_rank_that_is_no_number_is_named() -> None:
     """The variable is in the message."""
     with pytest.raises(ValueError, match="RANK must be a number, not 'first'"):
-        launchers.place({"RANK": "first", "WORLD_SIZE": "2"})
+        launcher_env.place({"RANK": "first", "WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_rank_that_is_no_number_is_named() -> None:
 )
 def test_job_has_a_name(environ: dict[str, str], job: str) -> None:
     """Jobs, steps and restarts are told apart; nothing is invented."""
-    assert launchers.job_id(environ) == job
+    assert launcher_env.job_id(environ) == job
 
 
 def test_hydras_job_is_named_by_its_proxy() -> None:
@@ -109,7 +110,8 @@ def test_hydras_job_is_named_by_its_proxy() -> None:
     code = (
         "import ctypes, subprocess, sys\n"
         "ctypes.CDLL(None).prctl(15, b'hydra_pmi_proxy', 0, 0, 0)\n"
-        "ask = 'from cydist import launchers as l; print(l._server_id(\"hydra_pmi_proxy\"))'\n"
+        "ask = ('from cydist.rendezvous import launcher_env as l;'\n"
+        "       'print(l._server_id(\"hydra_pmi_proxy\"))')\n"
         "shell = ['sh', '-c', f\"'{sys.executable}' -c '{ask}'; true\"]\n"
         "for _ in range(2): subprocess.run(shell, check=True)"
     )
@@ -119,7 +121,7 @@ def test_hydras_job_is_named_by_its_proxy() -> None:
     first, second = process.stdout.decode().splitlines()
     assert first == second
     assert first.startswith("hydra_pmi_proxy ")
-    assert launchers._server_id("no such ancestor") == ""
+    assert launcher_env._server_id("no such ancestor") == ""
 
 
 @pytest.mark.parametrize(
@@ -143,15 +145,15 @@ def test_default_backend(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launchers, "has_mpi4py", lambda: installed)
-    assert launchers.default_backend() == backend
+    monkeypatch.setattr(launcher_env, "has_mpi4py", lambda: installed)
+    assert launcher_env.default_backend() == backend
 
 
 def test_default_backend_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL for what is on GPUs, if the process works on them; the CPU's is the same as ever."""
-    monkeypatch.setattr(launchers, "under_mpi", lambda: False)
-    monkeypatch.setattr(devices, "has_nccl", lambda: True)
-    assert launchers.default_backend() == "cpu:tcp,cuda:nccl"
+    monkeypatch.setattr(launcher_env, "under_mpi", lambda: False)
+    monkeypatch.setattr(array_libraries, "has_nccl", lambda: True)
+    assert launcher_env.default_backend() == "cpu:tcp,cuda:nccl"
 
 
 @pytest.mark.parametrize(
@@ -196,8 +198,8 @@ def test_who_works_on_gpus(
     if cupy:
         monkeypatch.setitem(sys.modules, "cupy", made)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(devices.importlib, "import_module", found)
-    assert devices.has_nccl() is expected
+    monkeypatch.setattr(array_libraries.importlib, "import_module", found)
+    assert array_libraries.has_nccl() is expected
     assert imported == (["cupy.cuda.nccl"] if cupy or torch_works else [])
 
 
@@ -206,16 +208,17 @@ def test_launcher_of_another_mpi_is_explained(monkeypatch: pytest.MonkeyPatch) -
     for name, value in OPENMPI.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RendezvousError, match=r"rank 1 of 4.*another MPI"):
-        launchers.check_mpi_agrees(0, 1)
+        launcher_env.check_mpi_agrees(0, 1)
     with pytest.raises(RendezvousError, match="MPI says rank 3 of 4"):
-        launchers.check_mpi_agrees(3, 4)
-    launchers.check_mpi_agrees(1, 4)
+        launcher_env.check_mpi_agrees(3, 4)
+    launcher_env.check_mpi_agrees(1, 4)
 
 
 def test_nothing_is_imported_to_find_out() -> None:
     """Looking for launchers and mpi4py does not start MPI, nor import torch or cupy."""
     code = (
-        "import sys; from cydist import rendezvous as r; r.launcher(); r.default_backend()\n"
+        "import sys; from cydist.rendezvous import handlers as r\n"
+        "r.launcher(); r.default_backend()\n"
         "print([m for m in ('mpi4py.MPI', 'torch', 'cupy') if m in sys.modules])"
     )
     process = subprocess.run(
@@ -229,8 +232,8 @@ def test_others_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / f"cydist-{os.geteuid()}").mkdir(mode=0o755)
     with pytest.raises(RendezvousError, match="0700"):
-        launchers.job_directory()
+        launcher_env.job_directory()
     (tmp_path / f"cydist-{os.geteuid()}").rmdir()
     (tmp_path / f"cydist-{os.geteuid()}").symlink_to("/tmp")
     with pytest.raises(RendezvousError, match="0700"):
-        launchers.job_directory()
+        launcher_env.job_directory()

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cydist import auth, rendezvous
 from cydist.errors import DistError, DistNetworkError
+from cydist.net import auth
+from cydist.rendezvous import handlers
 
 pytestmark = pytest.mark.usefixtures("secret")
 
@@ -35,7 +36,7 @@ def test_taken_port_is_named(url: Callable[[int], str]) -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(DistNetworkError, match=f"port {port} .*in use"):
-            rendezvous.rendezvous(url(port), rank=0, world_size=2, timeout=3600)
+            handlers.rendezvous(url(port), rank=0, world_size=2, timeout=3600)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_wrong_service_is_named(
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(DistError, match="not a cydist store"):
-            rendezvous.rendezvous(url(other.getsockname()[1]), rank=1, world_size=2, timeout=3600)
+            handlers.rendezvous(url(other.getsockname()[1]), rank=1, world_size=2, timeout=3600)
         other.shutdown(socket.SHUT_RDWR)
         thread.join(WAIT)
     for sock in held:

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meetings import HOST, WAIT, Outcome, check_met, meet, stand_alone, together
+from thread_rendezvous import HOST, WAIT, Outcome, check_met, meet, stand_alone, together
+from transport_ranks import free_port
 
-from cydist import auth, multicast, rendezvous
 from cydist.errors import (
     AuthenticationError,
     PeerFailedError,
     RendezvousError,
 )
+from cydist.net import auth
+from cydist.rendezvous import handlers, multicast
 from cydist.stores import HashStore, TCPStore
-from cydist.stores.members import release
-from transports import free_port
+from cydist.stores.membership_store import release
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def test_an_error_that_is_kept_does_not_hold_the_port() -> None:
     url, caught = f"tcp://{HOST}:{free_port()}", []
     for _ in range(3):
         with pytest.raises(RendezvousError, match="missing: rank 1") as error:
-            rendezvous.rendezvous(url, rank=0, world_size=2, timeout=0.05)
+            handlers.rendezvous(url, rank=0, world_size=2, timeout=0.05)
         caught.append(error)
     assert len(caught) == 3
 
@@ -127,7 +128,7 @@ def test_group_names_keep_jobs_apart(way: Way, tmp_path: Path) -> None:
     url = way(tmp_path)
 
     def join(name: str) -> Callable[[], Outcome]:
-        return lambda: rendezvous.rendezvous(url, world_size=2, timeout=WAIT, group_name=name)
+        return lambda: handlers.rendezvous(url, world_size=2, timeout=WAIT, group_name=name)
 
     outcomes = together(join("a"), join("b"), join("a"), join("b"))
     check_met(outcomes[0::2])
@@ -168,7 +169,7 @@ def test_file_of_a_dead_job_serves_again(tmp_path: Path) -> None:
     """What ranks that were killed on the way left in the file does not disturb the next job."""
     url = file(tmp_path)
     script = (
-        "import os, signal, threading; from cydist import rendezvous\n"
+        "import os, signal, threading; from cydist.rendezvous import handlers as rendezvous\n"
         "from cydist.stores import FileStore\n"
         "add = FileStore.add\n"
         "def die(self, key, amount):\n"
@@ -247,10 +248,10 @@ def test_a_rank_may_be_ahead_of_rank_zero(monkeypatch: pytest.MonkeyPatch, schem
     def follow() -> Outcome:
         root.watch("cydist//arrivals/1", b"1", ["never"], WAIT)  # until rank 1 has come again
         release(served)
-        return rendezvous.rendezvous(url, rank=0, world_size=2, timeout=WAIT)
+        return handlers.rendezvous(url, rank=0, world_size=2, timeout=WAIT)
 
     def lead() -> Outcome:
-        return rendezvous.rendezvous(url, rank=1, world_size=2, timeout=WAIT)
+        return handlers.rendezvous(url, rank=1, world_size=2, timeout=WAIT)
 
     check_met(together(follow, lead), [0, 1])
 
@@ -269,20 +270,20 @@ def test_a_rank_of_the_next_job_waits_for_it(
     (served, _, _), (joined, _, _) = first  # type: ignore[misc]
     release(joined)
     came = threading.Event()
-    come_again = rendezvous._come_again
+    come_again = handlers._come_again
 
     def notice(*given: Any) -> None:
         came.set()
         come_again(*given)
 
-    monkeypatch.setattr(rendezvous, "_come_again", notice)
+    monkeypatch.setattr(handlers, "_come_again", notice)
 
     def join(rank: int) -> Outcome:
         if rank != ahead:
             assert came.wait(WAIT)
         if rank == 0:
             release(served)
-        return rendezvous.rendezvous(url, rank=rank, world_size=size, timeout=WAIT, group_name=name)
+        return handlers.rendezvous(url, rank=rank, world_size=size, timeout=WAIT, group_name=name)
 
     check_met(together(*(partial(join, rank) for rank in range(size))), list(range(size)))
 
@@ -310,9 +311,9 @@ def test_a_rank_that_is_interrupted_in_the_meeting_is_missed(
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cydist.meeting._attend", interrupted)
+    monkeypatch.setattr("cydist.rendezvous.check_in._attend", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        rendezvous.rendezvous(rank=1, world_size=3, store=master)
+        handlers.rendezvous(rank=1, world_size=3, store=master)
     (error,) = meet(None, [0], 3, store=master)
     assert isinstance(error, PeerFailedError)
     assert error.ranks == (1,)
@@ -324,7 +325,7 @@ def test_a_rank_that_rank_zero_does_not_follow_says_so() -> None:
     first = meet(url, [0, 1])
     check_met(first)
     with pytest.raises(RendezvousError, match="same rank") as caught:
-        rendezvous.rendezvous(url, rank=1, world_size=2, timeout=0.1)
+        handlers.rendezvous(url, rank=1, world_size=2, timeout=0.1)
     assert caught.value.ranks == (0,)
 
 
@@ -335,5 +336,5 @@ def test_other_secret_is_refused() -> None:
     auth.forget_secret()
     auth.set_secret(auth.new_secret())
     with pytest.raises(AuthenticationError, match="CYDIST_SECRET_FILE"):
-        rendezvous.rendezvous(f"tcp://{HOST}:{port}", rank=1, world_size=2, timeout=WAIT)
+        handlers.rendezvous(f"tcp://{HOST}:{port}", rank=1, world_size=2, timeout=WAIT)
     with_secret.close()

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from transport_ranks import free_port
 
 import cydist as dist
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.launch import environment
 from cydist.launch.environment import new_ports
-from transports import free_port
 
 HOST = "127.0.0.1"
 
@@ -25,7 +25,7 @@ START = """
 import os, resource, sys
 import numpy
 import cydist as dist
-from cydist.backends import host  # what is imported needs a descriptor, too
+from cydist.backends.host import group as host  # what is imported needs a descriptor, too
 
 least, most = map(int, sys.argv[1:])
 used = len(os.listdir("/proc/self/fd"))

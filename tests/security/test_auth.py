@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transport_ranks import has_ipv6
 
-from cydist import auth
 from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutError
-from transports import has_ipv6
+from cydist.net import auth
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
 
@@ -556,7 +556,7 @@ def test_racing_processes_agree_on_one_secret() -> None:
     """20 processes that start together in a new home all find the same secret."""
     code = (
         "import os, sys\n"
-        "from cydist import auth\n"
+        "from cydist.net import auth\n"
         "gate_out, gate_in = os.pipe()\n"
         "for _ in range(20):\n"
         "    if os.fork() == 0:\n"

@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from ports import Place, listening
+from job_ports import Place, listening
+from transport_ranks import DEADLINE, SECRET, eventually
 
-from cydist import auth
-from transports import DEADLINE, SECRET, eventually
+from cydist.net import auth
 
 SIZE = 3
 GROWTH = 8 << 20  # bytes that a siege may cost a rank

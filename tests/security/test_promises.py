@@ -14,18 +14,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ports import JOB, Service, listening, read_to_end
+from job_ports import JOB, Service, listening, read_to_end
+from transport_ranks import DEADLINE, SECRET
 
-from cydist import auth, rendezvous
-from cydist.auth import ClientHandshake, ServerHandshake
-from cydist.backends.connections import CLAIM, Connections
+from cydist.backends.host.connections import CLAIM, Connections
 from cydist.errors import AuthenticationError, DistError, PeerFailedError
-from cydist.interfaces import public_address
+from cydist.net import auth
+from cydist.net.auth import ClientHandshake, ServerHandshake
+from cydist.net.interfaces import public_address
+from cydist.rendezvous import handlers
 from cydist.stores import PrefixStore, TCPStore
-from cydist.stores.listening import bind
-from transports import DEADLINE, SECRET
+from cydist.stores.listen import bind
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLAIMED = CLAIM.pack(1, 0, 0)
 CHANNELS = [b"store", b"peer", b"report"]
 SETTINGS, ENDPOINTS = slice(40, 41), slice(41, 77)  # in the greeting, and in the answer
@@ -275,7 +276,7 @@ def new_listeners() -> Iterator[Callable[[], set[tuple[str, int]]]]:
 
 
 def own_listeners(connections: Connections) -> set[tuple[str, int]]:
-    from cydist.backends.addresses import Address
+    from cydist.backends.host.addresses import Address
 
     return {place for lane in Address.decode(connections.address()).lanes for place in lane}
 
@@ -322,7 +323,7 @@ def test_rank_0_without_an_address_listens_on_two(
     for name in ("MASTER_ADDR", "CYDIST_MASTER_ADDR", "CYDIST_MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", str(port))
-    store, _, _ = rendezvous.rendezvous("env://", rank=0, world_size=1, timeout=DEADLINE)
+    store, _, _ = handlers.rendezvous("env://", rank=0, world_size=1, timeout=DEADLINE)
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     assert isinstance(store, TCPStore)
@@ -337,7 +338,8 @@ def test_rank_0_without_an_address_listens_on_two(
 WATCHED = """
 import os, sys
 import cydist as dist
-from cydist import auth, rendezvous
+from cydist.net import auth
+from cydist.rendezvous import handlers as rendezvous
 dist.init_process_group("tcp")
 dist.barrier()
 shown = [open(f"/proc/{pid}/{name}", "rb").read()
@@ -345,7 +347,7 @@ shown = [open(f"/proc/{pid}/{name}", "rb").read()
 secret = auth.secret()
 forms = [secret, secret.hex().encode(), repr(secret).encode()[2:-1]]
 print("secret", secret.hex(), any(form in text for form in forms for text in shown))
-print("listens", [host for host, _ in __import__("ports").listening(os.getpid())])
+print("listens", [host for host, _ in __import__("job_ports").listening(os.getpid())])
 sys.stdout.flush()
 dist.barrier()
 if dist.get_rank() == 1:
@@ -366,7 +368,7 @@ def test_secret_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
             [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", "--log-dir", str(logs),
              "--tee", "3", str(program)],
             capture_output=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}"},
         )  # fmt: skip
     finally:
         os.umask(old)
@@ -415,7 +417,7 @@ def test_nothing_that_arrives_is_run(path: Path) -> None:
     called = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert not RUNNING & set(called)
     pickled = [name for name in called if name.startswith("pickle.")]
-    if path == ROOT / "cydist/codec.py":
+    if path == ROOT / "cydist/api/object_codec.py":
         assert sorted(pickled) == ["pickle.dumps", "pickle.loads"]
     else:
         assert "pickle" not in imported
@@ -433,7 +435,7 @@ def test_unpickling_asks_first() -> None:
     """In the codec, pickle.loads stands behind the test that refuses it."""
     (function,) = [
         node
-        for node in ast.parse((ROOT / "cydist/codec.py").read_text()).body
+        for node in ast.parse((ROOT / "cydist/api/object_codec.py").read_text()).body
         if isinstance(node, ast.FunctionDef) and "pickle.loads" in ast.unparse(node)
     ]
     text = ast.unparse(function)

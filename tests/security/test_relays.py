@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meetings import HOST, WAIT, stand_alone, together
-from proxy import Proxy, Weather
+from tcp_proxy import Proxy, Weather
+from thread_rendezvous import HOST, WAIT, stand_alone, together
+from transport_ranks import DEADLINE, SECRET
 
-from cydist.backends.addresses import Address
-from cydist.backends.connections import Connections
-from cydist.backends.reports import Report
+from cydist.backends.host.addresses import Address
+from cydist.backends.host.connections import Connections
+from cydist.backends.host.peer_status import Report
 from cydist.errors import AuthenticationError
-from cydist.rendezvous import rendezvous_by
+from cydist.rendezvous.handlers import rendezvous_by
 from cydist.stores import HashStore, TCPStore
-from transports import DEADLINE, SECRET
 
 pytestmark = pytest.mark.usefixtures("secret")
 

@@ -18,15 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ports import JOB, Service, read_to_end
-
-import cydist as dist
-from cydist import auth, door, multicast
-from cydist.backends import conversations
-from cydist.backends.addresses import Address
-from cydist.errors import DistTimeoutError
-from cydist.testing import run_threads
-from transports import (
+from job_ports import JOB, Service, read_to_end
+from transport_ranks import (
     DEADLINE,
     SECRET,
     Group,
@@ -39,6 +32,14 @@ from transports import (
     status_of,
 )
 
+import cydist as dist
+from cydist.backends.host import connect_attempt
+from cydist.backends.host.addresses import Address
+from cydist.errors import DistTimeoutError
+from cydist.net import acceptor, auth
+from cydist.rendezvous import multicast
+from cydist.testing import run_threads
+
 FLOOD = bytes(1 << 20)
 
 # Many
@@ -49,23 +50,23 @@ def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.M
     before any of them has had its time."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 10 * DEADLINE)
     with ExitStack() as stack:
-        for i in range(door.MOST_GUESTS + 50):
+        for i in range(acceptor.MOST_GUESTS + 50):
             stranger = stack.enter_context(service.stranger())
             if i % 2:
                 stranger.send(b"c")
-        eventually(lambda: service.guests() == door.MOST_GUESTS)
+        eventually(lambda: service.guests() == acceptor.MOST_GUESTS)
         service.member().close()
         service.use()
-        assert service.guests() <= door.MOST_GUESTS
+        assert service.guests() <= acceptor.MOST_GUESTS
 
 
 def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the room is full only the guest that came first gives way, and only to a newcomer."""
-    monkeypatch.setattr(door, "MOST_GUESTS", 4)
-    monkeypatch.setattr(door, "GRACE", 0.0)
+    monkeypatch.setattr(acceptor, "MOST_GUESTS", 4)
+    monkeypatch.setattr(acceptor, "GRACE", 0.0)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        own = door.Door(selector, SECRET, b"peer", JOB)
+        own = acceptor.Door(selector, SECRET, b"peer", JOB)
         stack.callback(own.close)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
@@ -174,7 +175,7 @@ def test_no_descriptor_for_a_connection_says_so(
     world: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If there are none in time, the error names EMFILE and what to do."""
-    monkeypatch.setattr(conversations, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(connect_attempt, "CONNECT_TIMEOUT", 0.3)
     with descriptors(0):
         send = world.group()[2].isend(np.ones(1), 0, 0)
         send.wait(soon())
@@ -219,7 +220,7 @@ def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.Monk
         newcomer.connect(place)
         with pytest.raises(OSError, match=r"\[Errno 24\].*has no file descriptor left") as caught:
             auth.authenticate_client(newcomer, channel=b"peer", job=JOB, secret=SECRET)
-    assert "ulimit -n" in door.explained(caught.value)
+    assert "ulimit -n" in acceptor.explained(caught.value)
 
 
 def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:

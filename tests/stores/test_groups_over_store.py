@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import deprecated, registry
+from cydist import deprecated
+from cydist.groups import registry
 from cydist.stores import TCPStore
 from cydist.testing import run_threads
 

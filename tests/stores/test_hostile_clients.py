@@ -12,14 +12,15 @@ import threading
 import time
 
 import pytest
-from proxy import RESET
+from tcp_proxy import RESET
 
-from cydist import auth
 from cydist.errors import (
     AuthenticationError,
     DistStoreError,
 )
+from cydist.net import auth
 from cydist.stores import TCPStore, tcp_server
+from cydist.stores.kv_table import Table
 from cydist.stores.protocol import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -29,7 +30,6 @@ from cydist.stores.protocol import (
     Request,
     encode_request,
 )
-from cydist.stores.table import Table
 
 pytestmark = pytest.mark.usefixtures("secret")
 
@@ -120,7 +120,7 @@ def test_server_survives_without_descriptors() -> None:
     """At its limit of descriptors the server turns newcomers away and serves its members;
     when descriptors are free again, newcomers get in."""
     script = (
-        "import os, resource, sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n"
+        "import os, resource, sys; from cydist.net import auth; auth.set_secret(bytes(range(32)))\n"
         "from cydist.stores import TCPStore; s = TCPStore('127.0.0.1', 0, None, True)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); held = []\n"
         "print(s.port, flush=True)\n"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cydist.errors import DistStoreError
+from cydist.stores.kv_table import Table
 from cydist.stores.protocol import (
     BLOCKING,
     LENGTH,
@@ -20,7 +21,6 @@ from cydist.stores.protocol import (
     encode_reply,
     encode_request,
 )
-from cydist.stores.table import Table
 
 requests = st.builds(
     lambda op, keys, values, block, timeout: Request(

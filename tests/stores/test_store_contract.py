@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from transport_ranks import has_ipv6
 
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from cydist.stores import FileStore, HashStore, MembersStore, PrefixStore, Store, TCPStore
-from transports import has_ipv6
 
 pytestmark = pytest.mark.usefixtures("secret")
 

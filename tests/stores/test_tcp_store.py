@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import auth, world
+from cydist.api import process_groups
 from cydist.errors import (
     DistNetworkError,
     DistStoreError,
     StoreTimeoutError,
 )
-from cydist.stores import MembersStore, TCPStore, leases, listening
+from cydist.net import auth
+from cydist.stores import MembersStore, TCPStore, listen, server_refcount
 from cydist.stores.tcp import _Pool
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -38,7 +39,7 @@ def server_process(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """A process that serves a store, and its port."""
     script = (
-        f"import sys; from cydist import auth; auth.set_secret(bytes(range(32)))\n{before}\n"
+        f"import sys; from cydist.net import auth; auth.set_secret(bytes(range(32)))\n{before}\n"
         "from cydist.stores import TCPStore; s = TCPStore('127.0.0.1', 0, None, True)\n"
         f"print(s.port, flush=True)\n{code}"
     )
@@ -188,16 +189,16 @@ def test_store_closes_while_another_is_made(
 ) -> None:
     """Closing, which garbage collection does on any thread, waits for no store in the making."""
     old = TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant)
-    serve = leases.StoreServer
+    serve = server_refcount.StoreServer
 
-    def server(*arguments: Any) -> leases.StoreServer:
+    def server(*arguments: Any) -> server_refcount.StoreServer:
         closer = threading.Thread(target=old.close)
         closer.start()
         closer.join(WAIT)
         assert not closer.is_alive()
         return serve(*arguments)
 
-    monkeypatch.setattr(leases, "StoreServer", server)
+    monkeypatch.setattr(server_refcount, "StoreServer", server)
     TCPStore(HOST, 0, None, True, multi_tenant=multi_tenant).close()
 
 
@@ -336,7 +337,7 @@ def test_groups_need_no_store_once_made(remote: tuple[subprocess.Popen[bytes], i
     sums: list[float] = []
 
     def rank(number: int) -> None:
-        world.thread_is_rank()
+        process_groups.thread_is_rank()
         store = TCPStore(HOST, port, timeout=WAIT)
         dist.init_process_group("tcp", store=store, rank=number, world_size=3, timeout=WAIT)
         formed.wait()
@@ -441,7 +442,7 @@ def test_own_name_is_reachable_from_outside() -> None:
     name = socket.gethostname()
     with contextlib.closing(TCPStore(name, 0, None, True)) as store:
         bound = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-        outer = listening.outer_address(name, str(bound)) or name
+        outer = listen.outer_address(name, str(bound)) or name
         client = TCPStore(outer, store.port, timeout=WAIT)
         assert client.add("n", 1) == 1
         client.close()

@@ -1,5 +1,6 @@
-"""cupy as it is, on a machine without a GPU: over a CUDA in host memory (tests/nccl/cuda.c), with
-numpy's functions in place of its kernels, and the stand-in for NCCL on the same streams.
+"""cupy as it is, on a machine without a GPU: over a CUDA in host memory
+(tests/backends/nccl/fake_cuda.c), with numpy's functions in place of its kernels, and the stand-in
+for NCCL on the same streams.
 
 What cydist and the programs of scripts/test-gpu ask of cupy is cupy's own but for these; each of
 its runtime's functions is called with the arguments that the installed cupy names.
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent / "nccl"
+FOLDER = Path(__file__).parents[1] / "backends/nccl"
 FLAGS = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fexceptions"]
 CUDA, NCCL, TENSORS = "libcuda.so.1", "libnccl.so.2", "tensors.so"
 C_TYPES = {
@@ -50,7 +51,7 @@ def built(name: str, source: str, folder: Path) -> Path:
 
 def build(folder: Path) -> None:
     """All of them."""
-    for name, source in ((CUDA, "cuda.c"), (NCCL, "standin.c"), (TENSORS, "tensors.c")):
+    for name, source in ((CUDA, "fake_cuda.c"), (NCCL, "fake_nccl.c"), (TENSORS, "fake_tensors.c")):
         built(name, source, folder)
 
 

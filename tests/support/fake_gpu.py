@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import Array
+from cydist.devices import array_libraries
 
 if TYPE_CHECKING:
     from typing import Self
@@ -60,7 +61,7 @@ class DeviceArray:
         return self.memory.copy()
 
 
-class HostMemory(devices.ArrayLibrary):
+class HostMemory(array_libraries.ArrayLibrary):
     """An array library whose streams do what `enqueue` is given, some time.
 
     kind            of its arrays
@@ -134,7 +135,7 @@ def copying(into: Array, source: Array) -> Callable[[], None]:
 
 def strided(array: Array) -> np.ndarray:
     """The memory of an Array as numpy sees it, its elements as words or bytes."""
-    shape, strides, word = devices.words(array)
+    shape, strides, word = array_libraries.words(array)
     start, end = array.extent
     memory = (ctypes.c_ubyte * (end - start)).from_address(start)
     return np.ndarray(shape, f"V{word}", memory, array.address - start, strides)

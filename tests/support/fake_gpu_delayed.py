@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_array import POISON, DeviceArray, HostMemory, copying
+from fake_gpu import POISON, DeviceArray, HostMemory, copying
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import Array
-from cydist.backends import conveyor, staged_messages, staging
+from cydist.backends.host import pinned_pipeline, staging_group, staging_p2p
+from cydist.devices import array_libraries
 
 
 class Stream:
@@ -192,14 +193,14 @@ class LateDevice(HostMemory):
 def install(patch: pytest.MonkeyPatch, order: str | int, slot_bytes: int) -> LateDevice:
     """The only GPU that cydist knows from now on, with slots of so many bytes."""
     made = LateDevice(order)
-    patch.setattr(devices, "_libraries", {"cupy": None, "torch": None})
-    patch.setattr(devices, "_others", set())
-    patch.setattr(staging, "SLOT_BYTES", slot_bytes)
-    patch.setattr(staged_messages, "PIECE_BYTES", slot_bytes)
-    patch.setattr(conveyor, "SMALLEST_BYTES", 1)
-    patch.setattr(conveyor, "_idle", {})
-    patch.setattr(conveyor, "_lingering", [])
-    devices.use(made)
+    patch.setattr(array_libraries, "_libraries", {"cupy": None, "torch": None})
+    patch.setattr(array_libraries, "_others", set())
+    patch.setattr(staging_group, "SLOT_BYTES", slot_bytes)
+    patch.setattr(staging_p2p, "PIECE_BYTES", slot_bytes)
+    patch.setattr(pinned_pipeline, "SMALLEST_BYTES", 1)
+    patch.setattr(pinned_pipeline, "_idle", {})
+    patch.setattr(pinned_pipeline, "_lingering", [])
+    array_libraries.use(made)
     return made
 
 

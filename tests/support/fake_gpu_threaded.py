@@ -1,4 +1,4 @@
-"""GPUs for tests, in host memory: streams are threads, NCCL is the stand-in of tests/nccl.
+"""GPUs for tests, in host memory: streams are threads, NCCL is the stand-in of tests/backends/nccl.
 
 Each thread that is called "rank N" has GPU N, but while another one is made current. What is
 enqueued runs when its stream comes to it, so whoever forgets to wait reads old bytes as soon as a
@@ -17,11 +17,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-from cupy_arrays import cupy, pointer
-from device_array import HostMemory
+from fake_cupy import cupy, pointer
+from fake_gpu import HostMemory
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import Array
+from cydist.devices import array_libraries
 
 DEADLINE = 30.0  # seconds that a test waits for a stream
 FIRST = 1000  # default streams are FIRST + device
@@ -221,7 +222,9 @@ class Gpu:
 
     def current_streams(self) -> list[int]:
         found = [self.lib.current_stream(self.index)]
-        if (torch := devices._libraries.get("torch")) is not None:  # tests/gpu_tensors.py
+        if (
+            torch := array_libraries._libraries.get("torch")
+        ) is not None:  # tests/support/fake_torch_tensors.py
             found.append(torch.current_stream(self.index))
         return found
 

@@ -1,4 +1,4 @@
-"""torch's tensors on the GPU that there is not (cuda_standin.py): torch.cuda's own classes over its
+"""torch's tensors on the GPU that there is not (fake_cuda.py): torch.cuda's own classes over its
 streams. Tensors that are made on "cuda" lie in its memory; what torch computes it computes at
 once, when its current stream has come so far, and copies come late."""
 
@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import cuda_standin
+import fake_cuda
 import numpy as np
 
 NAME = b"dlpack_exchange_api"
@@ -103,7 +103,7 @@ def _runtime() -> Any:
 
 
 def install(folder: Path) -> Any:
-    """torch works on the GPU from now on. After cuda_standin.install."""
+    """torch works on the GPU from now on. After fake_cuda.install."""
     torch: Any = importlib.import_module("torch")
     streams: Any = importlib.import_module("torch.cuda.streams")
     streams.Stream.__bases__, streams.Event.__bases__ = (StreamBase,), (EventBase,)
@@ -125,8 +125,8 @@ def install(folder: Path) -> Any:
     torch.cuda.graphs._cuda_isCurrentStreamCapturing = in_c["isCurrentStreamCapturing"]
     torch.cuda._initialized = torch._C._has_cuda = True
     torch.cuda.default_generators = (torch.Generator(),)
-    library = shown(folder / cuda_standin.TENSORS)
-    library.tensors_known(ctypes.cast(cuda_standin.cuda.host_is_device, ctypes.c_void_p))
+    library = shown(folder / fake_cuda.TENSORS)
+    library.tensors_known(ctypes.cast(fake_cuda.cuda.host_is_device, ctypes.c_void_p))
     _Tensors(torch).install()
     if os.environ.get("STANDIN_TORCH_NCCL"):
         _instead_of_nccl(importlib.import_module("torch.distributed"))
@@ -177,7 +177,7 @@ class _Tensors:
 
     def is_there(self, tensor: Any) -> bool:
         address = ctypes.c_void_p(tensor.data_ptr())
-        return bool(cuda_standin.cuda.host_is_device(address))
+        return bool(fake_cuda.cuda.host_is_device(address))
 
     def on_device(self, tensor: Any) -> Any:
         """A copy there, written by the current stream; its memory is used again behind that."""
@@ -190,8 +190,8 @@ class _Tensors:
 
         def release() -> None:
             block = ctypes.c_void_p(address)
-            cuda_standin.launch(
-                stream, lambda: cuda_standin.cuda.host_release(block, ctypes.c_size_t(nbytes))
+            fake_cuda.launch(
+                stream, lambda: fake_cuda.cuda.host_release(block, ctypes.c_size_t(nbytes))
             )
 
         weakref.finalize(memory, release)
@@ -224,7 +224,7 @@ class _Tensors:
             if not non_blocking and not self.is_there(source):
                 source = source.detach().clone()  # the caller may write over it
             target, given = into.detach(), source.detach()
-            cuda_standin.launch(current(), lambda: function(target, given))
+            fake_cuda.launch(current(), lambda: function(target, given))
             if not non_blocking and not self.is_there(into):
                 _runtime().streamSynchronize(current())
             return into

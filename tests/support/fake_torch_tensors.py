@@ -1,5 +1,6 @@
 """torch's tensors on a machine without a GPU: their memory is the CPU's, their streams are those of
-thread_gpu.py. What shows them to cydist is torch's own C interface (tests/nccl/tensors.c)."""
+fake_gpu_threaded.py. What shows them to cydist is torch's own C interface
+(tests/backends/nccl/fake_tensors.c)."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cuda_standin
+import fake_cuda
+import fake_gpu_threaded
+import fake_torch_cuda
 import numpy as np
-import thread_gpu
-import torch_standin
-from device_array import POISON
+from fake_gpu import POISON
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import Array
+from cydist.devices import array_libraries
 
 FIRST = 3000  # torch's default streams are FIRST + device
 
@@ -25,18 +27,18 @@ FIRST = 3000  # torch's default streams are FIRST + device
 def shown_on_gpus(folder: str | Path) -> Callable[[int], int]:
     """Says of all tensors that the calling thread passes from now on that they are on a GPU, or for
     -1 where they are; returns what was said before. Made before cydist looks at any tensor."""
-    path = cuda_standin.built(cuda_standin.TENSORS, "tensors.c", Path(folder))
-    on: Callable[[int], int] = torch_standin.shown(path).tensors_on
+    path = fake_cuda.built(fake_cuda.TENSORS, "fake_tensors.c", Path(folder))
+    on: Callable[[int], int] = fake_torch_cuda.shown(path).tensors_on
     return on
 
 
-class Tensors(thread_gpu.Gpus):
+class Tensors(fake_gpu_threaded.Gpus):
     """The library of torch's tensors, beside another one of the same GPUs."""
 
     name = "torch"
     first_stream = FIRST
 
-    def __init__(self, gpus: thread_gpu.Gpus, tensors_on: Callable[[int], int]) -> None:
+    def __init__(self, gpus: fake_gpu_threaded.Gpus, tensors_on: Callable[[int], int]) -> None:
         super().__init__()
         self._streams, self.waits, self.captured = gpus._streams, gpus.waits, gpus.captured
         self.torch: Any = importlib.import_module("torch")
@@ -44,12 +46,12 @@ class Tensors(thread_gpu.Gpus):
 
     def use(self) -> None:
         """Torch has GPUs from now on, as far as cydist knows."""
-        devices._libraries[self.name] = self
+        array_libraries._libraries[self.name] = self
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Tensors that this thread passes are on its GPU."""
-        with self._on(thread_gpu.here()):
+        with self._on(fake_gpu_threaded.here()):
             yield
 
     @contextmanager
@@ -73,7 +75,7 @@ class Tensors(thread_gpu.Gpus):
         if not given.size:
             return self.torch.empty(np.shape(values), dtype=dtype)
         memory = np.frombuffer(given.tobytes(), "u1").copy()
-        shown, stream = memory[:], self.current_stream(thread_gpu.here())
+        shown, stream = memory[:], self.current_stream(fake_gpu_threaded.here())
         # Once given up it is used again by its stream, as torch's pool does.
         weakref.finalize(shown, self.enqueue, stream, lambda: memory.fill(POISON))
         return self.torch.from_numpy(shown).view(dtype).reshape(np.shape(values))
@@ -82,7 +84,7 @@ class Tensors(thread_gpu.Gpus):
         """What is in a tensor when torch's current stream has come so far."""
         import ml_dtypes
 
-        self.synchronize(self.current_stream(thread_gpu.here()))
+        self.synchronize(self.current_stream(fake_gpu_threaded.here()))
         name = str(array.dtype).removeprefix("torch.")
         kind = np.dtype(getattr(ml_dtypes, name, None) or name)
         raw = array.contiguous().reshape(-1).view(self.torch.uint8).numpy()

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from transport_ranks import DEADLINE, SECRET, Ranks, done
 
-from cydist import auth
-from cydist.backends.addresses import Address
-from cydist.backends.connections import CLAIM
+from cydist.backends.host.addresses import Address
+from cydist.backends.host.connections import CLAIM
+from cydist.net import auth
 from cydist.stores import TCPStore
-from transports import DEADLINE, SECRET, Ranks, done
 
 JOB = "test"
 

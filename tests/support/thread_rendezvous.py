@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cydist import launchers, multicast, rendezvous
+from cydist.rendezvous import handlers, launcher_env, multicast
 from cydist.stores import Store
 
 HOST = "127.0.0.1"
 WAIT = 30
 Outcome = tuple[Store, int, int] | Exception
 
-VARIABLES = {name for each in launchers.LAUNCHERS for name in each.rank + each.size + each.job}
-VARIABLES |= {name for each in launchers.LAUNCHERS for name in each.local_rank + each.local_size}
+VARIABLES = {name for each in launcher_env.LAUNCHERS for name in each.rank + each.size + each.job}
+VARIABLES |= {name for each in launcher_env.LAUNCHERS for name in each.local_rank + each.local_size}
 VARIABLES |= {
     "MASTER_ADDR", "MASTER_PORT", "CYDIST_MASTER_ADDR", "CYDIST_MASTER_PORT", "CYDIST_RUN_ID",
     "CYDIST_STORE_FD", "CYDIST_STORE_PORT", "TORCHELASTIC_USE_AGENT_STORE", "PMIX_RANK",
@@ -59,7 +59,7 @@ def meet(
     world_size = len(ranks) if size is None else size
 
     def one(rank: int) -> Callable[[], Outcome]:
-        return lambda: rendezvous.rendezvous(
+        return lambda: handlers.rendezvous(
             method, rank=rank, world_size=world_size, timeout=timeout, **more
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cydist import _native
-from cydist.backends.connections import Connections
+from cydist.backends.host.connections import Connections
 
 DEADLINE = 20.0  # seconds for what takes milliseconds
 SECRET = bytes(range(32))

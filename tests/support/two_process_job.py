@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import cydist as dist
-from cydist import world
+from cydist.api import process_groups
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEADLINE = 50.0  # seconds for what takes one
 
 JOIN = """
@@ -54,7 +54,7 @@ class Beside:
         errors: list[BaseException] = []
 
         def run() -> None:
-            world.thread_is_rank()
+            process_groups.thread_is_rank()
             try:
                 dist.init_process_group(
                     "tcp", init_method=self.meeting, rank=0, world_size=2, timeout=60,

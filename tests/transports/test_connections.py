@@ -17,15 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from cydist import _native, auth, interfaces
-from cydist.backends import addresses, conversations
-from cydist.backends.addresses import Address
-from cydist.backends.connections import CHANNEL, CLAIM, Connections
-from cydist.backends.reports import Report
-from cydist.errors import DistError, DistNetworkError, RendezvousError
-from cydist.stores import FileStore, HashStore, PrefixStore, Store
-from transports import (
+from transport_ranks import (
     DEADLINE,
     SECRET,
     Group,
@@ -37,6 +29,15 @@ from transports import (
     soon,
     status_of,
 )
+
+from cydist import _native
+from cydist.backends.host import addresses, connect_attempt
+from cydist.backends.host.addresses import Address
+from cydist.backends.host.connections import CHANNEL, CLAIM, Connections
+from cydist.backends.host.peer_status import Report
+from cydist.errors import DistError, DistNetworkError, RendezvousError
+from cydist.net import auth, interfaces
+from cydist.stores import FileStore, HashStore, PrefixStore, Store
 
 
 @pytest.fixture
@@ -321,7 +322,7 @@ def test_other_secret_is_a_lost_peer_with_a_reason() -> None:
 
 def test_short_greeting_of_another_service_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is led to another service says what that said, though it says no more."""
-    monkeypatch.setattr(conversations, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(connect_attempt, "CONNECT_TIMEOUT", 0.3)
     stop = threading.Event()
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -372,7 +373,7 @@ def test_killed_process_is_lost() -> None:
     ours = Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)
     script = (
         "import sys, numpy as np; from cydist import _native;"
-        "from cydist.backends.connections import Connections;"
+        "from cydist.backends.host.connections import Connections;"
         "c = Connections(1, 2, host='127.0.0.1', job='j', secret=bytes(range(32)));"
         "print(c.address().hex(), flush=True); c.connect([bytes.fromhex(sys.stdin.readline()),"
         "c.address()]); g = _native.Group(c.link, [0, 1], 1, 1);"

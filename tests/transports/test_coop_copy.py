@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_direct import out_of_reach
+from memory_out_of_reach import out_of_reach
+from transport_ranks import Group, Ranks, done, free_port, run, soon
 
-from transports import Group, Ranks, done, free_port, run, soon
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = 4096
 LONG = 3 << 20
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import short, short_messages
+from cydist._native import fast_collectives, fast_p2p
 from cydist.testing import run_threads
 
 SECONDS = 60
@@ -32,19 +32,19 @@ def test_other_groups(transport: str) -> None:
     def body(rank: int) -> None:
         group = dist.new_group([2, 0])
         if rank == 1:
-            assert not short_messages.send(numbers(1), 0, group, 0)
+            assert not fast_p2p.send(numbers(1), 0, group, 0)
             return
         x = numbers(rank)
         dist.broadcast(x, 2, group)
-        assert short.broadcast(x, 2, group)
+        assert fast_collectives.broadcast(x, 2, group)
         assert x[0] == 2
         other = 2 - rank
-        assert short_messages.send(numbers(rank), other, group, 7)
-        assert short_messages.recv(x, other, group, 7)
+        assert fast_p2p.send(numbers(rank), other, group, 7)
+        assert fast_p2p.recv(x, other, group, 7)
         assert x[0] == other
         for wrong in (1, 3, -1, rank, 1 << 70, True, None):
-            assert not short_messages.send(x, wrong, group, 0)
-        assert not short.broadcast(x, 1, group)
+            assert not fast_p2p.send(x, wrong, group, 0)
+        assert not fast_collectives.broadcast(x, 1, group)
 
     run_threads(body, 3, transport)
 

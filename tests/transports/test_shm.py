@@ -17,14 +17,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from beside import Beside
+from transport_ranks import DEADLINE, Group, Ranks, free_port, run, soon
+from two_process_job import Beside
 
 import cydist as dist
 from cydist import _native
-from cydist.backends import sharing
+from cydist.backends.host import shm_setup
 from cydist.errors import RendezvousError
 from cydist.testing import run_threads
-from transports import DEADLINE, Group, Ranks, free_port, run, soon
 
 TOKEN = bytes(range(32))
 SUM = 1
@@ -152,12 +152,12 @@ def test_when_memory_is_spent_groups_do_without() -> None:
             assert (x == 3).all()
         return [group._native.windows for group in groups]
 
-    original = sharing.BYTES_PER_RANK
-    sharing.BYTES_PER_RANK = 3 << 20
+    original = shm_setup.BYTES_PER_RANK
+    shm_setup.BYTES_PER_RANK = 3 << 20
     try:
         had = run_threads(body, 2, "tcp")
     finally:
-        sharing.BYTES_PER_RANK = original
+        shm_setup.BYTES_PER_RANK = original
     assert had[0] == had[1] == [True, True, False, False]
 
 
@@ -187,7 +187,7 @@ int posix_fallocate64(int fd, off64_t offset, off64_t length) {
 
 SHARING = """
 from contextlib import closing
-from transports import Ranks
+from transport_ranks import Ranks
 with closing(Ranks("shm", 2)) as ranks:
     print(*(group.native.windows for group in ranks.group()))
 """
@@ -201,10 +201,10 @@ def test_signals_leave_groups_their_windows(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, f"{library[:-2]}c"], check=True)
     # A sanitizer's library comes first, where there is one.
     preload = " ".join([*os.environ.get("LD_PRELOAD", "").split(), library])
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     answer = subprocess.run(
         [sys.executable, "-c", SHARING], timeout=DEADLINE, capture_output=True, text=True,
-        env={**os.environ, "LD_PRELOAD": preload, "PYTHONPATH": f"{here.parent}:{here}"},
+        env={**os.environ, "LD_PRELOAD": preload, "PYTHONPATH": f"{here.parent}:{here}/support"},
     )  # fmt: skip
     assert answer.stdout == "True True\n", answer.stderr
 
@@ -236,7 +236,7 @@ def test_sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups with it use sockets, groups without it windows."""
     places = iter([b"here", b"here", b"elsewhere"])
-    monkeypatch.setattr(sharing, "place", lambda: next(places))
+    monkeypatch.setattr(shm_setup, "place", lambda: next(places))
 
     def body(rank: int) -> tuple[int, bool, bool]:
         x = np.ones(1)
@@ -254,7 +254,7 @@ def test_shm_is_a_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_TRANSPORT=shm among ranks that cannot share is an error that names them."""
     monkeypatch.setenv("CYDIST_TRANSPORT", "shm")
     places = iter([b"here", b"there"])
-    monkeypatch.setattr(sharing, "place", lambda: next(places))
+    monkeypatch.setattr(shm_setup, "place", lambda: next(places))
     with pytest.raises(RendezvousError, match="cannot share memory with ranks") as caught:
         run_threads(lambda rank: None, 2, "tcp")
     assert caught.value.ranks in ((0,), (1,))
@@ -270,7 +270,7 @@ def test_shm_is_a_demand_for_memory(fails: str, size: int, monkeypatch: pytest.M
         raise OSError(12, "no memory")
 
     found = {"create": _native.SharedMemory.create, "attach": _native.SharedMemory.attach}
-    monkeypatch.setattr(sharing, "SharedMemory", SimpleNamespace(**found | {fails: refused}))
+    monkeypatch.setattr(shm_setup, "SharedMemory", SimpleNamespace(**found | {fails: refused}))
     with pytest.raises(RendezvousError, match="have no memory to share"):
         run_threads(lambda rank: None, size, "tcp")
 
@@ -297,7 +297,7 @@ def test_memory_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PermissionError(13, "no", path)
         return opened(path, *rest)
 
-    monkeypatch.setattr(sharing.os, "open", refused)
+    monkeypatch.setattr(shm_setup.os, "open", refused)
 
     def body(rank: int) -> tuple[bool, float]:
         x = np.ones(1)

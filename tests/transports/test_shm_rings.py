@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beside import Beside
 from hypothesis import given
 from hypothesis import strategies as st
+from transport_ranks import DEADLINE, Group, Ranks, done, run, soon, status_of
+from two_process_job import Beside
 
 import cydist as dist
 from cydist import _native
 from cydist.errors import PeerFailedError
-from transports import DEADLINE, Group, Ranks, done, run, soon, status_of
 
 RING = 1 << 18  # bytes of a ring's data
 PAGE = 4096

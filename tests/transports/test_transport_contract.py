@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from transport_ranks import Ranks, done, eventually, run, soon, status_of, transports
 
 from cydist import _native
-from transports import Ranks, done, eventually, run, soon, status_of, transports
 
 SMALL, LARGE = 8, 300_000  # bytes: kept by the receiver, or offered to it
 

@@ -8,9 +8,9 @@ import sys
 from contextlib import closing
 
 import pytest
+from transport_ranks import DEADLINE, Group, Ranks
 
 from cydist import _native
-from transports import DEADLINE, Group, Ranks
 
 WINDOW = 1 << 20  # bytes of one rank's slots in a group's windows
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transport_ranks import Ranks, run, soon
 
 import cydist as dist
 from cydist import _native
 from cydist.testing import run_threads
-from transports import Ranks, run, soon
 
 
 @pytest.mark.parametrize("algorithm", [b"flat"])

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
 
 from cydist import _native
-from transports import DEADLINE, Group, done, eventually, run, soon, status_of
 
 # Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")

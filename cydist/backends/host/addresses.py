@@ -7,8 +7,8 @@ import socket
 from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.interfaces import public_address, towards
-from cydist.names import resolve
+from cydist.net.host_names import resolve
+from cydist.net.interfaces import public_address, towards
 
 MAX_BYTES = 65536
 

@@ -11,15 +11,18 @@ import array as arrays
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cydist import _native, tuning
-from cydist.types import Op, RedOpType, op_and_factor
+from cydist import _native
+from cydist.reduce_ops import Op, RedOpType, op_and_factor
+from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.host import HostGroup
-    from cydist.group import Call
+    from cydist.backends.host.group import HostGroup
+    from cydist.groups.process_group import Call
 
-WHOLE_BYTES = 16 << 20  # up to which an array is packed as one; a power of two, see tuning.choose
+WHOLE_BYTES = (
+    16 << 20
+)  # up to which an array is packed as one; a power of two, see tuning_table.choose
 PIECE_BYTES = 4 << 20
 EVEN, CHUNK, ASKING, JOINED = 1, 2, 4, 8  # Fingerprint.flags in abi.pxd
 
@@ -90,7 +93,7 @@ def everywhere(
             count=about[1].size if about else 0,
             root=root,
             flags=EVEN | ASKING,
-            segment_bytes=tuning.segment_bytes(),
+            segment_bytes=tuning_table.segment_bytes(),
             about=about,
         )  # fmt: skip
     call.seq = group.next_seq()

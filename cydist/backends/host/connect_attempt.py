@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from cydist.auth import ClientHandshake
-from cydist.backends.addresses import Endpoint
-from cydist.door import Conversation
+from cydist.backends.host.addresses import Endpoint
+from cydist.net.acceptor import Conversation
+from cydist.net.auth import ClientHandshake
 
 CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts

@@ -1,14 +1,14 @@
 """Who listens, who connects, and who is let in: the sockets behind a TcpLink.
 
 A link asks for a connection when a message first needs it. One daemon thread listens,
-connects, and runs every handshake (cydist/auth.py) without blocking; a socket that has proved
+connects, and runs every handshake (cydist/net/auth.py) without blocking; a socket that has proved
 itself is handed to the link, and never read here again.
 
 Both ranks of a pair may ask at once. Of two attempts that meet, the one of the lower rank
 wins: once that has sent its proof it turns the other's away, and the higher rank drops its
 own when the lower's proof arrives. So exactly one connection per pair and lane survives.
 
-A stranger costs its connection and nothing else, see cydist/door.py.
+A stranger costs its connection and nothing else, see cydist/net/acceptor.py.
 """
 
 from __future__ import annotations
@@ -24,21 +24,16 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from cydist import auth, config
+from cydist import config
 from cydist._native import TcpLink, failpoint
-from cydist.auth import ClientHandshake
-from cydist.backends import addresses, reports
-from cydist.backends.addresses import Address, Endpoint
-from cydist.backends.conversations import (
-    CONNECT_TIMEOUT,
-    LONGEST_PAUSE,
-    Attempt,
-    Key,
-    tune,
-)
-from cydist.door import Conversation, Door, explained, no_descriptor
+from cydist.backends.host import addresses, peer_status
+from cydist.backends.host.addresses import Address, Endpoint
+from cydist.backends.host.connect_attempt import CONNECT_TIMEOUT, LONGEST_PAUSE, Attempt, Key, tune
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
-from cydist.interfaces import chosen, family_of, of_interface
+from cydist.net import auth
+from cydist.net.acceptor import Conversation, Door, explained, no_descriptor
+from cydist.net.auth import ClientHandshake
+from cydist.net.interfaces import chosen, family_of, of_interface
 from cydist.waiting import LONGEST_WAIT, Rounds
 
 CHANNEL = b"peer"
@@ -78,8 +73,8 @@ class Connections:
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self.reporter: Callable[[int], reports.Report] | None = None
-        also = b"" if config.INSECURE.on() else reports.CHANNEL
+        self.reporter: Callable[[int], peer_status.Report] | None = None
+        also = b"" if config.INSECURE.on() else peer_status.CHANNEL
         self._door = Door(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
@@ -169,13 +164,13 @@ class Connections:
         """The name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
 
-    def ask(self, peer: int, context: int, deadline: float) -> reports.Report:
+    def ask(self, peer: int, context: int, deadline: float) -> peer_status.Report:
         """What this rank is doing in a group; blocks. Raises OSError or DistError."""
-        return reports.ask(
+        return peer_status.ask(
             [place for lane in self._peers[peer].lanes for place in lane],
             secret=self._secret,
             job=self._job,
-            claim=reports.CLAIM.pack(self._rank, peer, context),
+            claim=peer_status.CLAIM.pack(self._rank, peer, context),
             deadline=deadline,
         )
 
@@ -235,7 +230,7 @@ class Connections:
                 self._admit(guest.sock, guest.shake.claim, guest.unsent)
             elif guest is not None:
                 shake, report = guest.shake, self.reporter
-                reports.answer(guest.sock, guest.unsent, shake.claim, self._rank, report)
+                peer_status.answer(guest.sock, guest.unsent, shake.claim, self._rank, report)
         elif isinstance(key.data, Attempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)

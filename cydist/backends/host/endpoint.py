@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet, ref
 
 from cydist import config
-from cydist.backends.reports import GONE, Report, gather
+from cydist.backends.host.peer_status import GONE, Report, gather
 
 if TYPE_CHECKING:
     from cydist._native import InprocLink, Link
-    from cydist.backends.connections import Connections
-    from cydist.backends.host import HostGroup
+    from cydist.backends.host.connections import Connections
+    from cydist.backends.host.group import HostGroup
 
 
 # From the end of a group here until all that its other members say of its last call is heard.

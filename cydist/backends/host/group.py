@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from cydist import _native, tuning
-from cydist.backends.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads, opened
-from cydist.backends.messages import MessageWork, timed_out, wire_tag
-from cydist.backends.pieces import EVEN, WHOLE_BYTES, pieces, same_sizes
-from cydist.backends.reports import Report, gather, is_late, shown, stacks
-from cydist.backends.survivors import Survivors
+from cydist import _native
+from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
+from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads, opened
+from cydist.backends.host.membership import Survivors
+from cydist.backends.host.peer_status import Report, gather, is_late, shown, stacks
+from cydist.backends.host.work import MessageWork, timed_out, wire_tag
 from cydist.errors import (
     TOLD_AS,
     DistError,
@@ -33,8 +33,9 @@ from cydist.errors import (
     from_failure,
     named,
 )
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, op_and_factor
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, op_and_factor
+from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
 from cydist.work import Work
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from cydist._native import Array, Message
-    from cydist.backends.staging import StagedGroup
-    from cydist.registry import BackendOptions
+    from cydist.backends.host.staging_group import StagedGroup
+    from cydist.groups.registry import BackendOptions
 
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
@@ -87,7 +88,7 @@ class HostGroup(ProcessGroup):
         if device == "cpu" or device not in self.devices:
             return super().for_device(device)
         if self._staged is None:
-            from cydist.backends.staging import StagedGroup  # few need it
+            from cydist.backends.host.staging_group import StagedGroup  # few need it
 
             return StagedGroup.of(self)
         return self._staged
@@ -222,7 +223,7 @@ class HostGroup(ProcessGroup):
     def check_usable(self, name: str) -> None:
         """As the base class. Raises ValueError for bad settings before anything is sent."""
         super().check_usable(name)
-        tuning.check()
+        tuning_table.check()
 
     def next_seq(self) -> int:
         return self._native.next_seq()
@@ -428,14 +429,16 @@ class HostGroup(ProcessGroup):
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
         windows = self._native.windows
-        segment_bytes = tuning.segment_bytes(self._size, windows)
+        segment_bytes = tuning_table.segment_bytes(self._size, windows)
         if not algorithm:
-            algorithm = tuning.choose(
+            algorithm = tuning_table.choose(
                 collective, nbytes, self._size, windows,
                 even=even, commutative=True,
                 library=self.library if self._native.comm != 0 and not windows else "",
             )  # fmt: skip
-            known = even or collective in tuning.UNSIZED  # else sizes differ, or ranks know few
+            known = (
+                even or collective in tuning_table.UNSIZED
+            )  # else sizes differ, or ranks know few
             if known and self.calls_short and nbytes <= WHOLE_BYTES:
                 self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline, call.began):
@@ -515,9 +518,9 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 def endpoint(options: BackendOptions) -> Endpoint:
     """This process's end of a link between the ranks of a new group."""
-    from cydist.backends.addresses import where_to_listen
-    from cydist.backends.connections import Connections
-    from cydist.backends.sharing import offer, share_memory
+    from cydist.backends.host.addresses import where_to_listen
+    from cydist.backends.host.connections import Connections
+    from cydist.backends.host.shm_setup import offer, share_memory
 
     store, rank, size = options.store, options.group_rank, options.group_size
     if rank == 0:

@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from cydist import auth
-from cydist.backends.addresses import Endpoint
+from cydist.backends.host.addresses import Endpoint
 from cydist.errors import DistError
 from cydist.executor import THREADS
-from cydist.interfaces import family_of
+from cydist.net import auth
+from cydist.net.interfaces import family_of
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
@@ -34,7 +34,7 @@ PATIENCE = 0.3  # seconds for all that are asked together
 MOST_BYTES = 8192
 MOST_FRAMES = 24  # of one thread, the innermost
 
-PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 
 

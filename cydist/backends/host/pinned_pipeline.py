@@ -20,8 +20,8 @@ from cydist.errors import DistTimeoutError
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.devices import ArrayLibrary
-    from cydist.group import ProcessGroup
+    from cydist.devices.array_libraries import ArrayLibrary
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
 SMALLEST_BYTES = 1 << 16  # of a slot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import SharedMemory, ShmLink
-from cydist.backends.addresses import boot_id
+from cydist.backends.host.addresses import boot_id
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:

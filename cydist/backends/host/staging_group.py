@@ -17,20 +17,21 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from cydist import _native, devices
+from cydist import _native
 from cydist._native import runs_in_background
-from cydist.backends.conveyor import Chunk, Conveyor, Turn, part
-from cydist.backends.pieces import CHUNK, same_sizes
-from cydist.backends.staged_messages import StagedMessages, current_streams
+from cydist.backends.host.chunking import CHUNK, same_sizes
+from cydist.backends.host.pinned_pipeline import Chunk, Conveyor, Turn, part
+from cydist.backends.host.staging_p2p import StagedMessages, current_streams
+from cydist.devices import array_libraries
 from cydist.errors import MismatchError
-from cydist.folding import Folding, elements_dtype
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, UserReduction
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.user_reduction import Folding, elements_dtype
+from cydist.reduce_ops import Op, UserReduction
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.host import HostGroup
+    from cydist.backends.host.group import HostGroup
 
 SLOTS = 3
 SLOT_BYTES = 4 << 20
@@ -106,7 +107,7 @@ class StagedGroup(ProcessGroup):
                 conveyor.lib.adopt(conveyor.device)
             self._chosen, self._cut = conveyor, False
             conveyor.follow(events)
-            with devices.on_stream(conveyor.device, conveyor.into):
+            with array_libraries.on_stream(conveyor.device, conveyor.into):
                 body(call)
             if async_op:
                 conveyor.finish(Turn(self.host, name, call.deadline))
@@ -121,7 +122,7 @@ class StagedGroup(ProcessGroup):
         index = array.device_index
         with _MAKING:
             if index not in self._conveyors:
-                lib = devices.copier_of(array)
+                lib = array_libraries.copier_of(array)
                 self._conveyors[index] = Conveyor(lib, index, SLOTS, SLOT_BYTES)
             return self._conveyors[index]
 

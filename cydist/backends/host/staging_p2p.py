@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, devices
-from cydist.backends.conveyor import Chunk, Conveyor, Turn
-from cydist.backends.messages import PIECE_TAG
+from cydist import _native
+from cydist.backends.host.pinned_pipeline import Chunk, Conveyor, Turn
+from cydist.backends.host.work import PIECE_TAG
+from cydist.devices import array_libraries
 from cydist.errors import DistTimeoutError, UnsupportedError
 from cydist.executor import THREADS, Attend, TaskWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.host import HostGroup
+    from cydist.backends.host.group import HostGroup
     from cydist.work import Work
 
 SLOTS = 2
@@ -37,10 +38,10 @@ def current_streams(array: Array, name: str, group_name: str) -> list[int]:
     """The streams that a call on the array comes after. Raises UnsupportedError where nobody
     can copy from the device, and while one of them is captured."""
     try:
-        streams = devices.current_streams(array)
+        streams = array_libraries.current_streams(array)
     except ValueError as error:
         raise UnsupportedError(f"{name}: {error}", op=name, group=group_name) from None
-    if devices.is_capturing(array.device_index):
+    if array_libraries.is_capturing(array.device_index):
         raise UnsupportedError(
             f"{name} on group {group_name!r}: a CUDA graph is being captured, and this backend "
             "copies arrays to the CPU, which waits for the copies: call it outside of the "
@@ -175,7 +176,7 @@ class StagedMessages:
             idle = self._idle.setdefault(index, [])
             conveyor = idle.pop() if idle else None
         if conveyor is None:
-            conveyor = Conveyor(devices.copier_of(array), index, SLOTS, PIECE_BYTES)
+            conveyor = Conveyor(array_libraries.copier_of(array), index, SLOTS, PIECE_BYTES)
         turn = Turn(self._host, name, self._host.deadline(None))
         return conveyor, conveyor.mark(streams), turn
 

@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING
 from cydist import _native
 from cydist.errors import DistError, DistTimeoutError, from_failure
 from cydist.executor import THREADS
-from cydist.group import COLLECTIVE_TAG
+from cydist.groups.process_group import COLLECTIVE_TAG
 from cydist.waiting import LONGEST_TIMEOUT
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Message
-    from cydist.backends.host import HostGroup
+    from cydist.backends.host.group import HostGroup
 
 
 # Tags of messages that are not the user's, which have 31 bits: all of them, so that no two meet.
 NOTES_TAG = 1 << 40  # what a rank of backend "nccl" calls, for the next one
 ALARM_TAG = NOTES_TAG + 1  # why a group of backend "nccl" failed
 NEWS_TAG = ALARM_TAG + 1  # waited for in vain, over MPI: see MpiGroup.hear
-WORD_TAG = NEWS_TAG + 1  # which call a rank leaves, over MPI: src/transports/mpi_collectives.pyx
-PARTING_TAG = WORD_TAG + 1  # a rank's last call, as the group ends: src/algorithms/parting.pyx
+WORD_TAG = (
+    NEWS_TAG + 1
+)  # which call a rank leaves, over MPI: src/transports/mpi/mpi_collectives.pyx
+PARTING_TAG = (
+    WORD_TAG + 1
+)  # a rank's last call, as the group ends: src/algorithms/windows/parting.pyx
 PIECE_TAG = 1 << 61  # and up to DERIVED_TAG: of each long message of a GPU's array
 DERIVED_TAG = 1 << 62
 

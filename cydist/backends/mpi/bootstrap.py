@@ -7,13 +7,13 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cydist import launchers
-from cydist.backends.addresses import this_host, where_to_listen
-from cydist.backends.connections import Connections
+from cydist.backends.host.addresses import this_host, where_to_listen
+from cydist.backends.host.connections import Connections
 from cydist.errors import DistNetworkError, RendezvousError
+from cydist.rendezvous import launcher_env
 
 if TYPE_CHECKING:
-    from cydist.registry import BackendOptions
+    from cydist.groups.registry import BackendOptions
 
 
 def meet_before_mpi(options: BackendOptions) -> None:
@@ -57,8 +57,8 @@ def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list
     rank, size = options.group_rank, options.group_size
     if size == 1:
         return [world.Get_rank()], [socket.gethostname()]
-    if world.Get_size() == 1 and launchers.under_mpi():
-        launchers.check_mpi_agrees(0, 1)
+    if world.Get_size() == 1 and launcher_env.under_mpi():
+        launcher_env.check_mpi_agrees(0, 1)
     store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
     words = store.multi_get([f"mpi/{peer}" for peer in range(size)])
     said = [text.decode().split() for text in words]

@@ -9,19 +9,21 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, launchers, tuning
+from cydist import _native
+from cydist.backends.host.shm_setup import offer, share_memory, transport_of
 from cydist.backends.mpi import reductions
+from cydist.backends.mpi.bootstrap import meet_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
 from cydist.backends.mpi.group import MpiGroup
-from cydist.backends.mpi.meeting import meet_before_mpi, places_and_hosts, reports_of
-from cydist.backends.mpi.process import Threads, load, start
-from cydist.backends.sharing import offer, share_memory, transport_of
+from cydist.backends.mpi.runtime import Threads, load, start
 from cydist.errors import DistBackendError, RendezvousError
-from cydist.group import ProcessGroup
+from cydist.groups.process_group import ProcessGroup
+from cydist.rendezvous import launcher_env
+from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
-    from cydist.registry import BackendOptions
+    from cydist.groups.registry import BackendOptions
 
 # Of a broadcast between two ranks that travels with the message that compares the calls, by MPI's
 # name: Open MPI asks the receiver first where a message is longer than 4 KiB with its header.
@@ -48,7 +50,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI._handleof(comm),
         MPI._handleof(MPI.BYTE),
         MPI.ANY_SOURCE,
-        launchers.place().local_size or 1,
+        launcher_env.place().local_size or 1,
         payload_tags(MPI),
         Threads(MPI).callers,
     )
@@ -104,7 +106,7 @@ def _prepare(MPI: Any) -> None:
     """Tell the compiled part where MPI is, and what it can reduce."""
     _native.load_mpi(MPI.__file__)
     name = MPI.get_vendor()[0]
-    harmless = tuning.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize
+    harmless = tuning_table.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize
     _native.use_library(int(MPI.IN_PLACE) % 2**64, RIDING_BYTES.get(name, 2048), harmless)
     reductions.use(MPI)
     leave_with(MPI)

@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.backends.conveyor import Turn
-from cydist.backends.pieces import JOINED, same_sizes
-from cydist.backends.staging import StagedGroup
-from cydist.group import Call
-from cydist.types import Op
+from cydist.backends.host.chunking import JOINED, same_sizes
+from cydist.backends.host.pinned_pipeline import Turn
+from cydist.backends.host.staging_group import StagedGroup
+from cydist.groups.process_group import Call
+from cydist.reduce_ops import Op
 
 if TYPE_CHECKING:
     from cydist._native import Array

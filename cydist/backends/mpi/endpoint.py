@@ -17,14 +17,14 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native
-from cydist.backends.endpoint import Endpoint
+from cydist.backends.host.endpoint import Endpoint
 from cydist.backends.mpi.communicators import Communicators
-from cydist.backends.mpi.process import ExitGuard, Threads, call_before_the_end, wait_until
+from cydist.backends.mpi.runtime import ExitGuard, Threads, call_before_the_end, wait_until
 from cydist.errors import MismatchError
 from cydist.waiting import wait_for
 
 if TYPE_CHECKING:
-    from cydist.backends.connections import Connections
+    from cydist.backends.host.connections import Connections
 
 LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
 

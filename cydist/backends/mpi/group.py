@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cydist import _native, config, tuning
-from cydist.backends.endpoint import NEWS_SECONDS, Endpoint
-from cydist.backends.host import ANY_SOURCE, HostGroup
-from cydist.backends.messages import NEWS_TAG
+from cydist import _native, config
+from cydist.backends.host.chunking import everywhere
+from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint
+from cydist.backends.host.group import ANY_SOURCE, HostGroup
+from cydist.backends.host.work import NEWS_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
+from cydist.backends.mpi.datatypes import layouts
 from cydist.backends.mpi.endpoint import MpiEndpoint
-from cydist.backends.mpi.layouts import layouts
-from cydist.backends.mpi.process import check_cuda_aware
 from cydist.backends.mpi.reductions import REDUCTIONS
-from cydist.backends.pieces import everywhere
+from cydist.backends.mpi.runtime import check_cuda_aware
 from cydist.errors import from_failure
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, UserReduction, op_and_factor
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, UserReduction, op_and_factor
+from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -42,7 +43,7 @@ class MpiGroup(HostGroup):
 
     def for_device(self, device: str) -> ProcessGroup:
         if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
-            from cydist.backends.mpi.device import DeviceGroup  # few need it
+            from cydist.backends.mpi.cuda_aware import DeviceGroup  # few need it
 
             check_cuda_aware()
             return DeviceGroup.of(self)
@@ -147,7 +148,7 @@ class MpiGroup(HostGroup):
         if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False
         # The table's limits are for algorithms that cannot reach a device.
-        if not tuning.leaves_to_library(name, self._size):
+        if not tuning_table.leaves_to_library(name, self._size):
             return False
         if not self._met:
             self._meet(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cydist import _native
-from cydist.types import RedOpType
+from cydist.reduce_ops import RedOpType
 
 # dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
 # lose NaN, its product of complex numbers differs in infinities, its logical operations

@@ -22,9 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cydist import config, launchers
+from cydist import config
 from cydist._native import runs_in_background
 from cydist.errors import DistBackendError, UnsupportedError
+from cydist.rendezvous import launcher_env
 
 # How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
 YIELD_SECONDS = 1e-4
@@ -80,7 +81,7 @@ def _start(MPI: Any) -> None:
     rc: Any = importlib.import_module("mpi4py").rc
     level = getattr(MPI, f"THREAD_{(rc.thread_level if rc.threads else 'single').upper()}")
     vendor = MPI.get_vendor()[0]
-    if launchers.launcher() == "openmpi" and vendor != "Open MPI":
+    if launcher_env.launcher() == "openmpi" and vendor != "Open MPI":
         warnings.warn(
             f"mpirun is Open MPI's, and mpi4py's MPI is {vendor}: should MPI end the process now, "
             f"this is why. Use {vendor}'s mpirun, or init_process_group('tcp')",
@@ -150,7 +151,8 @@ class Threads:
     callers         as MpiLink takes it
 
     Below `concurrent` the calls of our threads go on while another waits, and MPI is asked for
-    nothing that src/transports/mpi.pyx does not ask under its lock: no layouts, no communicators.
+    nothing that src/transports/mpi/mpi_link.pyx does not ask under its lock: no layouts, no
+    communicators.
     """
 
     def __init__(self, MPI: Any) -> None:
@@ -196,7 +198,7 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
 @cache
 def _patience() -> float:
     """Seconds until a wait begins to sleep."""
-    here = launchers.place().local_size or 1
+    here = launcher_env.place().local_size or 1
     enough = here <= (os.cpu_count() or 1)
     return YIELD_SECONDS_WITH_CORES if enough else YIELD_SECONDS
 

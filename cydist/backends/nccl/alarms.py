@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import _native, errors
-from cydist.backends.messages import ALARM_TAG
+from cydist.backends.host.work import ALARM_TAG
 
 if TYPE_CHECKING:
-    from cydist.group import ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
 ALARM_BYTES = 8192

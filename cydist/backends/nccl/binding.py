@@ -1,7 +1,7 @@
 """What the backend asks of NCCL, and cupy's binding of it.
 
 Nothing of ours is linked with NCCL. `cupy.cuda.nccl` does the calls; what it lacks is looked up in
-the library that it has loaded (supplement.py). `nccl4py` may take cupy's place (official.py).
+the library that it has loaded (libnccl.py). `nccl4py` may take cupy's place (nccl4py.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cydist import config
-from cydist.backends.nccl.supplement import Supplement
-from cydist.devices import CUPY_MINIMUM, NCCL_MINIMUM, cupy_version
+from cydist.backends.nccl.libnccl import Supplement
+from cydist.devices.array_libraries import CUPY_MINIMUM, NCCL_MINIMUM, cupy_version
 from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
@@ -286,7 +286,7 @@ def load() -> Binding:
     wanted = config.NCCL_BINDING.get().strip().lower()
     binding: Binding
     if wanted == "nccl4py":
-        from cydist.backends.nccl.official import Nccl4py
+        from cydist.backends.nccl.nccl4py import Nccl4py
 
         binding = Nccl4py()
     elif wanted in ("", "cupy"):

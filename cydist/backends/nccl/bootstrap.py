@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import cydist.backends.nccl.gpu as gpus
+import cydist.backends.nccl.cuda as gpus
 from cydist import _native
 from cydist.backends.nccl.binding import UNIQUE_ID_BYTES, Binding, Communicator, spelled
 from cydist.errors import (
@@ -26,8 +26,8 @@ from cydist.errors import (
 )
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.gpu import Gpu
-    from cydist.group import ProcessGroup
+    from cydist.backends.nccl.cuda import Gpu
+    from cydist.groups.process_group import ProcessGroup
     from cydist.stores import Store
 
 SLICE = 0.1  # seconds between looks at those who may have failed

@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
-from cydist.backends.messages import NOTES_TAG
+from cydist.backends.host.work import NOTES_TAG
 from cydist.errors import DistError
 
 if TYPE_CHECKING:
-    from cydist.group import ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
 Note = str | tuple[Any, ...]  # a text; or a format and its values, while nobody reads it

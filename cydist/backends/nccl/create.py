@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from cydist.backends.nccl.alarms import Alarm
 from cydist.backends.nccl.binding import Binding, abort_all, load
-from cydist.backends.nccl.control import ControlGroup
+from cydist.backends.nccl.bootstrap import Exchange, StoreExchange, current_gpu, join
 from cydist.backends.nccl.group import NcclGroup
-from cydist.backends.nccl.joining import Exchange, StoreExchange, current_gpu, join
+from cydist.backends.nccl.host_group import ControlGroup
 from cydist.backends.nccl.options import high_priority
 
 if TYPE_CHECKING:
-    from cydist.group import ProcessGroup
-    from cydist.registry import BackendOptions
+    from cydist.groups.process_group import ProcessGroup
+    from cydist.groups.registry import BackendOptions
     from cydist.stores import MembersStore
 
 
@@ -25,9 +25,9 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """A group of backend "nccl", on the GPU that is current in this thread.
 
     Raises UnsupportedError that says what is missing (cupy, NCCL, a GPU) before it waits for
-    anybody, and what `joining.join` raises.
+    anybody, and what `bootstrap.join` raises.
     """
-    from cydist.backends.host import endpoint
+    from cydist.backends.host.group import endpoint
 
     priority = high_priority(pg_options)
     binding()

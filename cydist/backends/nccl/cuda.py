@@ -6,8 +6,9 @@ import importlib
 import sys
 from typing import Any, Protocol
 
-from cydist import config, devices, driver
+from cydist import config
 from cydist.backends.nccl.binding import INSTALL
+from cydist.devices import array_libraries, cuda_driver
 from cydist.errors import UnsupportedError
 
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
@@ -15,7 +16,7 @@ HIGHEST = -100  # CUDA takes the highest priority that there is for what is beyo
 
 
 class Gpu(Protocol):
-    """What the backend asks of a GPU besides `devices.ArrayLibrary`.
+    """What the backend asks of a GPU besides `array_libraries.ArrayLibrary`.
 
     index       its number in this process
     library     streams, events and memory
@@ -23,7 +24,7 @@ class Gpu(Protocol):
     """
 
     index: int
-    lib: devices.ArrayLibrary
+    lib: array_libraries.ArrayLibrary
     functions: Any
 
     def use(self) -> None:
@@ -65,8 +66,8 @@ class CupyGpu:
         self.functions: Any = importlib.import_module("cupy")
         self._cuda: Any = self.functions.cuda
         self._runtime: Any = self._cuda.runtime
-        self._driver = driver.load()
-        self.lib: devices.ArrayLibrary = devices.Cupy()
+        self._driver = cuda_driver.load()
+        self.lib: array_libraries.ArrayLibrary = array_libraries.Cupy()
         self.index = int(self._runtime.getDevice())
 
     def use(self) -> None:

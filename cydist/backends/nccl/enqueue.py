@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from cydist import devices
-from cydist.backends.nccl.failing import Failures
-from cydist.backends.nccl.watch import Flight, StreamCall
-from cydist.backends.nccl.works import StreamWork
+from cydist.backends.nccl.failure import Failures
+from cydist.backends.nccl.watchdog import Flight, StreamCall
+from cydist.backends.nccl.work import StreamWork
+from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.devices import ArrayLibrary
-    from cydist.group import Call
+    from cydist.devices.array_libraries import ArrayLibrary
+    from cydist.groups.process_group import Call
 
 
 class Streams(Failures):
@@ -68,7 +68,7 @@ class Streams(Failures):
             if async_op or array is None or self._blocking_wait:
                 work = self._start_work(call, array, async_op or array is None, body, result)
             else:
-                stream, own = devices.place_of(array)
+                stream, own = array_libraries.place_of(array)
                 flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
                 flight.reusable = not capturing
                 if own and not capturing:
@@ -90,8 +90,10 @@ class Streams(Failures):
         result: object,
     ) -> StreamWork:
         """Enqueue a call that somebody will wait for."""
-        library = None if array is None else devices.maker_of(array)
-        current = self.gpu.current_streams() if array is None else [devices.stream_of(array)]
+        library = None if array is None else array_libraries.maker_of(array)
+        current = (
+            self.gpu.current_streams() if array is None else [array_libraries.stream_of(array)]
+        )
         stream = self._stream if on_own else current[0]
         flight, capturing = self._enqueue(call, array, current, stream, body, result)
         blocking = not capturing and (array is None or self._blocking_wait)
@@ -156,7 +158,7 @@ class Streams(Failures):
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
         """Strided results are unpacked on the stream of the call, by the array's library."""
-        library = self.gpu.lib if array is None else devices.whose(array)
+        library = self.gpu.lib if array is None else array_libraries.whose(array)
         with library.on_stream(self.gpu.index, stream):
             yield
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
-from cydist.backends.nccl.fingerprints import Differ
+from cydist.backends.nccl.call_check import Differ
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -20,14 +20,14 @@ from cydist.errors import (
     MismatchError,
     PeerFailedError,
 )
-from cydist.group import Call, ProcessGroup
+from cydist.groups.process_group import Call, ProcessGroup
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.alarms import Alarm
     from cydist.backends.nccl.binding import Binding, Communicator
-    from cydist.backends.nccl.control import ControlGroup
-    from cydist.backends.nccl.gpu import Gpu
-    from cydist.backends.nccl.watch import Flight, StreamCall, Watch
+    from cydist.backends.nccl.cuda import Gpu
+    from cydist.backends.nccl.host_group import ControlGroup
+    from cydist.backends.nccl.watchdog import Flight, StreamCall, Watch
 
 LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
 ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for

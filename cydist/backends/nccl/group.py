@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from cydist import config, devices
+from cydist import config
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.fingerprints import Comparison, HostNeighbours
+from cydist.backends.nccl.call_check import Comparison, HostNeighbours
+from cydist.backends.nccl.enqueue import Streams
 from cydist.backends.nccl.options import high_priority
+from cydist.backends.nccl.plan_runner import Item, Runner
 from cydist.backends.nccl.reductions import (
     SMALL_FLOATS,
     Reduction,
@@ -25,21 +27,20 @@ from cydist.backends.nccl.reductions import (
     check_fp8,
     reduction,
 )
-from cydist.backends.nccl.running import Item, Runner
-from cydist.backends.nccl.streams import Streams
-from cydist.backends.nccl.watch import WATCHDOG, Flight, StreamCall, Watch
-from cydist.backends.nccl.works import StreamWork, short_way
+from cydist.backends.nccl.watchdog import WATCHDOG, Flight, StreamCall, Watch
+from cydist.backends.nccl.work import StreamWork, short_way
+from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
-from cydist.group import Call, ProcessGroup
-from cydist.types import Op, op_and_factor
+from cydist.groups.process_group import Call, ProcessGroup
+from cydist.reduce_ops import Op, op_and_factor
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.backends.nccl.alarms import Alarm
     from cydist.backends.nccl.binding import Binding, Communicator
-    from cydist.backends.nccl.control import ControlGroup
-    from cydist.backends.nccl.gpu import Gpu
+    from cydist.backends.nccl.cuda import Gpu
+    from cydist.backends.nccl.host_group import ControlGroup
     from cydist.stores import MembersStore
 
 LEAVE_SECONDS = 2.0  # the longest that a goodbye may take
@@ -194,8 +195,8 @@ class NcclGroup(Streams):
         with self._lock:
             self.check_usable(name)
             flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream)
-            library = devices.maker_of(array)
-            streams = [devices.stream_of(array)]
+            library = array_libraries.maker_of(array)
+            streams = [array_libraries.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
             work = StreamWork(self, flight, [array.owner], streams, library, blocking)
             if self._collected is not None:
@@ -309,7 +310,7 @@ class NcclGroup(Streams):
     # Other groups, and the end.
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
-        from cydist.backends.nccl.making import make, store_exchange
+        from cydist.backends.nccl.create import make, store_exchange
 
         if self.store is None:
             return None
@@ -329,8 +330,8 @@ class NcclGroup(Streams):
     ) -> ProcessGroup:
         """As the base class: the host group finds out who is left, then they join anew. Calls that
         are under way here end with an error, since they may wait for a rank that is dead."""
-        from cydist.backends.nccl.joining import HostExchange
-        from cydist.backends.nccl.making import make
+        from cydist.backends.nccl.bootstrap import HostExchange
+        from cydist.backends.nccl.create import make
 
         wanted = self.high_priority if pg_options is None else high_priority(pg_options)
         self.give_up()

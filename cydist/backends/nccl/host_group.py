@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cydist.backends.host import HostGroup
+from cydist.backends.host.group import HostGroup
 
 if TYPE_CHECKING:
-    from cydist.group import Call, ProcessGroup
+    from cydist.groups.process_group import Call, ProcessGroup
 
 
 class ControlGroup(HostGroup):

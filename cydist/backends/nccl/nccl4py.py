@@ -19,7 +19,7 @@ from cydist.backends.nccl.binding import (
     Ending,
     NcclError,
 )
-from cydist.backends.nccl.supplement import ON_HOST
+from cydist.backends.nccl.libnccl import ON_HOST
 from cydist.errors import UnsupportedError
 
 OLDEST = (0, 6)  # of nccl4py: 0.3.1 has another comm_init_rank

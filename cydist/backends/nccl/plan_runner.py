@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native
-from cydist.backends.nccl import local
+from cydist.backends.nccl import gpu_kernels
 from cydist.backends.nccl.plans import Local, Plan, Span, Transfer
 from cydist.backends.nccl.reductions import ONES, PREMUL, TYPES
 from cydist.errors import UnsupportedError
-from cydist.types import RedOpType
+from cydist.reduce_ops import RedOpType
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.backends.nccl.binding import Binding, Communicator
-    from cydist.backends.nccl.gpu import Gpu
+    from cydist.backends.nccl.cuda import Gpu
 
 MOST_FACTORS = 32  # of PREMUL_SUM, whose operations are kept for the next call
 NAME_OF = {code: name for name, code in TYPES.items()}
@@ -89,7 +89,7 @@ class Runner:
         self, step: Local, at: Callable[[Span], int], factor: complex | None, stream: int
     ) -> None:
         with self._gpu.lib.on_stream(self._gpu.index, stream):
-            local.run(step, at, self._gpu.view, self._gpu.functions, factor)
+            gpu_kernels.run(step, at, self._gpu.view, self._gpu.functions, factor)
 
     def _together(self, calls: Sequence[Any], stream: int) -> None:
         if len(calls) == 1:

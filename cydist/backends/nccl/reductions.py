@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cydist._native import DTYPES, supports
 from cydist.errors import UnsupportedError
-from cydist.types import RedOpType
+from cydist.reduce_ops import RedOpType
 
 UINT8 = 1
 TYPES = {  # nccl.h, ncclDataType_t

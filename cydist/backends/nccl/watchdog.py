@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cydist.backends.nccl.fingerprints import Comparison, Differ
+from cydist.backends.nccl.call_check import Comparison, Differ
 from cydist.errors import DistError
-from cydist.group import Call
+from cydist.groups.process_group import Call
 
 PERIOD = 0.1  # seconds
 

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cydist._native import short_streams
+from cydist._native import fast_nccl
 from cydist.backends.nccl.reductions import at_once
-from cydist.backends.nccl.watch import Flight, StreamCall
-from cydist.devices import loaded_torch
+from cydist.backends.nccl.watchdog import Flight, StreamCall
+from cydist.devices.array_libraries import loaded_torch
 from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Communicator
-    from cydist.backends.nccl.streams import Streams
-    from cydist.backends.nccl.watch import Watch
-    from cydist.devices import ArrayLibrary
+    from cydist.backends.nccl.enqueue import Streams
+    from cydist.backends.nccl.watchdog import Watch
+    from cydist.devices.array_libraries import ArrayLibrary
 
 LONGEST_NAP = 0.001  # seconds
 
@@ -111,9 +111,9 @@ class StreamWork(Work):
 
 def short_way(
     group: Streams, comm: Communicator, watch: Watch, lock: threading.RLock, stream: int
-) -> short_streams.Enqueuer:
+) -> fast_nccl.Enqueuer:
     """What plain calls on a group go by."""
-    return short_streams.Enqueuer(
+    return fast_nccl.Enqueuer(
         group, comm, watch, lock, stream, loaded_torch, partial(at_once, alone=group.size() == 1),
         StreamCall, Flight, StreamWork,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import importlib.util
 from functools import partial
 
 from cydist.errors import UnsupportedError
-from cydist.registry import Plugin
+from cydist.groups.registry import Plugin
 
 
 def plugin(name: str) -> Plugin:
@@ -20,7 +20,7 @@ def plugin(name: str) -> Plugin:
     """
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(f"backend 'torch:{name}' needs torch: pip install torch")
-    from cydist.backends.c10d import making
+    from cydist.backends.torch import create
 
-    making.check(name)
-    return Plugin(partial(making.create, name), True, ("cpu",))
+    create.check(name)
+    return Plugin(partial(create.create, name), True, ("cpu",))

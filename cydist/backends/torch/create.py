@@ -13,11 +13,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from cydist.backends.addresses import where_to_listen
-from cydist.backends.c10d.group import TorchGroup
+from cydist.backends.host.addresses import where_to_listen
+from cydist.backends.torch.group import TorchGroup
 from cydist.errors import UnsupportedError
-from cydist.interfaces import chosen
-from cydist.registry import BackendOptions
+from cydist.groups.registry import BackendOptions
+from cydist.net.interfaces import chosen
 from cydist.stores import Store
 
 

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from cydist import _native, config
-from cydist.agreement import agree
-from cydist.backends.c10d.messages import (
+from cydist.backends.torch.work import (
     GRACE,
     Expected,
     Posted,
@@ -47,13 +46,14 @@ from cydist.errors import (
     named,
 )
 from cydist.executor import THREADS, TaskWork
-from cydist.group import COLLECTIVE_TAG, Call, ProcessGroup
-from cydist.types import Op, RedOpType, op_and_factor
+from cydist.groups.consistency import agree
+from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.registry import BackendOptions
+    from cydist.groups.registry import BackendOptions
 
 SLICE = timedelta(milliseconds=50)  # between two looks at signals and the clock
 TOLD = "failed"  # the key under which the first error of a group is found
@@ -180,7 +180,7 @@ class TorchGroup(ProcessGroup):
             self._under_way.add(token)
             yield
         except DistError as error:
-            if error.op is None:  # of messages.py, which knows no names
+            if error.op is None:  # of torch/work.py, which knows no names
                 where = f"{name}{'' if seq is None else f' #{seq}'} on group {self.group_name!r}"
                 error.args = (f"{where}: {error}",)
                 error.op, error.seq, error.group = name, seq, self.group_name

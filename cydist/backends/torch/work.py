@@ -21,12 +21,12 @@ import torch
 from cydist import _native
 from cydist.errors import DistError, DistTimeoutError, MismatchError, UnsupportedError
 from cydist.executor import TaskWork
-from cydist.group import COLLECTIVE_TAG
+from cydist.groups.process_group import COLLECTIVE_TAG
 from cydist.waiting import LONGEST_TIMEOUT, wait_for
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.c10d.group import TorchGroup
+    from cydist.backends.torch.group import TorchGroup
 
 HEADER = struct.Struct("<qq80s")  # the tag, the message's number, and what comes
 RECORD_BYTES = 512

@@ -8,8 +8,8 @@ An installed cydist needs no import: `import torch` finds its entry point. docs/
 what works, and what does not.
 """
 
+from cydist.interop.torch.bootstrap import create, register
 from cydist.interop.torch.group import Group
-from cydist.interop.torch.joining import create, register
 
 __all__ = ["Group", "create", "register"]
 

@@ -1,7 +1,7 @@
 """How a group comes to be: torch hands over a store, a rank and a size.
 
-The ranks meet as they do under torchrun (cydist/rendezvous.py): torch's store is believed an
-address, and who is there proves that it knows the job's secret. Groups made later share the
+The ranks meet as they do under torchrun (cydist/rendezvous/handlers.py): torch's store is believed
+an address, and who is there proves that it knows the job's secret. Groups made later share the
 connections and the memory of torch's default group, and cost no traffic.
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cydist import crossings
-from cydist.backends.addresses import where_to_listen
+from cydist.api.process_groups import obey_settings
+from cydist.backends.host.addresses import where_to_listen
+from cydist.groups.world import DEFAULT_GROUP, World
 from cydist.interop.torch.group import DEVICES, Group
-from cydist.making import DEFAULT_GROUP, World
-from cydist.rendezvous import rendezvous_by
+from cydist.rendezvous.handlers import rendezvous_by
 from cydist.stores import PrefixStore
-from cydist.stores.members import released_on_error
+from cydist.stores.membership_store import released_on_error
+from cydist.tuning import file as tuning_file
 from cydist.waiting import duration
-from cydist.world import obey_settings
 
 NAME = "cydist"
 
@@ -52,7 +52,7 @@ def create(options: Any, pg_options: object = None) -> Group:
     with released_on_error(meeting):
         if not ranks:  # by the default group alone: they hold for the process
             with meeting.told_on_error(rank):
-                crossings.share(meeting, rank)
+                tuning_file.share(meeting, rank)
         world = World(meeting, rank, size, timeout, "tcp")
         host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
     if ranks:

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import cydist
-from cydist._native import torch_options
-from cydist.group import ProcessGroup
+from cydist._native import fast_torch
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.world import World
 from cydist.interop.torch import sparse
 from cydist.interop.torch.options import given, limit, only, op_of, rooted
 from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
-from cydist.making import World
 from cydist.waiting import duration
 from cydist.work import Work
 
@@ -199,7 +199,7 @@ class Group(dist.ProcessGroup):
         self, tensors: Any, opts: Any = None, timeout: Limit = None, op: Any = None
     ) -> dist.Work:
         # The most frequent call, and often a small one: no step more than it needs.
-        if torch_options.all_reduce(tensors, opts, self._host):
+        if fast_torch.all_reduce(tensors, opts, self._host):
             return BLOCKING
         opts = given(c10d.AllreduceOptions, opts, timeout, op)
         tensor = only(tensors, "allreduce")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cydist._native import torch_options
-from cydist.types import Op, PremulSum, RedOpType
+from cydist._native import fast_torch
+from cydist.reduce_ops import Op, PremulSum, RedOpType
 
 REDUCTIONS: dict[Any, Op] = {
     getattr(dist.ReduceOp, name): RedOpType[name]
@@ -18,7 +18,7 @@ REDUCTIONS: dict[Any, Op] = {
 # By hash, which is the operation's number: comparing ReduceOps costs ten times as much.
 OPERATIONS = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in REDUCTIONS.items()}
 assert len(OPERATIONS) == 8
-torch_options.learn(dist.AllreduceOptions, REDUCTIONS)
+fast_torch.learn(dist.AllreduceOptions, REDUCTIONS)
 
 
 def op_of(op: Any) -> Op:

@@ -10,8 +10,8 @@ import torch
 
 import cydist
 from cydist.errors import MismatchError
-from cydist.group import ProcessGroup
-from cydist.types import Op, RedOpType, op_and_factor
+from cydist.groups.process_group import ProcessGroup
+from cydist.reduce_ops import Op, RedOpType, op_and_factor
 
 
 def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | None) -> None:

@@ -26,8 +26,8 @@ Three ranks, all_reduce in place (B1 is the sum of block 1):
     rank 1 [b0 b1 b2]    and pushes it over a1 and c1, which   [A0 B1 C2]
     rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
 
-Where that cannot be done, `opening` takes "flat" or "staged" instead. The same algorithms under the
-name "either" do so too where that is the faster way, which one rank finds out as the job runs.
+Where that cannot be done, `exposure` takes "flat" or "staged" instead. The same algorithms under
+the name "either" do so too where that is the faster way, which one rank finds out as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
 communication on Linux cluster", ICPP 2005.
@@ -39,12 +39,12 @@ from cydist._native.abi cimport (
     REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Transport, WINDOWS, add, block_of, block_start,
     copy, copy_block, segment_of, segments_in,
 )
-from cydist._native.opening cimport (
+from cydist._native.exposure cimport (
     Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
     shown, within,
 )
-from cydist._native.sizes cimport Move, agree, gathering, scattering
-from cydist._native.steps cimport part_bytes, slot_of
+from cydist._native.size_exchange cimport Move, agree, gathering, scattering
+from cydist._native.window_protocol cimport part_bytes, slot_of
 
 
 cdef enum:
@@ -456,4 +456,4 @@ cdef int add_all(const char *name) except -1:
 add(b"direct", GATHER, WINDOWS, gather)
 add(b"direct", SCATTER, WINDOWS, scatter)
 add_all(b"direct")
-add_all(b"either")              # the same to all but `opening`
+add_all(b"either")              # the same to all but `exposure`

@@ -1,4 +1,4 @@
-"""Arrays that are open to other ranks for a call; cydist/_native/opening.pxd says how."""
+"""Arrays that are open to other ranks for a call; cydist/_native/exposure.pxd says how."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
@@ -7,10 +7,10 @@ from cydist._native.abi cimport (
     index_of, now_ns, patiently, segment_of, segments_in, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, reach
-from cydist._native.steps cimport (
+from cydist._native.window_protocol cimport (
     call_of, claim, consume, hear, hear_all, part_bytes, publish, slot_of,
 )
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     GRACE_NS, SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64,
 )
 

@@ -27,8 +27,8 @@ from cydist._native.abi cimport (
     OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Transport, WINDOWS, add,
     contribute, copy, largest, segment_of, segments_in,
 )
-from cydist._native.sizes cimport Move, agree, everybody, gathering, moving, scattering
-from cydist._native.steps cimport (
+from cydist._native.size_exchange cimport Move, agree, everybody, gathering, moving, scattering
+from cydist._native.window_protocol cimport (
     as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
 )
 

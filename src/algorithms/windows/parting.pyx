@@ -18,8 +18,8 @@ from cydist._native.abi cimport (
     Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, Request, TIMEOUT,
     Transport, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
 )
-from cydist._native.steps cimport call_of, consume
-from cydist._native.waiting cimport load_int, load_u64, store_u64
+from cydist._native.window_protocol cimport call_of, consume
+from cydist._native.sync cimport load_int, load_u64, store_u64
 
 
 cdef extern from "<unistd.h>" nogil:
@@ -33,7 +33,7 @@ cdef enum:
     PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note of a word: its sender has not heard of all
 
-cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/messages.py
+cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/host/work.py
 
 
 cdef int leave(Transport *t, Call *c, bint known, bint alone) noexcept nogil:

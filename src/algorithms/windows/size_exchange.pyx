@@ -1,4 +1,5 @@
-"""Blocks whose sizes not everybody knows: one step says them; cydist/_native/sizes.pxd says how.
+"""Blocks whose sizes not everybody knows: one step says them; cydist/_native/size_exchange.pxd says
+how.
 
 A part of the slot, for one rank, is the size of its block and then, on lines of its own, the
 block, if this step carries it.
@@ -9,7 +10,7 @@ from cydist._native.abi cimport (
     Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Transport, copy, head_of,
     largest,
 )
-from cydist._native.steps cimport call_of, claim, hear, heard, place_of, publish
+from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
 
 
 cdef enum:

@@ -25,7 +25,7 @@ from cydist._native.abi cimport (
     ALL_REDUCE, Block, Call, NO_MEMORY, OK, Transport, WINDOWS, add, block_of, contribute, copy,
     segment_of, segments_in,
 )
-from cydist._native.steps cimport (
+from cydist._native.window_protocol cimport (
     as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
 )
 

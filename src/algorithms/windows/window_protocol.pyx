@@ -1,4 +1,4 @@
-"""Windows, step by step; cydist/_native/steps.pxd says how."""
+"""Windows, step by step; cydist/_native/window_protocol.pxd says how."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -6,7 +6,7 @@ from cydist._native.abi cimport (
     Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Transport,
     Windows, has_left, head_of, now_ns, patiently,
 )
-from cydist._native.waiting cimport load_u64 as peek, spin
+from cydist._native.sync cimport load_u64 as peek, spin
 
 cdef extern from *:
     """

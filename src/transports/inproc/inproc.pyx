@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: messages (mailbox.pyx) and windows."""
+"""Ranks that are threads of one process: messages (inproc_mailbox.pyx) and windows."""
 import threading
 import weakref
 
@@ -12,13 +12,13 @@ from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from cydist._native.mailbox cimport (
+from cydist._native.inproc_mailbox cimport (
     Box, End, cancel, contradicted, drop_context, enter_context, free_box, init_box, leave,
     left_over, recv, send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
-from cydist._native.waiting cimport LOOKS, SPINS, cores, load_int
-from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
+from cydist._native.sync cimport LOOKS, SPINS, cores, load_int
+from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
 
 cdef bint gone(Transport *t, int peer) noexcept nogil:

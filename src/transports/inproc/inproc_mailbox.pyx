@@ -21,7 +21,7 @@ from cydist._native.matching cimport (
     group_rank, init_queues, is_closed, left_over as left_over_in, new_item, note_farewell,
     open_context, remove,
 )
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
     spins_after, store_int,
 )

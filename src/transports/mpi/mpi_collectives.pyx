@@ -8,7 +8,7 @@ that leaves a call to which the one before it has not come tells that one which 
 Where MPI might write beyond an array while ranks disagree, all agree before it begins: `harmless`.
 What two ranks broadcast, if it is little, travels with the root's fingerprint and not by MPI's
 broadcast, which would take another message; most else that two ranks exchange is one message each
-way, see mpi_pairs.pyx.
+way, see mpi_pairwise.pyx.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -22,10 +22,10 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_moves cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
-from cydist._native.mpi_pairs cimport is_pairs, swap, wait_beside
+from cydist._native.mpi_messages cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_pairwise cimport is_pairs, swap, wait_beside
 from cydist._native.stream cimport Net
-from cydist._native.waiting cimport load_int
+from cydist._native.sync cimport load_int
 
 cdef enum:
     DTYPES = 64                 # more than there are, and below
@@ -35,7 +35,7 @@ cdef enum:
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
 
-cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/messages.py
+cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/host/work.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t riding_bytes = 0    # of a broadcast that travels with a fingerprint, at most

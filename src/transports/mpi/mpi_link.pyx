@@ -13,15 +13,15 @@ from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from cydist._native.mpi_collectives cimport Checks, collective, compare, settle
-from cydist._native.mpi_moves cimport (
+from cydist._native.mpi_messages cimport (
     INLINE_BYTES, Move, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of, progress,
 )
-from cydist._native.neighbours cimport Neighbours
-from cydist._native.outgoing cimport is_near
-from cydist._native.progress cimport progress as move_all
+from cydist._native.shm_peers cimport Neighbours
+from cydist._native.stream_send cimport is_near
+from cydist._native.stream_progress cimport progress as move_all
 from cydist._native.stream cimport DIED, Net
-from cydist._native.tcp cimport MessageLink
-from cydist._native.waiting cimport SPINS, cores, sched_yield
+from cydist._native.stream_link cimport MessageLink
+from cydist._native.sync cimport SPINS, cores, sched_yield
 
 cdef enum:
     PIECE_BYTES = 1073741824    # counts are 32-bit integers

@@ -1,4 +1,4 @@
-"""What MPI moves for a link, and where it goes; see mpi_moves.pxd. The lock is held throughout.
+"""What MPI moves for a link, and where it goes; see mpi_messages.pxd. The lock is held throughout.
 
 Every message begins with a header of its own, under one MPI tag. A small payload is behind it;
 of others it names the tag that they follow under, and the receive that takes the header receives
@@ -19,8 +19,8 @@ from cydist._native.matching cimport (
 )
 from cydist._native.mpi_callers cimport is_among
 from cydist._native.mpi_partings cimport bury, hear_goodbye, leave, say
-from cydist._native.outgoing cimport begin, complete, forget
-from cydist._native.peers cimport ALL_LANES, hear_farewell
+from cydist._native.stream_send cimport begin, complete, forget
+from cydist._native.stream_peers cimport ALL_LANES, hear_farewell
 from cydist._native.stream cimport BEYOND, Incoming, incoming
 
 cdef enum:

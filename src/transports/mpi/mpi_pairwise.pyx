@@ -16,9 +16,9 @@ from cydist._native.abi cimport (
 )
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_moves cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
 from cydist._native.stream cimport Net
-from cydist._native.waiting cimport load_int
+from cydist._native.sync cimport load_int
 
 cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong

@@ -5,9 +5,9 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport now_ns
 from cydist._native.libmpi cimport find_dead
-from cydist._native.mpi_moves cimport GOODBYE, Header, Mpi, mpi_of, progress, send_whole
-from cydist._native.outgoing cimport is_near
-from cydist._native.peers cimport lose
+from cydist._native.mpi_messages cimport GOODBYE, Header, Mpi, mpi_of, progress, send_whole
+from cydist._native.stream_send cimport is_near
+from cydist._native.stream_peers cimport lose
 from cydist._native.stream cimport DIED, LEFT, Net
 
 

@@ -6,10 +6,10 @@ from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport Link, OK, PEER_LOST, Transport, UNREACHABLE, Window, Windows
 from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev
-from cydist._native.memory cimport LEAVING, SharedMemory, whole_pages
-from cydist._native.neighbours cimport Nearby, Neighbours, close_nearby, has_ended
-from cydist._native.waiting cimport LOOKS, SPINS, cores, load_int, store_int
-from cydist._native.windows cimport lay_out, raise_flag, wait_flag, window_bytes
+from cydist._native.shm_memory cimport LEAVING, SharedMemory, whole_pages
+from cydist._native.shm_peers cimport Nearby, Neighbours, close_nearby, has_ended
+from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
+from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
 cdef enum:
     SLOTS = 8                   # of every group's windows

@@ -20,9 +20,9 @@ from cydist._native.linux cimport (
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
     take_pages,
 )
-from cydist._native.waiting cimport load_u64, store_int, store_u64, take_turn
+from cydist._native.sync cimport load_u64, store_int, store_u64, take_turn
 
-from cydist._native.heap import Heap
+from cydist._native.shm_heap import Heap
 
 cdef extern from "<errno.h>" nogil:
     int EOWNERDEAD

@@ -11,7 +11,7 @@ from cydist._native.abi cimport NO_MEMORY, OK
 from cydist._native.linux cimport (
     POLLIN, close, fstat, getpid, pidfd_open, poll, pollfd, stat_t,
 )
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     add_u32, exchange_int, fence, load_int, load_u32, sched_yield, store_int, store_u32,
 )
 

@@ -1,10 +1,10 @@
-"""Rings in shared memory; see rings.pxd."""
+"""Rings in shared memory; see shm_ring.pxd."""
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport copy
-from cydist._native.memory cimport PORTION, give_back, reserve
-from cydist._native.neighbours cimport Nearby, ring_bell, tell_news
-from cydist._native.waiting cimport (
+from cydist._native.shm_memory cimport PORTION, give_back, reserve
+from cydist._native.shm_peers cimport Nearby, ring_bell, tell_news
+from cydist._native.sync cimport (
     fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64, take_turn,
 )
 

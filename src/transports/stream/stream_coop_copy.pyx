@@ -1,14 +1,14 @@
-"""Messages that sender and receiver copy together; see joint.pxd."""
+"""Messages that sender and receiver copy together; see stream_coop_copy.pxd."""
 from libc.errno cimport ESRCH, errno
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport now_ns
 from cydist._native.failpoints cimport RECV_MID, SEND_MID, reach
 from cydist._native.linux cimport iovec, process_vm_readv, process_vm_writev
-from cydist._native.neighbours cimport Nearby, has_ended, ring_bell
-from cydist._native.rings cimport Control
+from cydist._native.shm_peers cimport Nearby, has_ended, ring_bell
+from cydist._native.shm_ring cimport Control
 from cydist._native.stream cimport Joint
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     GRACE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
 )
 

@@ -7,7 +7,7 @@ from cydist._native.linux cimport (
     close, pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from cydist._native.neighbours cimport close_nearby
+from cydist._native.shm_peers cimport close_nearby
 from cydist._native.stream cimport LIVE, WANTED, Net
 
 cdef extern from "<fcntl.h>" nogil:

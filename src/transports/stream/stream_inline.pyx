@@ -1,16 +1,16 @@
-"""Small messages that are over at once; see brief.pxd."""
+"""Small messages that are over at once; see stream_inline.pxd."""
 from libc.stddef cimport size_t
 from libc.string cimport memcmp, memcpy
 
 from cydist._native.abi cimport Fingerprint, PENDING, Request, Transport, OK
 from cydist._native.linux cimport pthread_mutex_trylock, pthread_mutex_unlock
 from cydist._native.matching cimport find_arrived, find_posted
-from cydist._native.outgoing cimport post_send, release
-from cydist._native.peers cimport unread_by
-from cydist._native.progress cimport is_costly
-from cydist._native.rings cimport has_room_for, unread, was_read
+from cydist._native.stream_send cimport post_send, release
+from cydist._native.stream_peers cimport unread_by
+from cydist._native.stream_progress cimport is_costly
+from cydist._native.shm_ring cimport has_room_for, unread, was_read
 from cydist._native.stream cimport EAGER, LIVE, MAGIC, Connection, Header, Net
-from cydist._native.waiting cimport LOOKS, SPINS, load_u32, pause
+from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:

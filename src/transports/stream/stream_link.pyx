@@ -1,6 +1,6 @@
 """Messages: what a group's view calls, and what Python sees of a link.
 
-A link has one epoll and at most one thread, however many groups share it; see progress.pyx.
+A link has one epoll and at most one thread, however many groups share it; see stream_progress.pyx.
 """
 import os
 
@@ -13,10 +13,10 @@ from posix.time cimport CLOCK_MONOTONIC
 from cydist._native.abi cimport (
     Link, NO_MEMORY, NOTICE_TAG, OK, PENDING, Request, Transport, now_ns,
 )
-from cydist._native.brief cimport at_once
+from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
-from cydist._native.forks cimport abandon, close_descriptors, forget, remember
-from cydist._native.incoming cimport post_recv, send_to_self, withdraw_recv
+from cydist._native.stream_fork cimport abandon, close_descriptors, forget, remember
+from cydist._native.stream_recv cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
     epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
@@ -28,18 +28,18 @@ from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
     left_over as left_over_in, open_context,
 )
-from cydist._native.neighbours cimport Nearby, Neighbours, hang_bell
-from cydist._native.outgoing cimport post_send, withdraw_send
-from cydist._native.peers cimport (
+from cydist._native.shm_peers cimport Nearby, Neighbours, hang_bell
+from cydist._native.stream_send cimport post_send, withdraw_send
+from cydist._native.stream_peers cimport (
     MOST_LANES, adopt, drop_context, free_connections, leave, lose,
 )
-from cydist._native.progress cimport (
+from cydist._native.stream_progress cimport (
     ensure_background, move, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
     BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
 )
-from cydist._native.waiting cimport SPINS, cores, load_int
+from cydist._native.sync cimport SPINS, cores, load_int
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -349,7 +349,7 @@ cdef class TcpLink(MessageLink):
     held_limit      bytes of small messages that one peer may send ahead of their receives
 
     It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
-    and `adopt` or `refuse` answers. See cydist/backends/connections.py.
+    and `adopt` or `refuse` answers. See cydist/backends/host/connections.py.
     """
 
     cdef dict refused                       # peer -> why

@@ -7,8 +7,8 @@ from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, Request, Transport,
     has_left,
 )
-from cydist._native.incoming cimport give_up_joint, readable, withdraw_recv
-from cydist._native.joint cimport stop_giving
+from cydist._native.stream_recv cimport give_up_joint, readable, withdraw_recv
+from cydist._native.stream_coop_copy cimport stop_giving
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
@@ -17,18 +17,18 @@ from cydist._native.matching cimport (
     Item, any_arrived, any_of_context, any_posted, close_context, free_item, group_rank,
     note_farewell, remove, remove_from_ring,
 )
-from cydist._native.outgoing cimport (
+from cydist._native.stream_send cimport (
     attach_rings, begin, complete, connection, control, finish, forget_process, lane_of,
     new_header, release, remove_out, want, withdraw_send, writable, write_some,
 )
-from cydist._native.memory cimport SILENT
-from cydist._native.neighbours cimport Nearby, has_ended, spread_news
-from cydist._native.rings cimport NO_RINGS, pair_word, say_over
+from cydist._native.shm_memory cimport SILENT
+from cydist._native.shm_peers cimport Nearby, has_ended, spread_news
+from cydist._native.shm_ring cimport NO_RINGS, pair_word, say_over
 from cydist._native.stream cimport (
     ANSWER, ARRIVING, BABBLED, BEYOND, Connection, DIED, ENDED, FAREWELL, FILLING, GONE, GOODBYE,
     Header, Incoming, LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
-from cydist._native.waiting cimport load_int, load_u32, load_u64, store_int
+from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
     DISCARDS = 128              # reads at most of what nobody will ask for, when we leave

@@ -13,8 +13,8 @@ from cydist._native.abi cimport (
     slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
-from cydist._native.incoming cimport readable, take_jointly
-from cydist._native.joint cimport give_some, joint_waits
+from cydist._native.stream_recv cimport readable, take_jointly
+from cydist._native.stream_coop_copy cimport give_some, joint_waits
 from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
     pthread_cond_broadcast, pthread_cond_t, pthread_cond_timedwait, pthread_create, pthread_join,
@@ -22,12 +22,12 @@ from cydist._native.linux cimport (
     sigset_t, usleep,
 )
 from cydist._native.matching cimport contradicted
-from cydist._native.neighbours cimport fall_asleep, silence_bell, wake_up
-from cydist._native.outgoing cimport writable
-from cydist._native.peers cimport end, end_near, hear_news, unread_by, watch
-from cydist._native.rings cimport has_room, want_room
+from cydist._native.shm_peers cimport fall_asleep, silence_bell, wake_up
+from cydist._native.stream_send cimport writable
+from cydist._native.stream_peers cimport end, end_near, hear_news, unread_by, watch
+from cydist._native.shm_ring cimport has_room, want_room
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
-from cydist._native.waiting cimport (
+from cydist._native.sync cimport (
     YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
 )
 

@@ -8,7 +8,7 @@ from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy,
 )
 from cydist._native.failpoints cimport RECV_MID, reach
-from cydist._native.joint cimport (
+from cydist._native.stream_coop_copy cimport (
     FAILED, MOVED, WHOLE, can_join, open_joint, stop_taking, take_some,
 )
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
@@ -17,18 +17,18 @@ from cydist._native.matching cimport (
     find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
     remove_from_ring,
 )
-from cydist._native.neighbours cimport Nearby
-from cydist._native.outgoing cimport answered, begin, complete, control, forget, release
-from cydist._native.peers cimport (
+from cydist._native.shm_peers cimport Nearby
+from cydist._native.stream_send cimport answered, begin, complete, control, forget, release
+from cydist._native.stream_peers cimport (
     ALL_LANES, hear_farewell, hopeless, say_farewell, who_died,
 )
-from cydist._native.rings cimport unread, was_read
+from cydist._native.shm_ring cimport unread, was_read
 from cydist._native.stream cimport (
     ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
     EAGER_BYTES, FAREWELL, FILLING, GONE, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, OFFER,
     OFFERED, POSTED, PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
 )
-from cydist._native.waiting cimport load_int
+from cydist._native.sync cimport load_int
 
 cdef enum:
     READS_IN_TURN = 8           # before other connections are looked at again

@@ -8,14 +8,14 @@ from cydist._native.abi cimport (
     CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
-from cydist._native.joint cimport JOINT_BYTES, join, stop_giving, take_back
+from cydist._native.stream_coop_copy cimport JOINT_BYTES, join, stop_giving, take_back
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
     sendmsg, shutdown,
 )
-from cydist._native.neighbours cimport OVER, Nearby, open_bell
-from cydist._native.rings cimport (
+from cydist._native.shm_peers cimport OVER, Nearby, open_bell
+from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
@@ -23,7 +23,7 @@ from cydist._native.stream cimport (
     OFFER,
     SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
-from cydist._native.waiting cimport load_u64, store_int
+from cydist._native.sync cimport load_u64, store_int
 
 
 # Circular lists, whose head is their oldest member.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from cydist.bench.cells import IN_BLOCKS, OPS
-from cydist.bench.libraries import Mpi
-from cydist.bench.loops import Session
-from cydist.launchers import place
+from cydist.bench.cases import IN_BLOCKS, OPS
+from cydist.bench.peers import Mpi
+from cydist.bench.rank_loop import Session
+from cydist.rendezvous.launcher_env import place
 
 
 @pytest.mark.parametrize("polled", [False, True], ids=["blocking", "polled"])

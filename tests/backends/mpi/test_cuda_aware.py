@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from late_device import install
+from fake_gpu_delayed import install
 
 import cydist as dist
-from cydist import tuning
 from cydist.backends.mpi import group as mpi_group
-from cydist.backends.mpi import process
+from cydist.backends.mpi import runtime
+from cydist.tuning import table as tuning_table
 
 
 @pytest.fixture
@@ -168,18 +168,18 @@ def test_a_forced_algorithm_is_staged(device, group, size, monkeypatch):
     x = device.array(np.ones(700))
     with monkeypatch.context() as patch:
         patch.setenv("CYDIST_ALGORITHM", "all_reduce:ring")
-        tuning.reload()
+        tuning_table.reload()
         dist.all_reduce(x, group=group)
-    tuning.reload()
+    tuning_table.reload()
     assert x.get().tolist() == [size] * 700
     assert device.moved
 
 
 def test_an_mpi_that_says_no_is_refused(device, group, size, monkeypatch):
     """UnsupportedError before anything is sent, and the group goes on."""
-    monkeypatch.setattr(mpi_group, "check_cuda_aware", process.check_cuda_aware)
+    monkeypatch.setattr(mpi_group, "check_cuda_aware", runtime.check_cuda_aware)
     said = SimpleNamespace(MPIX_Query_cuda_support=lambda: 0)
-    monkeypatch.setattr(process, "_library", lambda: said)
+    monkeypatch.setattr(runtime, "_library", lambda: said)
     with pytest.raises(dist.UnsupportedError, match=r"CYDIST_MPI_CUDA_AWARE is set.*no support"):
         dist.all_reduce(device.array(np.ones(3)), group=group)
     on_host = np.ones(3)

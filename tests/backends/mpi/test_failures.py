@@ -14,8 +14,8 @@ import pytest
 
 import cydist as dist
 from cydist import _native
-from cydist.backends import pieces
-from cydist.group import Call
+from cydist.backends.host import chunking
+from cydist.groups.process_group import Call
 
 
 def usual(group):
@@ -439,8 +439,8 @@ def test_what_mpi_may_still_use_stays_after_a_timeout(group, rank, spare, count)
 
 def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypatch):
     """An array with gaps goes through memory of cydist's own; a later piece of it is late."""
-    monkeypatch.setattr(pieces, "WHOLE_BYTES", 1 << 16)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr(chunking, "WHOLE_BYTES", 1 << 16)
+    monkeypatch.setattr(chunking, "PIECE_BYTES", 1 << 15)
     array = np.ones((20_000, 2))[:, 0]
     make, owners = _native.empty, []
 
@@ -450,14 +450,14 @@ def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypa
         return made
 
     if rank == 0:
-        monkeypatch.setattr(pieces._native, "empty", noted)
+        monkeypatch.setattr(chunking._native, "empty", noted)
         with pytest.raises(dist.DistTimeoutError):
             dist.all_reduce(array, group=group, timeout=0.5)
         assert group.windows or any(each is owners[0] for each in held(group))
     else:
         call = Call("all_reduce", group.next_seq(), time.monotonic() + 20)
         asked = _native.asarray(array)
-        next(pieces.pieces(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
+        next(chunking.pieces(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
         part = _native.asarray(np.ones((1 << 15) // 8))
         group._run(
             call, "all_reduce", [part], [part], part.nbytes, op=dist.ReduceOp.SUM, count=part.size

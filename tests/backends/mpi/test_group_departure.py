@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.world import current
+from cydist.api.process_groups import current
 
 CALLS = {
     "all_reduce": lambda group, last: dist.all_reduce(np.ones(4, "f4"), group=group),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.bench.loops import resident
+from cydist.bench.rank_loop import resident
 
 BOUND = 16 << 20
 COUNT = 10 << 20  # float32: 40 MiB

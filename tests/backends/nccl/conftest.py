@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import cuda_standin
-import gpu_tensors
+import fake_cuda
+import fake_gpu_threaded
+import fake_torch_tensors
 import pytest
-import thread_gpu
 
 from cydist import asarray
 
@@ -36,7 +36,7 @@ class Standin:
         size = self.lib.standin_log(into, ctypes.c_size_t(LOG_BYTES))
         return into.raw[:size].decode().splitlines()
 
-    def use_streams(self, gpus: thread_gpu.Gpus | None) -> None:
+    def use_streams(self, gpus: fake_gpu_threaded.Gpus | None) -> None:
         """Calls run on these streams; None: at once."""
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         run = self.lib.standin_run
@@ -53,10 +53,10 @@ class Standin:
 @pytest.fixture(scope="session")
 def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
     """Built, loaded, and taken by cupy for NCCL."""
-    path = cuda_standin.built(cuda_standin.NCCL, "standin.c", tmp_path_factory.mktemp("nccl"))
+    path = fake_cuda.built(fake_cuda.NCCL, "fake_nccl.c", tmp_path_factory.mktemp("nccl"))
     loaded = Standin(path)
     if not hasattr(ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD), "standin_log"):
-        pytest.fail("another NCCL is loaded, by torch perhaps: run tests/nccl alone")
+        pytest.fail("another NCCL is loaded, by torch perhaps: run tests/backends/nccl alone")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no CUDA
         pytest.importorskip("cupy")
@@ -70,8 +70,8 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
 def standins(standin: Standin) -> Path:
     """The folder of all stand-ins, for programs that run over them (STANDIN)."""
     folder = standin.path.parent
-    cuda_standin.built(cuda_standin.CUDA, "cuda.c", folder)
-    cuda_standin.built(cuda_standin.TENSORS, "tensors.c", folder)
+    fake_cuda.built(fake_cuda.CUDA, "fake_cuda.c", folder)
+    fake_cuda.built(fake_cuda.TENSORS, "fake_tensors.c", folder)
     return folder
 
 
@@ -83,51 +83,51 @@ def tensors_on(
     runs: the first that looks at an array when torch is there learns what shows tensors."""
     if importlib.util.find_spec("torch") is None:
         return None
-    return gpu_tensors.shown_on_gpus(tmp_path_factory.mktemp("tensors"))
+    return fake_torch_tensors.shown_on_gpus(tmp_path_factory.mktemp("tensors"))
 
 
 @pytest.fixture(scope="session")
 def gpus(
     standin: Standin, tensors_on: Callable[[int], int] | None
-) -> Generator[thread_gpu.Gpus, None, None]:
+) -> Generator[fake_gpu_threaded.Gpus, None, None]:
     """A GPU for every rank that is a thread, with streams that NCCL's calls run on."""
-    from cydist import devices
-    from cydist.backends.nccl import gpu
+    from cydist.backends.nccl import cuda
+    from cydist.devices import array_libraries
 
-    library = thread_gpu.Gpus()
-    devices.use(library)
+    library = fake_gpu_threaded.Gpus()
+    array_libraries.use(library)
     standin.use_streams(library)
     patch = pytest.MonkeyPatch()
-    patch.setattr(gpu, "current", lambda: thread_gpu.Gpu(library))
+    patch.setattr(cuda, "current", lambda: fake_gpu_threaded.Gpu(library))
     yield library
     patch.undo()
     standin.use_streams(None)
-    devices._others.discard(library.name)
-    del devices._libraries[library.name]
+    array_libraries._others.discard(library.name)
+    del array_libraries._libraries[library.name]
 
 
 @pytest.fixture(scope="session")
 def loaded_tensors(
-    gpus: thread_gpu.Gpus, tensors_on: Callable[[int], int] | None
-) -> gpu_tensors.Tensors:
+    gpus: fake_gpu_threaded.Gpus, tensors_on: Callable[[int], int] | None
+) -> fake_torch_tensors.Tensors:
     """torch, whose tensors are shown to cydist as GPUs'."""
     if tensors_on is None:
         pytest.skip("torch is not installed")
-    loaded = gpu_tensors.Tensors(gpus, tensors_on)
+    loaded = fake_torch_tensors.Tensors(gpus, tensors_on)
     with loaded.here():
         if asarray(loaded.array([1.0])).device != "cuda":
-            pytest.fail("a test before has shown tensors to cydist: run tests/nccl alone")
+            pytest.fail("a test before has shown tensors to cydist: run tests/backends/nccl alone")
     return loaded
 
 
 @pytest.fixture
 def tensors(
-    loaded_tensors: gpu_tensors.Tensors, monkeypatch: pytest.MonkeyPatch
-) -> gpu_tensors.Tensors:
+    loaded_tensors: fake_torch_tensors.Tensors, monkeypatch: pytest.MonkeyPatch
+) -> fake_torch_tensors.Tensors:
     """torch's tensors on the same GPUs, whose current streams are others."""
-    from cydist import devices
+    from cydist.devices import array_libraries
 
-    monkeypatch.setattr(devices, "_libraries", dict(devices._libraries))
+    monkeypatch.setattr(array_libraries, "_libraries", dict(array_libraries._libraries))
     loaded_tensors.use()
     return loaded_tensors
 
@@ -160,7 +160,7 @@ class GpuJobs:
 
 
 @pytest.fixture(scope="session")
-def gpu_jobs(gpus: thread_gpu.Gpus) -> Generator[GpuJobs, None, None]:
+def gpu_jobs(gpus: fake_gpu_threaded.Gpus) -> Generator[GpuJobs, None, None]:
     """Jobs whose ranks have a GPU each."""
     kept = GpuJobs()
     yield kept

@@ -4,7 +4,7 @@
  * Streams are threads, so what nobody waits for comes late. Captures follow CUDA's rules: a stream
  * joins one by an event, has to be waited for before its end, and what breaks a rule ends it. There
  * is one device. Kernels are Python's functions
- * (cuda_standin.py). Speed, real kernels and contexts this cannot show.
+ * (fake_cuda.py). Speed, real kernels and contexts this cannot show.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -397,7 +397,7 @@ PyObject *host_graphLaunch(intptr_t graph, intptr_t stream, int skip) {
     Py_RETURN_NONE;
 }
 
-#include "cuda_memory.h"
+#include "fake_cuda_memory.h"
 
 /* Python's functions in place of kernels. */
 

@@ -1,4 +1,4 @@
-/* The part of cuda.c about memory and the device. */
+/* The part of fake_cuda.c about memory and the device. */
 #pragma once
 
 /* Memory: of the device in one region, so that its addresses are known. */

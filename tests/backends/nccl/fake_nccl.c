@@ -24,8 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "standin_errors.h"
-#include "standin_reduce.h"
+#include "fake_nccl_errors.h"
+#include "fake_nccl_reduce.h"
 
 enum { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, SEND, RECV };
 enum { RING_BYTES = 16384, MOST_RANKS = 16, MOST_PREMULS = 64, INIT_SECONDS = 60 };

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.nccl import binding, gpu
+from cydist.backends.nccl import binding, cuda
 from cydist.backends.nccl.binding import CupyNccl, NcclError
-from cydist.backends.nccl.gpu import current as current_gpu  # a fixture replaces it
+from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replaces it
+from cydist.backends.nccl.libnccl import Supplement
+from cydist.backends.nccl.plan_runner import scaled_one
 from cydist.backends.nccl.reductions import SMALL_FLOATS, SUM, TYPES
-from cydist.backends.nccl.running import scaled_one
-from cydist.backends.nccl.supplement import Supplement
 from cydist.testing import oracle
 
 SIGNATURES = {
@@ -260,7 +260,7 @@ def test_without_a_gpu_the_error_says_so(nccl: Any) -> None:
 
 
 # Kept: the fixture `gpus` puts another function in its place.
-gpu_current = gpu.current
+gpu_current = cuda.current
 
 
 def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,10 +52,12 @@ def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Pa
     ranks, groups = 3, 3
     preloaded, log = tmp_path / "wire.so", tmp_path / "log"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    subprocess.run(["gcc", *flags, "-o", preloaded, HERE / "wire.c"], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", *flags, "-o", preloaded, HERE / "fake_nccl_wire.c"], check=True, timeout=60
+    )
     command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
     result = subprocess.run(
-        [*command, str(HERE.parent / "programs/gpu_ids.py")],
+        [*command, str(HERE.parents[1] / "programs/gpu_ids.py")],
         env={
             **os.environ, "STANDIN": str(standins), "PYTHONWARNINGS": "ignore",
             "LD_PRELOAD": str(preloaded), "WIRE_LOG": str(log), "CYDIST_TRANSPORT": "tcp",

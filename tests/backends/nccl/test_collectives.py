@@ -274,7 +274,7 @@ def test_all_to_all(job: Any, gpus: Any, layout: str) -> None:
 def test_premul_sum(job: Any, gpus: Any, dtype: str) -> None:
     """Each rank has its own factor, complex ones for complex arrays."""
     if dtype.startswith("float8") and job.size == 1:
-        pytest.skip("test_nccl_one_rank.py: it is refused")
+        pytest.skip("test_one_rank.py: it is refused")
     kind = oracle.DTYPES[dtype]
 
     def factor(rank: int) -> complex:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
 
 import cydist as dist
 from cydist.testing import run_threads
@@ -55,7 +55,7 @@ def test_a_future_has_the_error_that_its_thread_meets(gpus: Any) -> None:
             gpus.error = OSError("an illegal memory access was encountered")
             try:
                 with pytest.raises(OSError, match="illegal memory access"):
-                    future.result(thread_gpu.DEADLINE)
+                    future.result(fake_gpu_threaded.DEADLINE)
             finally:
                 gpus.error = None
                 gate.set()

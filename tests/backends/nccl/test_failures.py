@@ -9,14 +9,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import fake_gpu_threaded
 import ml_dtypes
 import numpy as np
 import pytest
-import thread_gpu
-from thread_gpu import until
+from fake_gpu_threaded import until
 
 import cydist as dist
-from cydist.backends.nccl import binding, failing, making
+from cydist.backends.nccl import binding, create, failure
 from cydist.backends.nccl.alarms import Alarm
 from cydist.testing import run_threads
 
@@ -125,7 +125,7 @@ def test_a_group_outlives_its_timeout(gpus: Any) -> None:
     """The deadline is of a call: a group that is used for longer than that stays well."""
 
     old = threading.Event()
-    together = threading.Barrier(2, timeout=thread_gpu.DEADLINE)
+    together = threading.Barrier(2, timeout=fake_gpu_threaded.DEADLINE)
 
     def body(rank: int) -> float:
         group: Any = dist.new_group([0, 1], timeout=5)
@@ -218,13 +218,13 @@ def test_the_others_are_told_before_an_abort_that_hangs(
 ) -> None:
     """NCCL may never come back from it: everybody else hears at once, and the process can end."""
     stuck = threading.Event()
-    monkeypatch.setattr(failing, "ABORT_SECONDS", 2 * thread_gpu.DEADLINE)
+    monkeypatch.setattr(failure, "ABORT_SECONDS", 2 * fake_gpu_threaded.DEADLINE)
     monkeypatch.setattr(binding, "EXIT_SECONDS", 0.05)
 
     def body(rank: int) -> str:
         group: Any = dist.group.WORLD
         if rank == 0:
-            group.comm.abort = lambda: stuck.wait(thread_gpu.DEADLINE)
+            group.comm.abort = lambda: stuck.wait(fake_gpu_threaded.DEADLINE)
             dist.abort()
             return str(failed())
         until(lambda: polled(group))
@@ -237,7 +237,7 @@ def test_the_others_are_told_before_an_abort_that_hangs(
         stuck.clear()
         with monkeypatch.context() as patch:
             hanging = SimpleNamespace(
-                abort=lambda: stuck.wait(thread_gpu.DEADLINE), calls=threading.RLock()
+                abort=lambda: stuck.wait(fake_gpu_threaded.DEADLINE), calls=threading.RLock()
             )
             patch.setattr(binding, "alive", [hanging])
             binding.abort_all()  # comes back
@@ -309,8 +309,8 @@ def test_who_has_its_group_last_hears_why_it_failed(
     aborted = threading.Event()
 
     def late(*arguments: Any) -> Any:
-        if dist.is_initialized() and thread_gpu.here() == 1:
-            assert aborted.wait(thread_gpu.DEADLINE)
+        if dist.is_initialized() and fake_gpu_threaded.here() == 1:
+            assert aborted.wait(fake_gpu_threaded.DEADLINE)
         return made(*arguments)
 
     def body(rank: int) -> str:
@@ -322,8 +322,8 @@ def test_who_has_its_group_last_hears_why_it_failed(
             dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).synchronize()
         return str(raised.value)
 
-    made = making.NcclGroup
-    monkeypatch.setattr(making, "NcclGroup", late)
+    made = create.NcclGroup
+    monkeypatch.setattr(create, "NcclGroup", late)
     for text in run_threads(body, 2, "nccl"):
         assert "group '1' was aborted" in text
 
@@ -417,7 +417,7 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
         gate = gpus.hold()
         future = dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).get_future()
         gate.set()
-        future.result(thread_gpu.DEADLINE)
+        future.result(fake_gpu_threaded.DEADLINE)
         until(lambda: group._watch.oldest is None)
         dist.destroy_process_group(group)
         return group.gpu.users
@@ -428,7 +428,7 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
 
 def test_ranks_on_one_gpu_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """RendezvousError that names both ranks and what to call, before NCCL hangs or fails."""
-    monkeypatch.setattr(thread_gpu.Gpu, "identity", lambda gpu: "host/0000:1B:00.0")
+    monkeypatch.setattr(fake_gpu_threaded.Gpu, "identity", lambda gpu: "host/0000:1B:00.0")
     with pytest.raises(dist.RendezvousError, match=r"ranks 0 and 1 are both on GPU 0000:1B:00.0"):
         run_threads(lambda rank: None, 2, "nccl")
 
@@ -461,7 +461,7 @@ def test_any_error_of_one_ranks_init_is_told(
 
     def all_ranks(rank: int) -> str:
         dist.monitored_barrier()
-        monkeypatch.setattr(making.binding(), "init", init)
+        monkeypatch.setattr(create.binding(), "init", init)
         return body(rank)
 
     found = run_threads(all_ranks, 2, "nccl", timeout=30)
@@ -476,7 +476,9 @@ def test_fp8_needs_gpus_that_reduce_it(
 ) -> None:
     """UnsupportedError on all ranks before anything is sent, where one of them has an older GPU;
     moving such arrays works everywhere."""
-    monkeypatch.setattr(thread_gpu.Gpu, "capability", lambda gpu: 90 - 10 * (gpu.index == least))
+    monkeypatch.setattr(
+        fake_gpu_threaded.Gpu, "capability", lambda gpu: 90 - 10 * (gpu.index == least)
+    )
 
     def body(rank: int) -> float:
         x = gpus.array(np.ones(3, ml_dtypes.float8_e5m2) * (rank + 1))

@@ -1,7 +1,7 @@
 """The short way of plain calls: taken where it should be, and the same to everybody as the long.
 
 Threads that are ranks have a default group each, which the short way does not look up: the calls
-here name their group. The steps of test_nccl_jobs.py, in processes, take it by themselves.
+here name their group. The steps of test_jobs.py, in processes, take it by themselves.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
-from thread_gpu import until
+from fake_gpu_threaded import until
 
 import cydist as dist
-from cydist.backends.nccl.fingerprints import _text
+from cydist.backends.nccl.call_check import _text
 from cydist.testing import oracle
 
 SIZE, COUNT = 3, 12
@@ -222,7 +222,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
             ValueError, "tag"),
     "host": (lambda g, w: dist.all_reduce(np.ones(3), SUM, w), dist.UnsupportedError, "on GPUs"),
     "other GPU": (
-        lambda g, w: dist.all_reduce(thread_gpu.GpuArray(g, np.ones(3), 7), SUM, w),
+        lambda g, w: dist.all_reduce(fake_gpu_threaded.GpuArray(g, np.ones(3), 7), SUM, w),
         ValueError, "on GPU 7",
     ),
     "root": (lambda g, w: dist.broadcast(g.array(np.ones(3)), SIZE, w), ValueError, "src=3"),

@@ -1,4 +1,4 @@
-"""What plain calls that go wrong leave behind; see test_nccl_short.py for how they are begun."""
+"""What plain calls that go wrong leave behind; see test_fast_path.py for how they are begun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from thread_gpu import until
+from fake_gpu_threaded import until
 
 import cydist as dist
 from cydist.backends.nccl.binding import NcclError

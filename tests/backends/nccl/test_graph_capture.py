@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
 
 import cydist as dist
 
@@ -22,7 +22,7 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> tuple[Any, bool]:
         group = dist.group.WORLD
-        thread_gpu.until(lambda: not group._watch.busy)
+        fake_gpu_threaded.until(lambda: not group._watch.busy)
         dist.monitored_barrier()
         gpus.capturing = True
         try:
@@ -43,7 +43,7 @@ def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
         dist.monitored_barrier()
         gate = gpus.hold(group._stream)
         gpus.capturing = True
@@ -72,7 +72,7 @@ def test_a_capture_is_the_calls_own_streams_affair(
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
         dist.monitored_barrier()
         idle, captured = gpus.current_stream(rank), 7000 + rank
         gpus.captured.add(captured)
@@ -186,7 +186,7 @@ def test_a_call_that_a_broken_capture_refuses_does_not_count(
         for width in (1, 2):
             x = gpus.array(np.ones(width))
             dist.all_reduce(x)
-        thread_gpu.until(lambda: group._failed or not group._watch.comparison.busy)
+        fake_gpu_threaded.until(lambda: group._failed or not group._watch.comparison.busy)
         assert group._failed is None
         return float(x.get()[0])
 
@@ -205,7 +205,7 @@ def test_a_call_from_outside_does_not_end_a_capture(job: Any, gpus: Any, message
 
     def body(rank: int) -> float:
         group: Any = dist.group.WORLD
-        thread_gpu.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
         dist.monitored_barrier()
         x = gpus.array(np.full(3, rank + 1.0))
         gpus.captured.add(group._stream)

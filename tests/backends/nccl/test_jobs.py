@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "programs/gpu.py"
+PROGRAM = Path(__file__).parents[2] / "programs/gpu.py"
 EXAMPLE = PROGRAM.with_name("gpu_example.py")
 LIMIT = 100  # seconds, for a machine that does much else; a program's calls have 60
 pytestmark = pytest.mark.timeout(2 * LIMIT + 20)  # two programs

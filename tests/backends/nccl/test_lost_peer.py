@@ -6,10 +6,10 @@ import ctypes
 import threading
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
-from thread_gpu import until
+from fake_gpu_threaded import until
 
 import cydist as dist
 from cydist.backends.nccl import binding
@@ -77,7 +77,7 @@ def test_who_tells_of_an_error_is_not_taken_for_lost(gpus: Any) -> None:
             told.set()
         if rank > 0:
             return None
-        assert told.wait(thread_gpu.DEADLINE)
+        assert told.wait(fake_gpu_threaded.DEADLINE)
         refusing(group)
         with pytest.raises(dist.GroupFailedError):
             dist.all_reduce(gpus.array(np.ones(3)), group=group)

@@ -12,12 +12,12 @@ from importlib.metadata import distributions
 from types import ModuleType
 from typing import Any
 
-import nccl4py_standin
+import fake_nccl4py
 import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.nccl import making, official
+from cydist.backends.nccl import create, nccl4py
 from cydist.backends.nccl.binding import NcclError
 from cydist.testing import run_threads
 
@@ -32,14 +32,14 @@ def binding(
     if request.param == "stand-in":
         for name in ("nccl", "nccl.bindings"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        made = nccl4py_standin.module(standin.lib)
+        made = fake_nccl4py.module(standin.lib)
         monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setenv("CYDIST_NCCL_BINDING", "nccl4py")
-    making.binding.cache_clear()
-    found = making.binding()
+    create.binding.cache_clear()
+    found = create.binding()
     assert found.name == "nccl4py"
     yield found
-    making.binding.cache_clear()
+    create.binding.cache_clear()
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_an_old_nccl4py_is_named(
     binding: Any, monkeypatch: pytest.MonkeyPatch, installed: str
 ) -> None:
     """UnsupportedError with both versions, and not the TypeError of a call's arguments."""
-    monkeypatch.setattr(official, "version", lambda package: installed)
+    monkeypatch.setattr(nccl4py, "version", lambda package: installed)
     with pytest.raises(dist.UnsupportedError, match=rf"0\.6 or later, and {installed} is"):
-        official.Nccl4py()
+        nccl4py.Nccl4py()
 
 
 @pytest.mark.parametrize("installed", ["0.6.0", "0.10", "1.0rc1"])
@@ -99,8 +99,8 @@ def test_a_newer_nccl4py_is_taken(
     binding: Any, monkeypatch: pytest.MonkeyPatch, installed: str
 ) -> None:
     """Versions are compared as numbers."""
-    monkeypatch.setattr(official, "version", lambda package: installed)
-    assert official.Nccl4py().name == "nccl4py"
+    monkeypatch.setattr(nccl4py, "version", lambda package: installed)
+    assert nccl4py.Nccl4py().name == "nccl4py"
 
 
 def test_a_refusal_has_nccls_result(alone: Any, binding: Any) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.plans import Local, Plan, Transfer
 from cydist.backends.nccl.reductions import ONES, SIZES, TYPES, reduction
+from cydist.reduce_ops import RedOpType
 from cydist.testing import oracle
-from cydist.types import RedOpType
 
 # Of cuda's ncclDataType_t and ncclRedOp_t in nccl.h: what the numbers mean on the wire.
 NCCL_TYPES = {

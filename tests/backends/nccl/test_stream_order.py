@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
 
 import cydist as dist
 from cydist.testing import run_threads
@@ -83,7 +83,7 @@ def test_arrays_of_a_call_stay_until_it_is_over(job: Any, gpus: Any) -> None:
         stayed = kept() is not None
         gate.set()
         work.synchronize()
-        thread_gpu.until(lambda: work.flight.over)
+        fake_gpu_threaded.until(lambda: work.flight.over)
         return stayed, kept() is None
 
     assert job.run(body) == [(True, True)] * 2
@@ -193,7 +193,7 @@ def test_a_strided_message_is_unpacked_behind_the_receive(job: Any, gpus: Any, h
         if how == "synchronize":
             work.synchronize()
         else:
-            work.get_future().result(thread_gpu.DEADLINE)
+            work.get_future().result(fake_gpu_threaded.DEADLINE)
         found = x.memory.copy()
         gate.set()
         return found
@@ -265,7 +265,7 @@ def test_arrays_of_another_gpu_are_refused(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> float:
         x = gpus.array(np.ones(3))
-        elsewhere = thread_gpu.GpuArray(gpus, x.memory, 7)
+        elsewhere = fake_gpu_threaded.GpuArray(gpus, x.memory, 7)
         with pytest.raises(ValueError, match=f"on GPU 7, and group '0' was made on GPU {rank}"):
             dist.all_reduce(elsewhere)
         dist.all_reduce(x)
@@ -384,12 +384,12 @@ def test_the_collector_may_come_while_a_stream_is_made(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Memory that it gives up then goes to its stream, which exists once."""
-    library = thread_gpu.Gpus()
+    library = fake_gpu_threaded.Gpus()
     with library.on_stream(0, number):
         kept = [library.allocate(0, 1)]
     threads: list[threading.Thread] = []
 
-    def collected() -> thread_gpu.Stream:
+    def collected() -> fake_gpu_threaded.Stream:
         monkeypatch.undo()
         kept.clear()
         library.enqueue(number, lambda: threads.append(threading.current_thread()))
@@ -400,10 +400,10 @@ def test_the_collector_may_come_while_a_stream_is_made(
             library.enqueue(stream, lambda: threads.append(threading.current_thread()))
             library.synchronize(stream)
 
-    original = thread_gpu.Stream
-    monkeypatch.setattr(thread_gpu, "Stream", collected)
+    original = fake_gpu_threaded.Stream
+    monkeypatch.setattr(fake_gpu_threaded, "Stream", collected)
     user = threading.Thread(target=use, daemon=True)
     user.start()
-    user.join(thread_gpu.DEADLINE)
+    user.join(fake_gpu_threaded.DEADLINE)
     assert not user.is_alive()
     assert len(set(threads)) == number

@@ -7,12 +7,12 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import fake_gpu_threaded
 import numpy as np
 import pytest
-import thread_gpu
 
 import cydist as dist
-from cydist.backends.nccl import binding, failing
+from cydist.backends.nccl import binding, failure
 from cydist.testing import run_threads
 
 
@@ -20,7 +20,7 @@ def test_a_communicator_ends_when_nobody_is_in_a_call(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that has seen the group well, and is about to call NCCL, finds what it calls."""
-    monkeypatch.setattr(failing, "CALL_SECONDS", thread_gpu.DEADLINE)
+    monkeypatch.setattr(failure, "CALL_SECONDS", fake_gpu_threaded.DEADLINE)
     assert ended_in_a_call(gpus) == ["call", "end"]
 
 
@@ -28,7 +28,7 @@ def test_a_call_that_hangs_does_not_keep_a_communicator(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL's first calls may block in the host until the communicator is aborted."""
-    monkeypatch.setattr(failing, "CALL_SECONDS", 0.01)
+    monkeypatch.setattr(failure, "CALL_SECONDS", 0.01)
     assert ended_in_a_call(gpus, hangs=True) == ["end", "call"]
 
 
@@ -44,7 +44,7 @@ def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
 
         def late(*arguments: int) -> None:
             inside.set()
-            assert (ended if hangs else going).wait(thread_gpu.DEADLINE)
+            assert (ended if hangs else going).wait(fake_gpu_threaded.DEADLINE)
             order.append("call")
             reduce(*arguments)
 
@@ -68,13 +68,13 @@ def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
         vars(comm).update(all_reduce=late, abort=end)
         caller = threading.Thread(target=call)
         caller.start()
-        assert inside.wait(thread_gpu.DEADLINE)
+        assert inside.wait(fake_gpu_threaded.DEADLINE)
         aborter = threading.Thread(target=lambda: dist.abort(group))
         aborter.start()
-        assert waiting.wait(thread_gpu.DEADLINE)
+        assert waiting.wait(fake_gpu_threaded.DEADLINE)
         going.set()
         for thread in (caller, aborter):
-            thread.join(thread_gpu.DEADLINE)
+            thread.join(fake_gpu_threaded.DEADLINE)
         assert ended.is_set()
 
     run_threads(body, 1, "nccl")
@@ -85,7 +85,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
     """A thread may be in a call of NCCL's then, which must not lose the communicator."""
     order: list[str] = []
     inside, asked, going = (threading.Event() for _ in range(3))
-    monkeypatch.setattr(binding, "CALL_SECONDS", thread_gpu.DEADLINE)
+    monkeypatch.setattr(binding, "CALL_SECONDS", fake_gpu_threaded.DEADLINE)
 
     def body(rank: int) -> None:
         group: Any = dist.new_group()
@@ -93,7 +93,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
         def late(*arguments: int) -> None:
             inside.set()
-            assert going.wait(thread_gpu.DEADLINE)
+            assert going.wait(fake_gpu_threaded.DEADLINE)
             order.append("call")
             reduce(*arguments)
 
@@ -114,15 +114,15 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
         vars(group.comm).update(all_reduce=late, abort=end, calls=calls)
         caller = threading.Thread(target=call)
         caller.start()
-        assert inside.wait(thread_gpu.DEADLINE)
+        assert inside.wait(fake_gpu_threaded.DEADLINE)
         with monkeypatch.context() as patch:
             patch.setattr(binding, "alive", {group.comm})
             exiting = threading.Thread(target=binding.abort_all)
             exiting.start()
-            thread_gpu.until(lambda: asked.is_set() or bool(order))
+            fake_gpu_threaded.until(lambda: asked.is_set() or bool(order))
             going.set()
             for thread in (caller, exiting):
-                thread.join(thread_gpu.DEADLINE)
+                thread.join(fake_gpu_threaded.DEADLINE)
 
     run_threads(body, 1, "nccl")
     assert order[:2] == ["call", "end"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import fake_gpu_threaded
 import ml_dtypes
 import numpy as np
 import pytest
-import thread_gpu
-from thread_gpu import until
+from fake_gpu_threaded import until
 
 import cydist as dist
 
@@ -34,8 +34,8 @@ def test_a_capture_without_scratch_memory_is_refused(
         return asked(gpu, stream)
 
     broken: set[int] = set()  # where CUDA ended the capture, as it does for that
-    asked = thread_gpu.Gpu.is_captured
-    monkeypatch.setattr(thread_gpu.Gpu, "is_captured", is_captured)
+    asked = fake_gpu_threaded.Gpu.is_captured
+    monkeypatch.setattr(fake_gpu_threaded.Gpu, "is_captured", is_captured)
     monkeypatch.setattr(gpus, "allocate", refuse)
 
     def body(rank: int) -> list[float]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cydist.backends.nccl.fingerprints import Comparison, Differ
-from cydist.backends.nccl.watch import Flight, StreamCall, Watch
+from cydist.backends.nccl.call_check import Comparison, Differ
+from cydist.backends.nccl.watchdog import Flight, StreamCall, Watch
 from cydist.errors import PeerFailedError
 
 

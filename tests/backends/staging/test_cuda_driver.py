@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cydist import devices, driver
+from cydist.devices import array_libraries, cuda_driver
 
 
 class Library:
@@ -20,7 +20,7 @@ class Library:
     def __init__(self) -> None:
         self.mode = 0
         self.asked: list[tuple[int, int]] = []
-        self.answer = driver.NOT_READY
+        self.answer = cuda_driver.NOT_READY
 
         def exchange(mode: object) -> int:
             self.mode, mode[0] = mode[0], self.mode  # type: ignore[index]
@@ -35,7 +35,7 @@ class Library:
             state[0], number[0] = self.captures.get(stream, (0, 0))  # type: ignore[index]
             return 0 if stream != 9 else 901  # cudaErrorStreamCaptureInvalidated
 
-        self.captures = {7: (driver.ACTIVE, 1 << 40), 8: (2, 3), 9: (driver.ACTIVE, 4)}
+        self.captures = {7: (cuda_driver.ACTIVE, 1 << 40), 8: (2, 3), 9: (cuda_driver.ACTIVE, 4)}
         long, address = ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p
         pointer = ctypes.POINTER(ctypes.c_int)
         self.cuStreamGetCaptureInfo_v2 = ctypes.CFUNCTYPE(
@@ -48,14 +48,14 @@ class Library:
 def test_a_question_ends_no_capture() -> None:
     """The thread's mode is "relaxed" while it asks, and afterwards what it was."""
     library = Library()
-    assert driver.Driver(library).query(1 << 40) == driver.NOT_READY
-    assert library.asked == [(1 << 40, driver.RELAXED)]
+    assert cuda_driver.Driver(library).query(1 << 40) == cuda_driver.NOT_READY
+    assert library.asked == [(1 << 40, cuda_driver.RELAXED)]
     assert library.mode == 0
 
 
 def test_captures_have_numbers() -> None:
     """None for a stream that is not captured, or in a capture that is broken."""
-    found = driver.Driver(Library())
+    found = cuda_driver.Driver(Library())
     assert [found.capture(stream) for stream in (7, 6, 8, 9)] == [1 << 40, None, None, None]
 
 
@@ -63,11 +63,11 @@ def test_cupys_events_are_asked_by_the_driver(monkeypatch: pytest.MonkeyPatch) -
     """Not over, over, and an error of the device, which is cupy's exception."""
     pytest.importorskip("cupy")
     library = Library()
-    monkeypatch.setattr(driver, "load", lambda: driver.Driver(library))
-    cupy = devices.Cupy()
+    monkeypatch.setattr(cuda_driver, "load", lambda: cuda_driver.Driver(library))
+    cupy = array_libraries.Cupy()
     event = SimpleNamespace(handle=77)
     found = []
-    for library.answer in (driver.NOT_READY, 0):
+    for library.answer in (cuda_driver.NOT_READY, 0):
         found.append(cupy.is_over(event))  # type: ignore[arg-type]
     assert found == [False, True]
     library.answer = 700
@@ -86,16 +86,16 @@ def test_memory_ends_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     library = Library()
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: library)
     runtime = SimpleNamespace(eventQuery=None, getDevice=lambda: 0)
     cuda = SimpleNamespace(runtime=runtime, PinnedMemory=take)
     cupy = SimpleNamespace(cuda=cuda, empty=take)
-    monkeypatch.setattr(devices.importlib, "import_module", lambda name: cupy)
-    lib = devices.Cupy()
+    monkeypatch.setattr(array_libraries.importlib, "import_module", lambda name: cupy)
+    lib = array_libraries.Cupy()
     for call in (lambda: lib.allocate(0, 8), lambda: lib.pinned(8)):
         with pytest.raises(MemoryError):
             call()
-    assert modes == [driver.RELAXED] * 2
+    assert modes == [cuda_driver.RELAXED] * 2
     assert library.mode == 0
 
 
@@ -110,14 +110,14 @@ def test_pinned_memory_is_freed_in_no_capture(monkeypatch: pytest.MonkeyPatch) -
         def __del__(self) -> None:
             modes.append(library.mode)
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: library)
     runtime = SimpleNamespace(eventQuery=None)
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, PinnedMemory=Memory))
-    monkeypatch.setattr(devices.importlib, "import_module", lambda name: cupy)
-    array = devices.Cupy().pinned(8)
+    monkeypatch.setattr(array_libraries.importlib, "import_module", lambda name: cupy)
+    array = array_libraries.Cupy().pinned(8)
     assert (array.nbytes, modes) == (8, [])
     del array
-    assert modes == [driver.RELAXED]
+    assert modes == [cuda_driver.RELAXED]
     assert library.mode == 0
 
 
@@ -129,14 +129,14 @@ def test_torch_ends_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         modes.append(library.mode)
         return bytearray(8)
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: library)
     kinds = dict.fromkeys(("uint8", "int16", "int32", "int64", "complex128"))
     torch = SimpleNamespace(**kinds, empty=note)
-    monkeypatch.setattr(devices.importlib, "import_module", lambda name: torch)
-    lib = devices.Torch()
+    monkeypatch.setattr(array_libraries.importlib, "import_module", lambda name: torch)
+    lib = array_libraries.Torch()
     assert lib.pinned(8).nbytes == 8
     assert lib.is_over(SimpleNamespace(query=note))
-    assert modes == [driver.RELAXED] * 2
+    assert modes == [cuda_driver.RELAXED] * 2
     assert library.mode == 0
 
 
@@ -144,7 +144,7 @@ def test_a_thread_of_ours_leaves_its_device_no_more(monkeypatch: pytest.MonkeyPa
     """Device 0 is never made current behind a step of a thread that was adopted for another; one
     for device 0 says so, too, since it has no context before."""
     pytest.importorskip("cupy")
-    cupy, chosen = devices.Cupy(), [0]
+    cupy, chosen = array_libraries.Cupy(), [0]
     runtime = SimpleNamespace(
         getDevice=lambda: chosen[-1],
         setDevice=chosen.append,
@@ -165,4 +165,4 @@ def test_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert driver.load() is None
+    assert cuda_driver.load() is None

@@ -8,10 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from late_device import LateArray, LateDevice
+from fake_gpu_delayed import LateArray, LateDevice
 
-from cydist import asarray, devices
+from cydist import asarray
 from cydist._native import empty
+from cydist.devices import array_libraries
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "contiguous": lambda x: x,
@@ -29,9 +30,9 @@ DTYPES = ["?", "u1", "f2", ml_dtypes.bfloat16, "f4", "i8", "c16", "V3", "V40", "
 def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     """A GPU that cydist copies on."""
     made = LateDevice()
-    monkeypatch.setattr(devices, "_libraries", {})
-    monkeypatch.setattr(devices, "_others", set())
-    devices.use(made)
+    monkeypatch.setattr(array_libraries, "_libraries", {})
+    monkeypatch.setattr(array_libraries, "_others", set())
+    array_libraries.use(made)
     return made
 
 
@@ -119,12 +120,12 @@ def test_the_stream_is_that_of_the_arrays_library(device: LateDevice) -> None:
 
     array = asarray(device.array(np.zeros(1), index=3))
     with device.on_stream(3, 77):
-        assert devices.stream_of(array) == 77
+        assert array_libraries.stream_of(array) == 77
     with pytest.raises(ValueError, match="cuda:0, and neither cupy nor torch"):
-        devices.stream_of(asarray(Foreign(2)))
-    devices._libraries["cupy"] = device
-    assert devices.stream_of(asarray(Foreign(2))) == 2
-    assert devices.stream_of(asarray(Foreign(None))) == device.current_stream(0)
+        array_libraries.stream_of(asarray(Foreign(2)))
+    array_libraries._libraries["cupy"] = device
+    assert array_libraries.stream_of(asarray(Foreign(2))) == 2
+    assert array_libraries.stream_of(asarray(Foreign(None))) == device.current_stream(0)
 
 
 # torch's copies are the same on CPU tensors; cupy's need a GPU.
@@ -147,7 +148,7 @@ def test_torch_copies_between_any_strides(view: Any, kind: str) -> None:
     torch = pytest.importorskip("torch")
     source = view(torch.arange(24, dtype=torch.uint8).to(getattr(torch, kind)).reshape(4, 6))
     into = torch.zeros(source.shape, dtype=source.dtype, requires_grad=kind == "float32")
-    devices.Torch().copy(asarray(into), asarray(source))
+    array_libraries.Torch().copy(asarray(into), asarray(source))
     assert into.tolist() == source.tolist()
     assert into.is_leaf
 
@@ -155,7 +156,7 @@ def test_torch_copies_between_any_strides(view: Any, kind: str) -> None:
 def test_torch_sees_parts_of_tensors() -> None:
     """A part of an Array is the same part for torch, also of a tensor that has an offset."""
     torch = pytest.importorskip("torch")
-    library = devices.Torch()
+    library = array_libraries.Torch()
     tensor = torch.arange(20, dtype=torch.int32)[4:]
     part = asarray(tensor).split([3, 5, 8])[1]
     library.copy(part, asarray(torch.full((5,), 9, dtype=torch.int32)))
@@ -169,7 +170,7 @@ def test_torch_is_not_asked_for_stream_0_as_an_external_one(
     torch = pytest.importorskip("torch")
     for name in ("default_stream", "ExternalStream"):
         monkeypatch.setattr(torch.cuda, name, lambda *given, name=name, **more: (name, given, more))
-    library: Any = devices.Torch()
+    library: Any = array_libraries.Torch()
     assert library._external(3, 0) == ("default_stream", (3,), {})
     assert library._external(3, 7) == ("ExternalStream", (7,), {"device": 3})
 
@@ -179,7 +180,7 @@ def test_torch_is_asked_for_a_streams_number_alone(monkeypatch: pytest.MonkeyPat
     torch = pytest.importorskip("torch")
     asked = {3: 0x77}.__getitem__
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", asked, raising=False)
-    assert devices.Torch().current_stream(3) == 0x77
+    assert array_libraries.Torch().current_stream(3) == 0x77
 
 
 def test_cupy_borrows_streams_without_destroying_them() -> None:
@@ -212,5 +213,5 @@ def test_cupy_has_what_we_call() -> None:
     assert [name for name in expected if f"{name}{expected[name]}" not in found[name]] == []
     assert (runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost) == (1, 2)
     assert (runtime.streamNonBlocking, runtime.eventDisableTiming) == (
-        devices.NON_BLOCKING, devices.NO_TIMING,
+        array_libraries.NON_BLOCKING, array_libraries.NO_TIMING,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from late_device import LateDevice, install
+from fake_gpu_delayed import LateDevice, install
 
 import cydist as dist
 from cydist.testing import run_threads

@@ -1,6 +1,6 @@
 """Arrays of a GPU on backends for the CPU: every call gives what it gives for host arrays.
 
-The GPU is a stand-in whose copies happen as late as they may (tests/late_device.py).
+The GPU is a stand-in whose copies happen as late as they may (tests/support/fake_gpu_delayed.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_device import LateArray, LateDevice, install
+from fake_gpu_delayed import LateArray, LateDevice, install
 
 import cydist as dist
 from cydist.testing import ThreadJob, oracle

@@ -8,10 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
-from late_device import LateDevice, install
+from fake_gpu_delayed import LateDevice, install
 
 import cydist as dist
-from cydist.backends import conveyor, staged_messages, staging
+from cydist.backends.host import pinned_pipeline, staging_group, staging_p2p
 from cydist.testing import run_threads
 
 SLOT = 1 << 10
@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
 def pinned(device: LateDevice) -> int:
     """Bytes of pinned memory that nobody has let go of."""
     for _ in range(3):  # the stand-in says that a copy is over when it is asked twice
-        conveyor.sweep()
+        pinned_pipeline.sweep()
     gc.collect()
     return device.pinned_bytes
 
@@ -101,7 +101,7 @@ def test_pinned_memory_is_bounded(device, size) -> None:
         assert x.get()[0] == 2.0**5
 
     run_threads(body, 2)
-    assert 0 < device.most_pinned_bytes <= 2 * staging.SLOTS * SLOT
+    assert 0 < device.most_pinned_bytes <= 2 * staging_group.SLOTS * SLOT
     assert pinned(device) == 0
 
 
@@ -131,7 +131,7 @@ def test_pinned_memory_of_messages_is_bounded(device) -> None:
         assert y.get().tolist() == [1 - rank] * 100_000
 
     run_threads(body, 2)
-    assert 0 < device.most_pinned_bytes <= 4 * staged_messages.SLOTS * SLOT
+    assert 0 < device.most_pinned_bytes <= 4 * staging_p2p.SLOTS * SLOT
     assert pinned(device) == 0
 
 
@@ -258,7 +258,7 @@ def test_the_other_kind_of_memory_is_a_mismatch(device, backend, name) -> None:
 
 @pytest.mark.parametrize("backend", ["inproc", "tcp"])
 @pytest.mark.parametrize("on_gpu", [0, 1], ids=["gpu-sends", "gpu-receives"])
-@pytest.mark.parametrize("count", [10 * SLOT, staged_messages.HEADER.size], ids=["long", "short"])
+@pytest.mark.parametrize("count", [10 * SLOT, staging_p2p.HEADER.size], ids=["long", "short"])
 def test_a_message_in_chunks_is_none_for_the_cpu(device, backend, on_gpu, count) -> None:
     """A long message of a GPU's array and one of the CPU's, of its size or its header's: both
     ranks are told, and nothing is received."""
@@ -297,7 +297,7 @@ def test_a_long_message_of_another_dtype_is_a_mismatch(device, backend) -> None:
 
 def test_threads_that_come_first_share(device, monkeypatch) -> None:
     """Two threads' first arrays of a GPU at a time go the same way, with one count of messages."""
-    made, make = [], staging.StagedGroup.__init__
+    made, make = [], staging_group.StagedGroup.__init__
 
     def body(rank):
         group, found = dist.group.WORLD, []
@@ -310,7 +310,7 @@ def test_threads_that_come_first_share(device, monkeypatch) -> None:
                 other.join(0.2)  # it has to wait
             make(self, host)
 
-        monkeypatch.setattr(staging.StagedGroup, "__init__", meanwhile)
+        monkeypatch.setattr(staging_group.StagedGroup, "__init__", meanwhile)
         found.append(group.for_device("cuda"))
         other.join(60)
         assert found[0] is found[1]

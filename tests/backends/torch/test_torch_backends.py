@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist import asarray, registry
+from cydist import asarray
+from cydist.groups import registry
 from cydist.testing import ThreadJob, run_threads
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NAME = "torch:gloo"
 
 
@@ -151,7 +152,7 @@ def test_deterministic_sums_of_floats_are_derived(monkeypatch: pytest.MonkeyPatc
 def test_memory_is_not_copied() -> None:
     """torch writes into the array that the user passed, and the array lives as long as torch's
     tensor."""
-    from cydist.backends.c10d.messages import tensor_of
+    from cydist.backends.torch.work import tensor_of
 
     x = np.zeros(5, "f4")
     first, second = asarray(x).split([2, 3])
@@ -163,7 +164,7 @@ def test_memory_is_not_copied() -> None:
 
 def test_tags_that_share_one_of_gloos_are_not_mixed_up() -> None:
     """A message whose tag differs by the number of gloo's tags raises, it is not taken."""
-    from cydist.backends.c10d.messages import TAGS
+    from cydist.backends.torch.work import TAGS
 
     def body(rank: int) -> None:
         if rank == 0:

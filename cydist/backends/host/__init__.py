@@ -1,0 +1,2 @@
+"""CPU memory over TCP and shared memory: the backends "tcp" and "inproc", on which others build.
+Imports `groups` and what is below."""
