@@ -14,7 +14,7 @@ from typing import Any
 
 from cydist.api import arguments, collectives
 from cydist.api.dispatch import check_op, root_rank
-from cydist.api.multigpu import Entries
+from cydist.api.multigpu import MultiGpuCall
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.reduce_ops import Op, ReduceOp
 from cydist.work import Work
@@ -36,7 +36,7 @@ def broadcast_multigpu(
     if (chosen := usable_group(group, name)) is None:
         return None
     root = root_rank(chosen, name, "src", src, None) * len(arrays) + entry
-    return Entries(chosen, name, arrays).run(
+    return MultiGpuCall(chosen, name, arrays).run(
         lambda each, i: collectives.broadcast(tensor_list[i], None, each, async_op, root),
         tensor_list,
     )
@@ -56,7 +56,7 @@ def all_reduce_multigpu(
         return collectives.all_reduce(tensor_list[0], op, group, async_op)
     if (chosen := usable_group(group, name)) is None:
         return None
-    return Entries(chosen, name, arrays).run(
+    return MultiGpuCall(chosen, name, arrays).run(
         lambda each, i: collectives.all_reduce(tensor_list[i], op, each, async_op), tensor_list
     )
 
@@ -79,7 +79,7 @@ def reduce_multigpu(
     if (chosen := usable_group(group, name)) is None:
         return None
     root = root_rank(chosen, name, "dst", dst, None) * len(arrays) + entry
-    return Entries(chosen, name, arrays).run(
+    return MultiGpuCall(chosen, name, arrays).run(
         lambda each, i: collectives.reduce(tensor_list[i], None, op, each, async_op, root),
         tensor_list,
     )
@@ -106,7 +106,7 @@ def all_gather_multigpu(
             arguments.same_size(output, arrays[i], name, f"output_tensor_lists[{i}]", "its input")
     if len(arrays) == 1:
         return collectives.all_gather(output_tensor_lists[0], input_tensor_list[0], group, async_op)
-    return Entries(chosen, name, arrays).run(
+    return MultiGpuCall(chosen, name, arrays).run(
         lambda each, i: collectives.all_gather(
             output_tensor_lists[i], input_tensor_list[i], each, async_op
         ),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from cydist._native import Turn, run_in_background
+from cydist._native import CallQueue, run_in_background
 from cydist.errors import check_process
 from cydist.waiting import wait_for
 from cydist.work import EventWork
@@ -152,7 +152,7 @@ class Serial:
 
     def __init__(self) -> None:
         self.attend: Attend | None = None
-        self.turn = Turn()
+        self.turn = CallQueue()
         self._lock = threading.Lock()  # of the queue and the next
         self._served = False  # a thread is on its way to the queue, or at it
 

@@ -154,7 +154,7 @@ class Work:
         return asyncio.wrap_future(self.get_future()).__await__()
 
 
-class JointWork(Work):
+class CombinedWork(Work):
     """Several calls as one."""
 
     def __init__(self, works: Sequence[Work], result: object = None) -> None:

@@ -38,10 +38,10 @@ from cydist._native.algorithm_table import forget_choices
 from cydist._native.array import Array, empty, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import Failure
-from cydist._native.call_queue import Turn
+from cydist._native.call_queue import CallQueue
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
-from cydist._native.fast_api import shortcut, use_operation
+from cydist._native.fast_api import fast_path, use_operation
 from cydist._native.group import Group
 from cydist._native.inproc import Hub, InprocLink, hub
 from cydist._native.kernels import (
@@ -63,7 +63,7 @@ from cydist._native.p2p import Message, irecv, isend
 from cydist._native.shm_heap import Heap, Held
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
-from cydist._native.shm_peers import Neighbours
+from cydist._native.shm_peers import LocalPeersHandle
 from cydist._native.stream_fork import keep_in_child, replace_in_child
 from cydist._native.stream_link import MessageLink, TcpLink
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
@@ -81,11 +81,11 @@ __all__ = [
     "Message",
     "MessageLink",
     "MpiLink",
-    "Neighbours",
+    "LocalPeersHandle",
     "SharedMemory",
     "ShmLink",
     "TcpLink",
-    "Turn",
+    "CallQueue",
     "algorithms",
     "arm_failpoint",
     "asarray",
@@ -109,7 +109,7 @@ __all__ = [
     "fast_collectives",
     "fast_p2p",
     "fast_nccl",
-    "shortcut",
+    "fast_path",
     "supports",
     "unflatten_buffers",
     "unpack_part",

@@ -7,7 +7,7 @@ from typing_extensions import disjoint_base
 from cydist._native import fast_collectives as fast_collectives
 from cydist._native import fast_nccl as fast_nccl
 from cydist._native import fast_p2p as fast_p2p
-from cydist._native.fast_api import shortcut as shortcut
+from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
 
 __all__ = [
@@ -23,11 +23,11 @@ __all__ = [
     "Message",
     "MessageLink",
     "MpiLink",
-    "Neighbours",
+    "LocalPeersHandle",
     "SharedMemory",
     "ShmLink",
     "TcpLink",
-    "Turn",
+    "CallQueue",
     "algorithms",
     "arm_failpoint",
     "asarray",
@@ -51,7 +51,7 @@ __all__ = [
     "fast_collectives",
     "fast_p2p",
     "fast_nccl",
-    "shortcut",
+    "fast_path",
     "supports",
     "unflatten_buffers",
     "unpack_part",
@@ -179,7 +179,7 @@ class Held:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @disjoint_base
-class Neighbours:
+class LocalPeersHandle:
     memory: SharedMemory
     def __new__(
         cls, memory: SharedMemory, rank: int, size: int, sharers: Mapping[int, int]
@@ -198,7 +198,7 @@ class ShmLink(Link):
 @disjoint_base
 class MessageLink(Link):
     def __new__(cls, rank: int, size: int, *rest: object, **more: object) -> Self: ...
-    def share(self, neighbours: Neighbours) -> None: ...
+    def share(self, neighbours: LocalPeersHandle) -> None: ...
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def lost(self, peer: int) -> str: ...
@@ -288,7 +288,7 @@ class Group:
     def short_name(self) -> str | None: ...
     @property
     def short_over(self) -> bool: ...
-    turn: Turn
+    turn: CallQueue
     timeout: float
     def __new__(cls, link: Link, ranks: Sequence[int], rank: int, context: int) -> Self: ...
     def close(self) -> None: ...
@@ -357,7 +357,7 @@ def flatten_buffers(out: WriteableBuffer, blocks: Sequence[ReadableBuffer]) -> N
 def unflatten_buffers(blocks: Sequence[WriteableBuffer], flat: ReadableBuffer) -> None: ...
 
 @final
-class Turn:
+class CallQueue:
     def begin(self, token: object) -> bool: ...
     def end(self, token: object) -> None: ...
     def push(self, work: object) -> None: ...

@@ -130,7 +130,7 @@ ctypedef struct Window:         # one rank's shared memory in this group, mapped
     char *slots                 # each `slot_bytes` of data; the word before them is the step's, too
 
 
-ctypedef struct Transport
+ctypedef struct Comm
 ctypedef struct Call
 
 
@@ -148,16 +148,16 @@ ctypedef struct Windows:
     int most_looks
     int spins                   # further looks before it yields
     int most_spins
-    bint (*gone)(Transport *t, int peer) noexcept nogil     # has this rank left, or died?
-    bint (*ended)(Transport *t, int peer) noexcept nogil    # has its process ended, for certain?
+    bint (*gone)(Comm *t, int peer) noexcept nogil     # has this rank left, or died?
+    bint (*ended)(Comm *t, int peer) noexcept nogil    # has its process ended, for certain?
     # Copy from memory that a peer has shown, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
-    int (*pull)(Transport *t, int peer, char *into, const char *theirs,
+    int (*pull)(Comm *t, int peer, char *into, const char *theirs,
                 size_t nbytes) noexcept nogil
-    int (*push)(Transport *t, int peer, char *theirs, const char *source,
+    int (*push)(Comm *t, int peer, char *theirs, const char *source,
                 size_t nbytes) noexcept nogil
     # Where such memory lies here; NULL, the function too: it does not.
-    char *(*mapped)(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil
+    char *(*mapped)(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     # See src/algorithms/windows/direct.pyx:
     int reach                   # may all ranks do so? 0: nobody has tried; then 1 or -1
     const char *known[KNOWN_ARRAYS]     # ends of this rank's arrays that others can reach
@@ -169,15 +169,15 @@ cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept no
     return <Head *>(w.of[rank].heads + (step & <uint64_t>(w.heads - 1)) * w.stride)
 
 
-ctypedef struct Board:          # see src/abi/control_plane.pyx
+ctypedef struct ControlView:          # see src/abi/control_plane.pyx
     # OK, or the Status with which another rank has failed the group.
-    int (*look)(Transport *t) noexcept nogil
+    int (*look)(Comm *t) noexcept nogil
     # Tell `peer`, who is waited for, which call this rank is in.
-    void (*ask)(Transport *t, int peer) noexcept nogil
+    void (*ask)(Comm *t, int peer) noexcept nogil
 
 
 # A group's view of a link. Links are shared by all the groups of a process.
-ctypedef struct Transport:
+ctypedef struct Comm:
     void *link                  # the link's own state
     int rank                    # of this process in the group
     int size
@@ -185,45 +185,45 @@ ctypedef struct Transport:
     uint64_t context            # tells this group's messages from another's
     Windows *windows            # NULL where the link has messages only
     volatile int *aborted       # 0, or the Status that ends every wait of this group
-    Board *board                # what other ranks tell this group; NULL: nothing
+    ControlView *board                # what other ranks tell this group; NULL: nothing
     uint64_t *farewells         # see has_left: a bit for each lane by which it came; or NULL
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).
-    int (*send)(Transport *t, Request *r) noexcept nogil
-    int (*recv)(Transport *t, Request *r) noexcept nogil
+    int (*send)(Comm *t, Request *r) noexcept nogil
+    int (*recv)(Comm *t, Request *r) noexcept nogil
     # Try to complete a request to or from a named rank, looking for about a microsecond at most.
     # OK; else it is posted if r.link is not NULL, or nothing has happened. NULL: the link cannot.
-    int (*at_once)(Transport *t, Request *r, bint sending) noexcept nogil
+    int (*at_once)(Comm *t, Request *r, bint sending) noexcept nogil
     # Move things on without blocking; returns r.status.
-    int (*test)(Transport *t, Request *r) noexcept nogil
+    int (*test)(Comm *t, Request *r) noexcept nogil
     # Block until the request is complete or the deadline has passed. Returns r.status if complete,
     # else why the wait ended; it is still posted then, and the caller waits again or cancels.
-    int (*wait)(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
+    int (*wait)(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
     # Withdraw: on return the transport does not touch the request again, nor its memory.
-    void (*cancel)(Transport *t, Request *r) noexcept nogil
+    void (*cancel)(Comm *t, Request *r) noexcept nogil
     # Windows: publish a flag of mine (release), or wait until a peer's flag is at
     # least `value` (acquire). NULL where windows is.
-    void (*raise_flag)(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil
-    int (*wait_flag)(Transport *t, uint64_t *flag, uint64_t value,
+    void (*raise_flag)(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil
+    int (*wait_flag)(Comm *t, uint64_t *flag, uint64_t value,
                      int64_t deadline_ns) noexcept nogil
     # Has a message of a collective before call `seq` arrived that no receive has taken? Fills
     # r.theirs and r.source. NULL: the link cannot tell.
-    bint (*left_over)(Transport *t, uint64_t seq, Request *r) noexcept nogil
+    bint (*left_over)(Comm *t, uint64_t seq, Request *r) noexcept nogil
     # Has a message arrived whose sender takes the call of `r`, which names its tag and
     # fingerprint and need not be posted, for another? Fills r.theirs and r.source. NULL as above.
-    bint (*contradicted)(Transport *t, Request *r) noexcept nogil
+    bint (*contradicted)(Comm *t, Request *r) noexcept nogil
     # May the library below still use the memory of requests that were cancelled? Then it must
     # not be freed. NULL: never.
-    bint (*lingers)(Transport *t) noexcept nogil
+    bint (*lingers)(Comm *t) noexcept nogil
     # Run a call by the library's own collective, or return ELSEWHERE, on every rank alike.
     # NULL, or `comm` is 0: there is none.
-    int (*collective)(Transport *t, Call *c) noexcept nogil
+    int (*collective)(Comm *t, Call *c) noexcept nogil
     size_t comm                 # the group in that library
     void *own                   # the link's, of this group
     # Compare that library's last call, which may have returned first: before each call, at the end.
-    int (*compare)(Transport *t, Call *c) noexcept nogil
-    int (*settle)(Transport *t, Call *c) noexcept nogil
+    int (*compare)(Comm *t, Call *c) noexcept nogil
+    int (*settle)(Comm *t, Call *c) noexcept nogil
 
 
 # One rank's end of a transport: what Python holds, and what its groups share. Transports
@@ -234,13 +234,13 @@ cdef class Link:
     cdef list kept              # what `keep` was given
     # Fill in what the link knows of a group's view: link and the functions.
     # rank, size, peers, context and aborted are set before. May raise.
-    cdef int open_view(self, Transport *t) except -1
+    cdef int open_view(self, Comm *t) except -1
     # Its first collective is about to begin: fill in the windows, if the members can share
     # memory; all of them can, or none.
-    cdef int open_windows(self, Transport *t) except -1
+    cdef int open_windows(self, Comm *t) except -1
     # The group is gone: free its windows, drop what arrived for it, and end with CLOSED
     # what it has under way. Its requests may still be cancelled.
-    cdef void close_view(self, Transport *t) noexcept
+    cdef void close_view(self, Comm *t) noexcept
 
 
 cdef extern from "kernels/reduction.h" nogil:
@@ -313,7 +313,7 @@ cdef inline void patiently(Call *c) noexcept nogil:
         c.before_wait(c)
 
 
-ctypedef int (*Algorithm)(Transport *t, Call *c) noexcept nogil
+ctypedef int (*Algorithm)(Comm *t, Call *c) noexcept nogil
 
 
 cdef enum Needs:            # what an algorithm asks for; a set of bits
@@ -340,7 +340,7 @@ cdef const Entry *row_of(uint32_t index) noexcept nogil     # NULL: no such row
 
 
 # Has this member left the group, while the link goes on? Of ourselves: has any?
-cdef inline bint has_left(const Transport *t, int rank) noexcept nogil:
+cdef inline bint has_left(const Comm *t, int rank) noexcept nogil:
     return t.farewells != NULL and t.farewells[rank] != 0
 
 
@@ -349,7 +349,7 @@ cdef int64_t now_ns() noexcept nogil
 
 # Every wait calls this when a slice of waiting ends (at most 50 ms after the last time):
 # OK, or why the wait must end: the group's abort flag, a signal, the deadline.
-cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil
+cdef int slice_end(Comm *t, int64_t deadline_ns) noexcept nogil
 
 # Set once by the engine: runs pending signal handlers; nonzero if one raised.
 ctypedef int (*Interrupted)() noexcept nogil
@@ -360,22 +360,22 @@ cdef void set_interrupted(Interrupted f) noexcept nogil
 # is the Call's fingerprint, with others until the deadline. `known`: all members are known to have
 # made it; `alone`: they do not part now, and nobody waits for them. OK, or why not; MISMATCH as of
 # a call, PEER_LOST when a member left before it was heard.
-ctypedef int (*Parting)(Transport *t, Call *c, bint known, bint alone) noexcept nogil
+ctypedef int (*Parting)(Comm *t, Call *c, bint known, bint alone) noexcept nogil
 cdef void set_parting(Parting f) noexcept nogil
-cdef int part(Transport *t, Call *c, bint known, bint alone) noexcept nogil
+cdef int part(Comm *t, Call *c, bint known, bint alone) noexcept nogil
 
 # For algorithms. A request that was posted always ends in complete(), which withdraws whatever is
 # unfinished when one fails, and notes peer, step and fingerprint. A failure to post is its status.
-cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil
+cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil
 # What complete() does for one request: wait, and ask the peer, when patience ends, which call
 # it is in. MISMATCH fills r.theirs and r.source.
-cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
-cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t nbytes,
+cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
+cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil
-cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,
+cdef void post_recv(Comm *t, Call *c, Request *r, void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil
 # Post the receive, post the send, complete both. Either side may be absent: peer -1.
-cdef int exchange(Transport *t, Call *c, int step,
+cdef int exchange(Comm *t, Call *c, int step,
                   const void *out, size_t out_bytes, int to_peer,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil
 
@@ -476,9 +476,9 @@ cdef inline void conclude(const Reduction *op, char *acc, size_t nbytes) noexcep
 
 # Free what messages were sent from or received into; unless, after a failure, what is below may
 # still use it: then it is lost.
-cdef void let_go(Transport *t, void *memory) noexcept nogil
+cdef void let_go(Comm *t, void *memory) noexcept nogil
 # Cancel whatever is still pending after another request failed.
-cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil
+cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil
 
 
 # A pipeline: messages 0, 1, 2, ... with at most `depth` under way in each direction. Message
@@ -501,11 +501,11 @@ ctypedef struct Pipe:
 # As deep as allowed, at most `most`.
 cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil
 # Wait until message i - depth is sent, so that the memory it was sent from can be written.
-cdef int pipe_ready(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
+cdef int pipe_ready(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
 # Post both halves of message i, after pipe_ready. A peer of -1: no such half.
-cdef int pipe_post(Transport *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
+cdef int pipe_post(Comm *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
                    Block into, int from_peer) noexcept nogil
 # Wait until message i has arrived.
-cdef int pipe_take(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
+cdef int pipe_take(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
 # Wait for the sends; after a failure withdraw everything. Returns the status.
-cdef int pipe_close(Transport *t, Call *c, Pipe *pipe) noexcept nogil
+cdef int pipe_close(Comm *t, Call *c, Pipe *pipe) noexcept nogil

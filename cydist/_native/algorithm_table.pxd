@@ -9,9 +9,9 @@ cdef enum:
 cdef int size_class(size_t nbytes) noexcept nogil
 
 
-cdef class Choices:             # shared by groups of one size that offer the same
+cdef class ChosenAlgorithms:             # shared by groups of one size that offer the same
     cdef const Entry *rows[COLLECTIVES][SIZE_CLASSES]   # NULL: not asked yet
     cdef size_t segment_bytes
 
 
-cdef Choices choices_for(int ranks, bint windows, bint native)
+cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native)

@@ -30,7 +30,7 @@ cdef extern from *:
     void add_alone "cydist_add_alone"(int *p, int value) noexcept
 
 
-cdef class Turn:
+cdef class CallQueue:
     cdef int outstanding                # calls that run or are queued
     cdef int running                    # is one? see the body
     cdef list queue                     # calls that have not begun, oldest first

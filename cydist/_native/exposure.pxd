@@ -19,7 +19,7 @@ before it looks at the bar, does little at a time, and looks again before it bel
 """
 from libc.stdint cimport int64_t, uint64_t
 
-from cydist._native.abi cimport Block, Call, Transport
+from cydist._native.abi cimport Block, Call, Comm
 from cydist._native.window_protocol cimport slot_of
 
 
@@ -30,24 +30,24 @@ ctypedef struct Access:         # a call while its memory is open
 
 
 # What a call does meanwhile.
-ctypedef int (*Body)(Transport *t, Call *c, Access *a) noexcept nogil
+ctypedef int (*Body)(Comm *t, Call *c, Access *a) noexcept nogil
 # What it does without them, while they end what they do; with long blocks it begins with that, for
 # the others may come late, and does it again where the call goes through windows then.
-ctypedef void (*Alone)(Transport *t, Call *c) noexcept nogil
+ctypedef void (*Alone)(Comm *t, Call *c) noexcept nogil
 
 
-cdef inline const Block *shown(Transport *t, int peer, const Access *a) noexcept nogil:
+cdef inline const Block *shown(Comm *t, int peer, const Access *a) noexcept nogil:
     return <const Block *>slot_of(t, peer, a.step)
 
 
 # Into how many parts a free slot is cut, so that there is one for every peer.
-cdef inline size_t parts_of(Transport *t, int slots) noexcept nogil:
+cdef inline size_t parts_of(Comm *t, int slots) noexcept nogil:
     return max(1, (t.size + slots - 2) // slots)
 
 
 # Show these blocks, run the body, and leave when all have; or run the call through windows. Alone
 # may be NULL.
-cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
              int seconds, Alone alone, Body body) noexcept nogil
 
 cdef enum:
@@ -55,21 +55,21 @@ cdef enum:
     LONG_PIECE_BYTES = 16777216     # so much where it lies here: long copies bypass the cache
 
 # Where such memory of a peer lies here, or NULL.
-cdef inline char *within(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+cdef inline char *within(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
 # For bodies that work on arrays of peers where they lie here: before and after every PIECE_BYTES.
-cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil
-cdef int end_visits(Transport *t, Call *c, Access *a) noexcept nogil
+cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil
+cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil
 # Every now and then: must the call end?
-cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil
+cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil
 # For bodies: copy from a peer's memory, or into it.
-cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
-cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
+cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
+cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil
 # Where a contribution of a peer can be read: there, in a visit, or in `into`, pulled already.
-cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
+cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil
 # MISMATCH, if a peer gives or takes another number of bytes than we do.
-cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
+cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
                 size_t ours) noexcept nogil

@@ -1,6 +1,6 @@
 """The short way of a call on a GPU's stream; see the body. LONG: nothing has happened."""
 
-cdef object LONG
+cdef object NOT_FAST
 
 cdef object all_reduce(object tensor, object op, object group, bint async_op)
 cdef object reduce(object tensor, object dst, object op, object group, bint async_op)

@@ -1,22 +1,22 @@
 """A group's compiled half, for the short way (src/fastpath/fast_collectives.pyx)."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Block, Call, Entry, Link, Transport
-from cydist._native.algorithm_table cimport Choices
-from cydist._native.control_plane cimport Notice, Notices
-from cydist._native.call_queue cimport Turn
+from cydist._native.abi cimport Block, Call, Entry, Link, Comm
+from cydist._native.algorithm_table cimport ChosenAlgorithms
+from cydist._native.control_plane cimport ControlMessage, ControlPlane
+from cydist._native.call_queue cimport CallQueue
 
 cdef class Group:
     cdef readonly Link link
-    cdef public Turn turn           # whose it is among the group's calls
+    cdef public CallQueue turn           # whose it is among the group's calls
     cdef public double timeout      # seconds that a call may take, unless it says otherwise
     cdef readonly uint64_t seq      # number of the last collective
     cdef readonly str short_name    # of the last that went the short way; None: none yet
     cdef readonly bint short_over
-    cdef Transport view
+    cdef Comm view
     cdef int *peers
     cdef Block *blocks              # for 2 * size blocks of whoever has the turn
-    cdef Choices choices            # None before the first collective
+    cdef ChosenAlgorithms choices            # None before the first collective
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
     cdef int pid                    # that made it; in a forked child locks may be held for ever
@@ -24,11 +24,11 @@ cdef class Group:
     cdef bint left                  # the view is closed, once
     cdef bint asked_for_windows
     cdef uint64_t parted_after      # the number of the last call that `part` compared
-    cdef Notices notices
+    cdef ControlPlane notices
 
     cpdef close(self)
     cdef void leave_view(self) noexcept
-    cdef void tell(self, Notice *notice)
+    cdef void tell(self, ControlMessage *notice)
     # A peer was lost as the group ended: MISMATCH, if it had left without the last call.
     cdef int left_without_it(self, Call *c, int status) except -100
     # After a failure: hold on to objects whose memory may still be used.

@@ -1,7 +1,7 @@
 """Messages between the ranks of one process; see src/transports/inproc/inproc_mailbox.pyx."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cydist._native.abi cimport Request, Transport
+from cydist._native.abi cimport Request, Comm
 from cydist._native.linux cimport pthread_mutex_t
 from cydist._native.matching cimport Queues
 
@@ -27,16 +27,16 @@ cdef int init_box(Box *box) noexcept nogil              # OK or NO_MEMORY
 cdef void free_box(Box *box) noexcept nogil
 
 # A view's functions; its link is an End.
-cdef int send(Transport *t, Request *r) noexcept nogil
-cdef int recv(Transport *t, Request *r) noexcept nogil
-cdef int test(Transport *t, Request *r) noexcept nogil
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil
-cdef void cancel(Transport *t, Request *r) noexcept nogil
-cdef bint contradicted(Transport *t, Request *r) noexcept nogil
-cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil
+cdef int send(Comm *t, Request *r) noexcept nogil
+cdef int recv(Comm *t, Request *r) noexcept nogil
+cdef int test(Comm *t, Request *r) noexcept nogil
+cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
+cdef void cancel(Comm *t, Request *r) noexcept nogil
+cdef bint contradicted(Comm *t, Request *r) noexcept nogil
+cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group begins here.
-cdef int enter_context(End *end, Transport *t) noexcept nogil     # OK or NO_MEMORY
+cdef int enter_context(End *end, Comm *t) noexcept nogil     # OK or NO_MEMORY
 # A group is gone: drop what arrived for it at this rank.
 cdef void drop_context(End *end, uint64_t context) noexcept nogil
 # Nothing is sent to this rank any more, and nobody waits for it.

@@ -6,7 +6,7 @@ own lock around every call. Nothing here copies, completes, or waits.
 """
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Fingerprint, Request, Transport
+from cydist._native.abi cimport Fingerprint, Request, Comm
 
 
 ctypedef struct Item:       # a posted receive, or a message that no receive has taken yet
@@ -16,7 +16,7 @@ ctypedef struct Item:       # a posted receive, or a message that no receive has
     uint64_t tag
     int peer                # link number of the sender; ANY_SOURCE in a receive
     Request *request        # the receive, or the send whose memory holds the bytes; or NULL
-    Transport *view         # of `request`
+    Comm *view         # of `request`
     Fingerprint fingerprint     # of a message
     size_t nbytes
     char *data              # a message's bytes where they were copied; or NULL
@@ -40,7 +40,7 @@ cdef void free_queues(Queues *q) noexcept nogil         # and every item and its
 # An item, zeroed, with `more_bytes` of the transport's own behind it; NULL: no memory.
 cdef Item *blank_item(size_t more_bytes) noexcept nogil
 # The same, describing request `r` of view `t`, a receive or a send.
-cdef Item *new_item(Transport *t, Request *r, int peer, size_t more_bytes) noexcept nogil
+cdef Item *new_item(Comm *t, Request *r, int peer, size_t more_bytes) noexcept nogil
 cdef void free_item(Item *item) noexcept nogil          # and its data
 
 cdef void add_posted(Queues *q, Item *item) noexcept nogil
@@ -73,21 +73,21 @@ cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept 
 # For a collective's request that waits for long: has a message arrived whose sender takes the
 # call of this number for another? Fills r.theirs and r.source if so. Such a message may have
 # a step or a sender that no receive of ours will name.
-cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
+cdef bint contradicted(Queues *q, const Comm *t, Request *r) noexcept nogil
 
 # Has a message of a collective before call `seq` of this group arrived that no receive has
 # taken? All receives of that call are over, so its sender took it for another. Fills r.theirs
 # and r.source if so.
-cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noexcept nogil
+cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group begins or has ended here. Who asks it for something after its end is told: a rank that
 # waits for this one asks it again and again, as a notice.
-cdef int open_context(Queues *q, Transport *t) noexcept nogil       # OK or NO_MEMORY
+cdef int open_context(Queues *q, Comm *t) noexcept nogil       # OK or NO_MEMORY
 cdef void close_context(Queues *q, uint64_t context) noexcept nogil
 cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil
 # A link peer says that it has left a group, behind what it sent by these lanes. Returns the group's
 # view, whose receives from it may be hopeless now; NULL: there is none.
-cdef Transport *note_farewell(Queues *q, uint64_t context, int peer, uint64_t lanes) noexcept nogil
+cdef Comm *note_farewell(Queues *q, uint64_t context, int peer, uint64_t lanes) noexcept nogil
 
 # The group rank of link peer `peer`, or -1.
-cdef int group_rank(const Transport *t, int peer) noexcept nogil
+cdef int group_rank(const Comm *t, int peer) noexcept nogil

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from cydist._native.abi cimport Fingerprint, Request
 from cydist._native.libmpi cimport SUCCESS, Handle
 from cydist._native.linux cimport pthread_t
-from cydist._native.stream cimport Far, Net
+from cydist._native.stream cimport ForeignTransport, Net
 
 cdef enum Later:                # what a thread that may not call MPI leaves to those that may
     NOTHING = 0
@@ -19,7 +19,7 @@ cdef enum:
     FAREWELL = -2               # it has left the group of the header's context
 
 
-ctypedef struct Header:         # what comes first
+ctypedef struct MpiHeader:         # what comes first
     uint64_t context
     uint64_t tag
     uint64_t nbytes
@@ -30,13 +30,13 @@ ctypedef struct Header:         # what comes first
 
 ctypedef struct Slot:           # a header to come
     Handle request
-    Header header
+    MpiHeader header
     char data[INLINE_BYTES]
 
 
-ctypedef struct Move:           # what MPI is moving: a message, or a collective
-    Move *next
-    Move *prev
+ctypedef struct MpiRequest:           # what MPI is moving: a message, or a collective
+    MpiRequest *next
+    MpiRequest *prev
     Request *request            # that ends with it; NULL: nobody waits for it
     uint64_t context
     int peer                    # of the link; -1: all
@@ -47,12 +47,12 @@ ctypedef struct Move:           # what MPI is moving: a message, or a collective
     int done
     int error                   # MPI's code for one that ended badly
     int later                   # Later: it has not begun; then `header` says what it is
-    Header header
+    MpiHeader header
     Handle handles[1]           # of those, and room for more
 
 
 ctypedef struct Mpi:
-    Far far                     # first
+    ForeignTransport far                     # first
     Net *net
     Handle comm
     Handle byte                 # MPI_BYTE
@@ -61,7 +61,7 @@ ctypedef struct Mpi:
     Slot *slots
     int slot                    # the oldest
     unsigned int turn           # how often MPI was asked
-    Move moves                  # the head of the ring of those under way
+    MpiRequest moves                  # the head of the ring of those under way
     char *outbox                # in which the next small message is put together; or NULL
     size_t lingering            # moves that MPI goes on with in memory nobody waits for
     int64_t *left_at            # when each peer said goodbye; 0: it is there
@@ -87,12 +87,12 @@ cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
 
 
 # Where the next request of a move goes.
-cdef inline Handle *next_of(Move *move) noexcept nogil:
+cdef inline Handle *next_of(MpiRequest *move) noexcept nogil:
     return &move.handles[move.count]
 
 
 # MPI's answer to it: SUCCESS, and it belongs to the move, or why not.
-cdef inline int added(Move *move, int code) noexcept nogil:
+cdef inline int added(MpiRequest *move, int code) noexcept nogil:
     move.count += code == SUCCESS
     return code
 
@@ -102,14 +102,14 @@ cdef void init_mpi(Mpi *mpi) noexcept nogil
 # May this thread call MPI?
 cdef bint may_call(const Net *net) noexcept nogil
 # A move of at most `room` requests to come, in the ring; NULL: no memory.
-cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil
+cdef MpiRequest *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil
 # MPI refuses the next, with this code. What it has taken goes on, in memory that lives as long.
-cdef int refused(Mpi *mpi, Move *move, int code) noexcept nogil
+cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil
 # Do what can be done at once; was there anything?
 cdef bint progress(Net *net) noexcept nogil
 # Send a small message behind its header, or a header alone. OK: it is over; PENDING: its request
 # will tell.
-cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil
+cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil
 # Begin to receive the next header.
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil
 # A group is gone: end what it has under way.

@@ -1,7 +1,7 @@
 """The memory of a plain array: contiguous, of a dtype that has a code."""
 
 
-ctypedef struct Plain:
+ctypedef struct NdarrayView:
     char *ptr
     size_t nbytes
     size_t count                # elements
@@ -12,8 +12,8 @@ ctypedef struct Plain:
 
 # Look at a numpy array or a torch tensor on the CPU, without an Array and without a Python call.
 # False, and nothing raised, for everything that is not plain: `asarray` says what it is.
-cdef bint look(object obj, Plain *out) except -1
+cdef bint look(object obj, NdarrayView *out) except -1
 
 # The same for an array of cupy's, or a tensor of torch's on a GPU, on that device.
-cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1
-cdef bint look_at_torch(object obj, Plain *out, int *device) except -1
+cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1
+cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1

@@ -38,7 +38,7 @@ ctypedef struct Member:         # 64 bytes
 # Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of
 # ranks, a word: 0, NO_RINGS, or where its two rings lie; see shm_ring.pxd. Then, for each plot
 # and once more, a bit for each rank: see SharedMemory.
-ctypedef struct Head:
+ctypedef struct SegmentHead:
     uint64_t layout             # LAYOUT of who made it
     char token[TOKEN_BYTES]     # random: who reads the same shares the memory
     pthread_mutex_t lock        # of what follows
@@ -57,11 +57,11 @@ cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
 
 
 cdef inline uint64_t members_at() noexcept nogil:
-    return (sizeof(Head) + LINE - 1) // LINE * LINE
+    return (sizeof(SegmentHead) + LINE - 1) // LINE * LINE
 
 
 cdef class SharedMemory:
-    cdef Head *head
+    cdef SegmentHead *head
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
     cdef uint64_t *present      # [plot * words]: members that have not left, a bit for each place
@@ -97,11 +97,11 @@ cdef class SharedMemory:
     cdef void strike(self, int i, int place) noexcept nogil
 
 # The table's lock outlives its holder.
-cdef void lock(Head *head) noexcept nogil
-cdef void unlock(Head *head) noexcept nogil
+cdef void lock(SegmentHead *head) noexcept nogil
+cdef void unlock(SegmentHead *head) noexcept nogil
 # New memory, zeroed; its offset, or 0: all is given out; or another rank raced, and may have done
 # what this one is about. Takes no lock.
-cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
+cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes,
                       bint *raced) noexcept nogil
 # Nobody has touched it: free again, if nothing was reserved since.
-cdef bint give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil
+cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcept nogil

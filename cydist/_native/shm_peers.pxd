@@ -7,7 +7,7 @@ whoever has something for it then writes a byte to its bell: a pipe in its epoll
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from cydist._native.shm_memory cimport Head, Member, SharedMemory
+from cydist._native.shm_memory cimport SegmentHead, Member, SharedMemory
 
 
 cdef enum Watched:              # in place of a descriptor
@@ -16,8 +16,8 @@ cdef enum Watched:              # in place of a descriptor
     CLOSED = -3                 # nobody asks any more
 
 
-ctypedef struct Nearby:
-    Head *head                  # of the memory
+ctypedef struct LocalPeers:
+    SegmentHead *head                  # of the memory
     Member *members
     uint64_t *pairs
     char *base
@@ -40,26 +40,26 @@ ctypedef struct Nearby:
     int busy                    # with the processes' descriptors: one thread at a time
 
 
-cdef class Neighbours:
-    cdef Nearby *table
+cdef class LocalPeersHandle:
+    cdef LocalPeers *table
     cdef readonly SharedMemory memory
 
 
 # Is the process at this place gone? False also where that cannot be told.
-cdef bint has_ended(Nearby *n, int place) noexcept nogil
+cdef bint has_ended(LocalPeers *n, int place) noexcept nogil
 # Close what is open; nobody waits any more.
-cdef void close_nearby(Nearby *n) noexcept nogil
+cdef void close_nearby(LocalPeers *n) noexcept nogil
 
-cdef int hang_bell(Nearby *n) noexcept nogil                     # OK, or NO_MEMORY and errno
+cdef int hang_bell(LocalPeers *n) noexcept nogil                     # OK, or NO_MEMORY and errno
 # From now on waking the rank at this place opens nothing, unless it has no bell yet.
-cdef void open_bell(Nearby *n, int place) noexcept nogil
+cdef void open_bell(LocalPeers *n, int place) noexcept nogil
 # Wake this rank, if it sleeps. What it is to see was stored before.
-cdef void ring_bell(Nearby *n, int place) noexcept nogil
+cdef void ring_bell(LocalPeers *n, int place) noexcept nogil
 # Tell all that something in the table of pairs has changed, or that this rank leaves.
-cdef void spread_news(Nearby *n) noexcept nogil
-cdef void tell_news(Nearby *n, int place) noexcept nogil
+cdef void spread_news(LocalPeers *n) noexcept nogil
+cdef void tell_news(LocalPeers *n, int place) noexcept nogil
 
 # Around a sleep in which the bell must be heard; look once more after the first.
-cdef void fall_asleep(Nearby *n) noexcept nogil
-cdef void wake_up(Nearby *n) noexcept nogil
-cdef void silence_bell(Nearby *n) noexcept nogil
+cdef void fall_asleep(LocalPeers *n) noexcept nogil
+cdef void wake_up(LocalPeers *n) noexcept nogil
+cdef void silence_bell(LocalPeers *n) noexcept nogil

@@ -6,7 +6,7 @@ that cannot be is an end of the connection, never a place in memory.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from cydist._native.shm_peers cimport Nearby
+from cydist._native.shm_peers cimport LocalPeers
 
 
 cdef enum:
@@ -38,26 +38,26 @@ ctypedef struct Ring:           # one end; all zero: there is none
 
 
 # The word of a pair of places.
-cdef uint64_t *pair_word(const Nearby *n, int place) noexcept nogil
+cdef uint64_t *pair_word(const LocalPeers *n, int place) noexcept nogil
 # Take rings for this rank and that at `place`, unless somebody has. The word afterwards.
-cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil
+cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil
 # Find both ends of this rank in a word of make_rings; False: it makes no sense.
-cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
+cdef bint find_rings(LocalPeers *n, int place, uint64_t word, Ring *inbound,
                      Ring *outbound) noexcept nogil
 
 # Write what there is room for, of a header and of what follows it; how many bytes, or -1: the
 # reader's head cannot be.
-cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, size_t header_bytes,
-                        const char *data, size_t nbytes) noexcept nogil
+cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header,
+                        size_t header_bytes, const char *data, size_t nbytes) noexcept nogil
 # The next bytes to read, at most PORTION in one piece; NULL and 0: none; NULL and 1: the writer's
 # tail cannot be.
-cdef const char *unread(Nearby *n, Ring *ring, size_t *nbytes) noexcept nogil
+cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
 # They are read.
-cdef void was_read(Nearby *n, int place, Ring *ring, size_t nbytes) noexcept nogil
+cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
 # Is there room for a PORTION? True as well where the head cannot be: the next write tells.
-cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil
+cdef bint has_room(LocalPeers *n, Ring *ring) noexcept nogil
 # Is there room for so much? As above.
-cdef bint has_room_for(Nearby *n, Ring *ring, size_t nbytes) noexcept nogil
+cdef bint has_room_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil
 # There is no room for more: let the reader tell. False: there is room after all.
-cdef bint want_room(Nearby *n, Ring *ring) noexcept nogil
-cdef void say_over(Nearby *n, int place, Ring *ring, int how) noexcept nogil
+cdef bint want_room(LocalPeers *n, Ring *ring) noexcept nogil
+cdef void say_over(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil

@@ -17,10 +17,10 @@ The lock of the Net is held around every call here; no call blocks.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from cydist._native.abi cimport Fingerprint, Request, Transport
+from cydist._native.abi cimport Fingerprint, Request, Comm
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
-from cydist._native.shm_peers cimport Nearby
+from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport Ring
 
 
@@ -35,8 +35,8 @@ cdef enum:
 
 cdef enum Kind:                 # of frame; the order is part of the wire format
     EAGER = 1                   # a whole message
-    OFFER = 2                   # a message of nbytes waits, at `other`, if not 0; id: its name
-    ANSWER = 3                  # id: as in the offer; flags: an Answer; other: receiver's name
+    RTS = 2                   # a message of nbytes waits, at `other`, if not 0; id: its name
+    CTS = 3                  # id: as in the offer; flags: an Answer; other: receiver's name
     DATA = 4                    # the next bytes; other: the receiver's name
     WITHDRAW = 5                # id: as in the offer; the rest will not come
     CREDIT = 6                  # carries `released` and nothing else
@@ -106,7 +106,7 @@ cdef enum State:                # of a Connection
     ENDED
 
 
-ctypedef struct Joint:          # this rank's side of a message that both ranks copy
+ctypedef struct CoopCopy:          # this rank's side of a message that both ranks copy
     uint64_t name
     char *ours
     uint64_t theirs
@@ -135,9 +135,9 @@ ctypedef struct Connection:     # one lane to one peer
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
-    Joint taking                # see stream_coop_copy.pxd
+    CoopCopy taking                # see stream_coop_copy.pxd
     Item *taken                 # the receive in `pulling` that it is for
-    Joint giving
+    CoopCopy giving
     Out *given                  # the send in `offers` that it is for; NULL: there is none
     bint apart                  # ranks that cannot copy together
     uint64_t withdrawals        # messages taken back, of which we know
@@ -158,12 +158,13 @@ ctypedef struct Connection:     # one lane to one peer
 ctypedef struct Net
 
 
-ctypedef struct Far:            # a library that carries messages; its requests have it as `place`
+# A library that carries messages; its requests have it as `place`.
+ctypedef struct ForeignTransport:
     bint needed                 # some rank is reached by it: it must be asked to move things
     bint (*progress)(Net *net) noexcept nogil           # was there anything to do?
     # May this thread ask it to? One that may not sleeps until another has.
     bint (*allowed)(const Net *net) noexcept nogil
-    int (*send)(Net *net, const Transport *t, Request *r) noexcept nogil    # as post_send
+    int (*send)(Net *net, const Comm *t, Request *r) noexcept nogil    # as post_send
     # Give a message, out of its queue, to a receive that it fits, or not.
     void (*take)(Net *net, Item *item, Request *r, int fit) noexcept nogil
     void (*refuse)(Net *net, Item *item) noexcept nogil     # nobody will take it
@@ -196,9 +197,9 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
-    Nearby *nearby              # NULL: no memory is shared
+    LocalPeers *nearby              # NULL: no memory is shared
     Connection *near            # all that are near, ended ones as well
-    Far *far                    # NULL: ranks that are not near are reached by sockets
+    ForeignTransport *far                    # NULL: ranks that are not near are reached by sockets
     Queues queues
     uint64_t names              # given out so far
     bint lingering              # a peer may still write, once, where a receive was given up

@@ -1,9 +1,9 @@
 """Messages between processes; see src/transports/stream/stream_link.pyx."""
 from cydist._native.abi cimport Link
-from cydist._native.shm_peers cimport Neighbours
+from cydist._native.shm_peers cimport LocalPeersHandle
 from cydist._native.stream cimport Net
 
 
 cdef class MessageLink(Link):
     cdef Net *net
-    cdef Neighbours neighbours              # with whom it has rings
+    cdef LocalPeersHandle neighbours              # with whom it has rings

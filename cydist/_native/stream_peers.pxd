@@ -1,7 +1,7 @@
 """Peers come and go: see stream.pxd for the protocol and the lock."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Transport
+from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
 
 cdef enum:
@@ -28,9 +28,9 @@ cdef void hear_news(Net *net) noexcept nogil
 # The peer is lost for good: every request that involves it ends, now and later.
 cdef void lose(Net *net, int peer, int how) noexcept nogil
 # Will a receive from this peer, or from anybody, never complete?
-cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil
+cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil
 # A member, by group rank, that was lost and did not leave on purpose; or -1.
-cdef int who_died(const Net *net, const Transport *t) noexcept nogil
+cdef int who_died(const Net *net, const Comm *t) noexcept nogil
 # Tell a rank that waits for us in a group which we have left; behind all that we sent.
 cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil
 # A peer has left a group, and said so behind what it sent by these lanes: receives that only it

@@ -1,16 +1,16 @@
 """Reading: see stream.pxd for the protocol and the lock."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Request, Transport
+from cydist._native.abi cimport Request, Comm
 from cydist._native.matching cimport Item
 from cydist._native.stream cimport Connection, Net
 
 
 # Post a receive. Returns OK, or why it is not posted.
-cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil
+cdef int post_recv(Net *net, Comm *t, Request *r) noexcept nogil
 cdef void withdraw_recv(Net *net, Item *item) noexcept nogil
 # A send from this rank to itself: always kept.
-cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil
+cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil
 
 # Read what there is. Returns OK, or a Loss when the stream is over.
 cdef int readable(Connection *c) noexcept nogil

@@ -2,13 +2,13 @@
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Request, Transport,
+    COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Request, Comm,
 )
 from cydist._native.stream cimport Connection, Header, Net, Out
 
 
 # Post a send to another rank. Returns OK, or why it is not posted.
-cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil
+cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil
 cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
 # The receiver has matched, or will not have, what we offered.
 cdef void answered(Connection *c, const Header *h) noexcept nogil

@@ -1,7 +1,7 @@
 """Windows in memory that ranks share: where they lie, how flags are raised and awaited."""
 from libc.stdint cimport int64_t, uint64_t
 
-from cydist._native.abi cimport Transport, Windows
+from cydist._native.abi cimport Comm, Windows
 
 
 # Memory of one rank's window: flags, heads and slots.
@@ -10,6 +10,6 @@ cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
 
 # A view's functions.
-cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil
-cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
+cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil
+cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil

@@ -21,18 +21,18 @@ that disagree about where the data are find that there.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Reduction, TINY_BYTES, Transport, Windows, head_of,
+    Call, Fingerprint, Reduction, TINY_BYTES, Comm, Windows, head_of,
 )
 
 
 # Where the long data of a step lie.
-cdef inline char *slot_of(Transport *t, int rank, uint64_t step) noexcept nogil:
+cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
     cdef const Windows *w = t.windows
     return w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.slot_stride
 
 
 # Where the data of a step lie that are so many bytes in all.
-cdef inline char *place_of(Transport *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
+cdef inline char *place_of(Comm *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
     if nbytes <= TINY_BYTES:
         return <char *>(head_of(t.windows, rank, step) + 1) - TINY_BYTES
     if nbytes <= t.windows.short_bytes:
@@ -40,7 +40,7 @@ cdef inline char *place_of(Transport *t, int rank, uint64_t step, size_t nbytes)
     return slot_of(t, rank, step)
 
 
-cdef inline const Fingerprint *call_of(Transport *t, int rank, uint64_t step) noexcept nogil:
+cdef inline const Fingerprint *call_of(Comm *t, int rank, uint64_t step) noexcept nogil:
     return &head_of(t.windows, rank, step).call
 
 
@@ -52,16 +52,16 @@ cdef inline bint as_given(const Reduction *op) noexcept nogil:
 
 # Wait until all ranks are done with what lies where this step's data go: so many bytes at the most,
 # the same on all ranks.
-cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
+cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
 # So many bytes are written: show them, and the call's fingerprint.
-cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
+cdef void publish(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
 # Wait until a peer's slot of this step can be read; MISMATCH if it is in another call.
-cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil
-cdef int hear_all(Transport *t, Call *c, uint64_t step) noexcept nogil
+cdef int hear(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil
+cdef int hear_all(Comm *t, Call *c, uint64_t step) noexcept nogil
 # We heard everybody in this step, and have read it.
-cdef int heard(Transport *t, Call *c, uint64_t step) noexcept nogil
+cdef int heard(Comm *t, Call *c, uint64_t step) noexcept nogil
 # Having read all steps before `steps`: compare what nobody compared, then say so. Not
 # patient: only as far as all ranks have come.
-cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept nogil
+cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil
 # Bytes of a slot for each of `parts`, whole elements of `unit` bytes; 0 if not even one fits.
-cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil
+cdef size_t part_bytes(Comm *t, Call *c, size_t parts, size_t unit) noexcept nogil

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
-from cydist.api.dispatch import Flat, Timeout, check_op, check_takes, reducing, run
+from cydist.api.dispatch import FlattenedList, Timeout, check_op, check_takes, reducer_for, run
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, ReduceOp
@@ -43,7 +43,7 @@ def all_reduce_coalesced(
     flats = _flats(chosen, arrays, name)
     check_op(name, op, arrays[0])
     sizes = hash_of_sizes(arrays)
-    reducer = reducing(chosen, op, arrays[0])
+    reducer = reducer_for(chosen, op, arrays[0])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -167,7 +167,7 @@ def reduce_scatter_tensor_coalesced(
     blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, blocks[0][0].array], name)
     sizes = hash_of_sizes(into)
-    reducer = reducing(chosen, op, into[0])
+    reducer = reducer_for(chosen, op, into[0])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
@@ -191,7 +191,10 @@ def _apart(
 
 
 def _gather(
-    backend: ProcessGroup, call: Call, own: Sequence[Flat], into: Sequence[Sequence[Flat]]
+    backend: ProcessGroup,
+    call: Call,
+    own: Sequence[FlattenedList],
+    into: Sequence[Sequence[FlattenedList]],
 ) -> None:
     """Fill each rank's arrays, in `into`, by what it gives as its `own`."""
     with backend.together():
@@ -202,10 +205,10 @@ def _gather(
             flat.unpack()
 
 
-def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[Flat]:
+def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
     """The arrays as one; or each by itself, where the backend begins calls together."""
     arguments.same_dtype(arrays, name)
     check_takes(group, name, arrays[0])
     if group.for_device(arrays[0].device).joins_calls:
-        return [Flat([array], name) for array in arrays]
-    return [Flat(arrays, name)]
+        return [FlattenedList([array], name) for array in arrays]
+    return [FlattenedList(arrays, name)]

@@ -17,23 +17,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cydist._native import fast_collectives, shortcut, use_operation
+from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
 from cydist.api.dispatch import (
-    Dense,
+    ContiguousCopies,
     Timeout,
+    as_contiguous,
     check_op,
     check_takes,
-    reducing,
+    reducer_for,
     root_rank,
     run,
-    whole,
 )
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, ReduceOp
 from cydist.waiting import countdown, seconds
-from cydist.work import JointWork
+from cydist.work import CombinedWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -43,7 +43,7 @@ fast_collectives.use_operations(RedOpType)
 use_operation(ReduceOp.SUM)
 
 
-@shortcut
+@fast_path
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -63,7 +63,7 @@ def broadcast(
     root = root_rank(chosen, "broadcast", "src", src, group_src)
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
-    dense = whole(chosen, "broadcast", array)
+    dense = as_contiguous(chosen, "broadcast", array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.broadcast(call, dense.arrays[0], root)
@@ -73,7 +73,7 @@ def broadcast(
     return run(chosen, "broadcast", array, body, [tensor], async_op, timeout)
 
 
-@shortcut
+@fast_path
 def all_reduce(
     tensor: Any,
     op: Op = ReduceOp.SUM,
@@ -101,8 +101,8 @@ def all_reduce(
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     check_op("all_reduce", op, array)
-    dense = whole(chosen, "all_reduce", array, op)
-    reducer = reducing(chosen, op, array)
+    dense = as_contiguous(chosen, "all_reduce", array, op)
+    reducer = reducer_for(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.all_reduce(call, dense.arrays[0], op)
@@ -111,7 +111,7 @@ def all_reduce(
     return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
 
 
-@shortcut
+@fast_path
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -133,8 +133,8 @@ def reduce(
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     check_op("reduce", op, array)
-    dense = whole(chosen, "reduce", array, op)
-    reducer = reducing(chosen, op, array)
+    dense = as_contiguous(chosen, "reduce", array, op)
+    reducer = reducer_for(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.reduce(call, dense.arrays[0], root, op)
@@ -175,8 +175,8 @@ def _all_gather(
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     check_takes(group, name, array)
-    into = Dense(outputs, filled=False)
-    own = Dense([array])
+    into = ContiguousCopies(outputs, filled=False)
+    own = ContiguousCopies([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_gather(call, into.arrays, own.arrays[0])
@@ -185,7 +185,7 @@ def _all_gather(
     return run(group, name, array, body, result, async_op, timeout)
 
 
-@shortcut
+@fast_path
 def all_gather_into_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -207,11 +207,11 @@ def all_gather_into_tensor(
     output = arguments.output_array(output_tensor, name, "output_tensor")
     arguments.same_dtype([output, array], name)
     arguments.times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
-    into = Dense([output], filled=False)
+    into = ContiguousCopies([output], filled=False)
     blocks = into.arrays[0].blocks(chosen.size())
     arguments.disjoint([output], [array], name, same=blocks[chosen.rank()])
     check_takes(chosen, name, array)
-    own = Dense([array])
+    own = ContiguousCopies([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_gather(call, blocks, own.arrays[0])
@@ -220,7 +220,7 @@ def all_gather_into_tensor(
     return run(chosen, name, array, body, [output_tensor], async_op, timeout)
 
 
-@shortcut
+@fast_path
 def gather(
     tensor: Any,
     gather_list: Sequence[Any] | None = None,
@@ -242,7 +242,7 @@ def gather(
     root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
     array = arguments.input_array(tensor, "gather", "tensor")
     check_takes(chosen, "gather", array)
-    own = Dense([array])
+    own = ContiguousCopies([array])
     if chosen.rank() != root:
         arguments.absent(gather_list, "gather", "gather_list", "dst")
 
@@ -254,7 +254,7 @@ def gather(
     arguments.same_dtype([array, *outputs], "gather")
     arguments.same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
     arguments.disjoint(outputs, [array], "gather", same=outputs[root])
-    into = Dense(outputs, filled=False)
+    into = ContiguousCopies(outputs, filled=False)
 
     def receive(backend: ProcessGroup, call: Call) -> None:
         backend.gather(call, own.arrays[0], into.arrays, root)
@@ -263,7 +263,7 @@ def gather(
     return run(chosen, "gather", array, receive, gather_list, async_op, timeout)
 
 
-@shortcut
+@fast_path
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,
@@ -285,14 +285,14 @@ def scatter(
     root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
     output = arguments.output_array(tensor, "scatter", "tensor")
     check_takes(chosen, "scatter", output)
-    into = Dense([output], filled=False)
-    given: Dense | None = None
+    into = ContiguousCopies([output], filled=False)
+    given: ContiguousCopies | None = None
     if chosen.rank() == root:
         inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
         arguments.same_dtype([output, *inputs], "scatter")
         arguments.same_size(output, inputs[root], "scatter", "tensor", f"scatter_list[{root}]")
         arguments.disjoint([output], inputs, "scatter", same=inputs[root])
-        given = Dense(inputs)
+        given = ContiguousCopies(inputs)
     else:
         arguments.absent(scatter_list, "scatter", "scatter_list", "src")
 
@@ -329,11 +329,11 @@ def reduce_scatter(
     check_op(name, op, into)
     check_takes(chosen, name, into)
     return _reduce_scatter(
-        chosen, name, into, Dense(inputs).arrays, op, [output], async_op, timeout
+        chosen, name, into, ContiguousCopies(inputs).arrays, op, [output], async_op, timeout
     )
 
 
-@shortcut
+@fast_path
 def reduce_scatter_tensor(
     output: Any,
     input: Any,
@@ -366,8 +366,8 @@ def _reduce_scatter(
     group: ProcessGroup, name: str, output: Array, blocks: list[Array], op: Op, result: object,
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
-    into = Dense([output], filled=False)
-    reducer = reducing(group, op, output)
+    into = ContiguousCopies([output], filled=False)
+    reducer = reducer_for(group, op, output)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.reduce_scatter(call, into.arrays[0], blocks, op)
@@ -402,12 +402,12 @@ def all_to_all(
     arguments.disjoint(outputs, inputs, name)
     check_takes(chosen, name, outputs[0])
     return _all_to_all(
-        chosen, name, Dense(outputs, filled=False), None, Dense(inputs).arrays, False,
-        output_tensor_list, async_op, timeout,
+        chosen, name, ContiguousCopies(outputs, filled=False), None,
+        ContiguousCopies(inputs).arrays, False, output_tensor_list, async_op, timeout,
     )  # fmt: skip
 
 
-@shortcut
+@fast_path
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -446,7 +446,7 @@ def all_to_all_single(
     sizes = (output_split_sizes, input_split_sizes)
     even = all(each is None or len(each) == 0 for each in sizes)
     check_takes(chosen, name, into)
-    dense = Dense([into], filled=False)
+    dense = ContiguousCopies([into], filled=False)
     return _all_to_all(
         chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,
         [output], async_op, timeout,
@@ -454,8 +454,8 @@ def all_to_all_single(
 
 
 def _all_to_all(
-    group: ProcessGroup, name: str, into: Dense, outputs: list[Array] | None, inputs: list[Array],
-    even: bool, result: object, async_op: bool, timeout: Timeout,
+    group: ProcessGroup, name: str, into: ContiguousCopies, outputs: list[Array] | None,
+    inputs: list[Array], even: bool, result: object, async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_to_all(call, into.arrays if outputs is None else outputs, inputs, even)
@@ -464,7 +464,7 @@ def _all_to_all(
     return run(group, name, inputs[0], body, result, async_op, timeout)
 
 
-@shortcut
+@fast_path
 def barrier(
     group: AnyGroup = None,
     async_op: bool = False,
@@ -485,7 +485,7 @@ def barrier(
         part.check_usable("barrier")
     works = [run(part, "barrier", None, body, None, async_op, left()) for part in parts]
     begun = [work for work in works if work is not None]
-    return JointWork(begun) if len(begun) > 1 else begun[0] if begun else None
+    return CombinedWork(begun) if len(begun) > 1 else begun[0] if begun else None
 
 
 all_gather_single = all_gather_into_tensor

@@ -12,7 +12,7 @@ from cydist.api import arguments
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.process_group import Call, ProcessGroup
-from cydist.groups.user_reduction import Folding, elements_dtype
+from cydist.groups.user_reduction import UserOpReducer, elements_dtype
 from cydist.reduce_ops import Op, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Timeout = float | timedelta | None
 _native.use_memory("cuda", array_libraries)
 
 
-class Dense:
+class ContiguousCopies:
     """Arrays of a call as contiguous memory: themselves, or packed copies.
 
     Inputs are packed when this is made; `unpack` writes outputs back.
@@ -45,13 +45,13 @@ class Dense:
             array.take(dense)
 
 
-class Flat:
+class FlattenedList:
     """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`. One array
     stays where it is."""
 
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
         arguments.same_dtype(arrays, name)
-        self._dense = Dense(arrays)
+        self._dense = ContiguousCopies(arrays)
         self.array = self._dense.arrays[0]
         if len(arrays) == 1:
             return
@@ -131,14 +131,16 @@ def check_takes(group: ProcessGroup, name: str, array: Array) -> None:
         group.for_device(array.device).check_takes(name, array)
 
 
-def whole(group: ProcessGroup, name: str, array: Array, op: Op | None = None) -> Dense:
+def as_contiguous(
+    group: ProcessGroup, name: str, array: Array, op: Op | None = None
+) -> ContiguousCopies:
     """The array of a call on one array, of which every rank has as much."""
     check_takes(group, name, array)
     packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
-    return Dense([array], left=packs)
+    return ContiguousCopies([array], left=packs)
 
 
-def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Folding:
+def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | UserOpReducer:
     """What reduces an array that the user passed: the group's backend for it, or a function of
     the user's.
 
@@ -154,7 +156,7 @@ def reducing(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Foldin
             f"{group.backend!r} does not bring it there: copy it, or use backend 'tcp' or 'mpi'",
             group=group.group_name,
         )
-    return Folding(group, op, elements_dtype(array))
+    return UserOpReducer(group, op, elements_dtype(array))
 
 
 def run(

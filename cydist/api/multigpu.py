@@ -20,7 +20,7 @@ from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
 from cydist.waiting import countdown
-from cydist.work import JointWork, Work
+from cydist.work import CombinedWork, Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Entries:
+class MultiGpuCall:
     """The lists of one call, checked, and the groups of their entries.
 
     Raises ValueError and TypeError for lists that make no sense here (nothing was sent), and
@@ -89,7 +89,7 @@ class Entries:
             raise
         if works[0] is None:
             return None
-        return EntriesWork([work for work in works if work is not None], self._arrays, result)
+        return MultiGpuWork([work for work in works if work is not None], self._arrays, result)
 
     def _together(self, body: Callable[[int], T]) -> list[T]:
         """What it returns for each entry. Raises what one of them raised."""
@@ -156,7 +156,7 @@ def _on_current(array: Array) -> Iterator[None]:
         yield
 
 
-class EntriesWork(JointWork):
+class MultiGpuWork(CombinedWork):
     """The calls of all entries."""
 
     def __init__(self, works: Sequence[Work], arrays: Sequence[Array], result: object) -> None:

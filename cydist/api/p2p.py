@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from cydist._native import shortcut
+from cydist._native import fast_path
 from cydist.api import arguments
 from cydist.api.dispatch import Timeout, root_rank
 from cydist.api.process_groups import AnyGroup, usable_group
@@ -43,7 +43,7 @@ def _check_tag(name: str, tag: int) -> None:
         raise ValueError(f"{name}: tag must be between 0 and {LARGEST_TAG}, not {tag}")
 
 
-@shortcut
+@fast_path
 def isend(
     tensor: Any,
     dst: int | None = None,
@@ -77,7 +77,7 @@ def _sending(
     return lambda: backend.isend(packed, peer, tag)
 
 
-@shortcut
+@fast_path
 def irecv(
     tensor: Any,
     src: int | None = None,
@@ -134,7 +134,7 @@ def _finished(
     return work
 
 
-@shortcut
+@fast_path
 def send(
     tensor: Any,
     dst: int | None = None,
@@ -161,7 +161,7 @@ def send(
         _finished(chosen, "send", _sending(chosen, "send", tensor, dst, tag, group_dst), limit)
 
 
-@shortcut
+@fast_path
 def recv(
     tensor: Any,
     src: int | None = None,

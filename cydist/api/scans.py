@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cydist._native import shortcut
+from cydist._native import fast_path
 from cydist.api import arguments
-from cydist.api.dispatch import Timeout, check_op, reducing, run, whole
+from cydist.api.dispatch import Timeout, as_contiguous, check_op, reducer_for, run
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, ReduceOp
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 
-@shortcut
+@fast_path
 def scan(
     tensor: Any,
     op: Op = ReduceOp.SUM,
@@ -37,7 +37,7 @@ def scan(
     return _scan("scan", True, tensor, op, group, async_op, timeout)
 
 
-@shortcut
+@fast_path
 def exscan(
     tensor: Any,
     op: Op = ReduceOp.SUM,
@@ -61,8 +61,8 @@ def _scan(
         return None
     array = arguments.output_array(tensor, name, "tensor")
     check_op(name, op, array)
-    dense = whole(chosen, name, array, op)
-    reducer = reducing(chosen, op, array)
+    dense = as_contiguous(chosen, name, array, op)
+    reducer = reducer_for(chosen, op, array)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.scan(call, dense.arrays[0], op, inclusive)

@@ -18,7 +18,7 @@ IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """One row of the table: `count` elements of `dtype`; a barrier has none."""
 
     op: str
@@ -29,19 +29,19 @@ class Cell:
 
 def cells(
     ops: Sequence[str], sizes: Sequence[int], dtype: str, itemsize: int, ranks: int
-) -> Iterator[Cell]:
+) -> Iterator[Case]:
     """Every op at every size (bytes), in whole elements and equal blocks, of one at least."""
     for op in ops:
         if op == "barrier":
-            yield Cell(op, 0, dtype, 0)
+            yield Case(op, 0, dtype, 0)
             continue
         unit = ranks if op in IN_BLOCKS else 1
         counts = [max(1, size // itemsize // unit) * unit for size in sizes]
         for count in dict.fromkeys(counts):
-            yield Cell(op, count, dtype, count * itemsize)
+            yield Case(op, count, dtype, count * itemsize)
 
 
-def algbw(cell: Cell, seconds: float) -> float:
+def algbw(cell: Case, seconds: float) -> float:
     """Bytes per second: the cell's bytes over the time of a call.
 
     A ping-pong's time is there and back, in which its bytes travel twice.
@@ -49,7 +49,7 @@ def algbw(cell: Cell, seconds: float) -> float:
     return (2 if cell.op == "pingpong" else 1) * cell.nbytes / seconds
 
 
-def busbw(cell: Cell, seconds: float, ranks: int) -> float:
+def busbw(cell: Case, seconds: float, ranks: int) -> float:
     """Bytes per second that each rank's link carries if the algorithm is the best there is."""
     share = (ranks - 1) / ranks
     factor = {"all_reduce": 2 * share, **dict.fromkeys(IN_BLOCKS, share)}.get(cell.op, 1.0)

@@ -9,13 +9,13 @@ from typing import Any
 
 from cydist.bench.rank_loop import loop
 from cydist.bench.report import OURS, giga, micro
-from cydist.bench.runner import Row, Series, calibrate, ratio
+from cydist.bench.runner import Measurements, Row, calibrate, ratio
 
 Calls = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
-class Contest:
+class InProcessRun:
     """Functions that do the same.
 
     what    for people
@@ -37,7 +37,7 @@ def contest(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
     """
     row: Row = {}
     for name, call in calls.items():
-        row[name] = Series(iterations=iterations or calibrate(partial(loop, (call, ()))))
+        row[name] = Measurements(iterations=iterations or calibrate(partial(loop, (call, ()))))
     names = list(calls)
     for number in range(rounds):
         shift = number % len(names)
@@ -54,7 +54,7 @@ def head(kind: str, names: list[str]) -> str:
     return f"\n{kind:<34} {'bytes':>10} {'cydist us':>10} {'GB/s':>8} {'#wrong':>6}" + others
 
 
-def line(each: Contest, row: Row, names: list[str]) -> str:
+def line(each: InProcessRun, row: Row, names: list[str]) -> str:
     """One contest, with columns for `names`."""
     ours = row[OURS]
     text = f"{each.what:<34} {each.nbytes:>10} {micro(ours.median):>10}"
@@ -69,7 +69,7 @@ def line(each: Contest, row: Row, names: list[str]) -> str:
     return text
 
 
-def entry(kind: str, each: Contest, row: Row) -> dict[str, Any]:
+def entry(kind: str, each: InProcessRun, row: Row) -> dict[str, Any]:
     """One contest for JSON: seconds per call, by round."""
     return {
         "kind": kind, "what": each.what, "bytes": each.nbytes, "wrong": each.wrong,

@@ -18,7 +18,7 @@ import numpy as np
 import cydist._native
 from cydist.bench import inprocess, report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.inprocess import Contest
+from cydist.bench.inprocess import InProcessRun
 from cydist.bench.options import checked, local_parser, size
 from cydist.bench.peers import as_tensor
 from cydist.reduce_ops import ReduceOp
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         torch.set_num_threads(1)
         about["torch"] = torch.__version__
     print(report.header(about), flush=True)
-    kinds: dict[str, tuple[list[str], Iterator[Contest]]] = {
+    kinds: dict[str, tuple[list[str], Iterator[InProcessRun]]] = {
         "a += b": (["cydist", "numpy", "torch"], sums(dtypes, sizes, torch)),
         "packing": (["cydist", "numpy", "memcpy"], packing(sizes)),
         "unpacking": (["cydist", "numpy", "memcpy"], unpacking(sizes)),
@@ -80,7 +80,7 @@ def numbered(count: int, dtype: Any = np.float32) -> Any:
     return (np.arange(count) % 7).astype(dtype)
 
 
-def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[Contest]:
+def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[InProcessRun]:
     """The kernel of every reduction, adding an array to another in place."""
     for dtype in dtypes:
         for nbytes in sizes:
@@ -96,7 +96,7 @@ def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[Co
             }
             if torch is not None:
                 calls["torch"] = partial(as_tensor(a).add_, as_tensor(b))
-            yield Contest(str(dtype), a.nbytes, calls, differing(a, expected))
+            yield InProcessRun(str(dtype), a.nbytes, calls, differing(a, expected))
 
 
 def strided(nbytes: int) -> Iterator[tuple[str, Any]]:
@@ -111,7 +111,7 @@ def strided(nbytes: int) -> Iterator[tuple[str, Any]]:
             yield f"runs of {run} bytes, gaps as long", whole[:, :columns]
 
 
-def packing(sizes: Sequence[int]) -> Iterator[Contest]:
+def packing(sizes: Sequence[int]) -> Iterator[InProcessRun]:
     """Strided memory into new dense memory, as before a call."""
     for nbytes in sizes:
         for what, array in strided(nbytes):
@@ -123,10 +123,10 @@ def packing(sizes: Sequence[int]) -> Iterator[Contest]:
                 "numpy": partial(np.ascontiguousarray, array),
                 "memcpy": dense.copy,
             }
-            yield Contest(what, dense.nbytes, calls, differing(packed, dense.ravel()))
+            yield InProcessRun(what, dense.nbytes, calls, differing(packed, dense.ravel()))
 
 
-def unpacking(sizes: Sequence[int]) -> Iterator[Contest]:
+def unpacking(sizes: Sequence[int]) -> Iterator[InProcessRun]:
     """Dense memory into strided memory, as after a call."""
     for nbytes in sizes:
         for what, array in strided(nbytes):
@@ -140,10 +140,10 @@ def unpacking(sizes: Sequence[int]) -> Iterator[Contest]:
                 "numpy": partial(np.copyto, array, dense),
                 "memcpy": partial(np.copyto, np.empty_like(dense), dense),
             }
-            yield Contest(what, dense.nbytes, calls, wrong)
+            yield InProcessRun(what, dense.nbytes, calls, wrong)
 
 
-def flattening(torch: Any) -> Iterator[Contest]:
+def flattening(torch: Any) -> Iterator[InProcessRun]:
     """Many small arrays into one."""
     for count in COUNTS:
         blocks = [numbered(SMALL) + number for number in range(count)]
@@ -157,10 +157,10 @@ def flattening(torch: Any) -> Iterator[Contest]:
         if torch is not None:
             flatten = importlib.import_module("torch._utils")._flatten_dense_tensors
             calls["torch"] = partial(flatten, [as_tensor(block) for block in blocks])
-        yield Contest(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
+        yield InProcessRun(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
 
 
-def unflattening(torch: Any) -> Iterator[Contest]:
+def unflattening(torch: Any) -> Iterator[InProcessRun]:
     """One array into many small ones; torch's makes views, which are then copied."""
     for count in COUNTS:
         blocks = [np.empty(SMALL, np.float32) for _ in range(count)]
@@ -176,7 +176,7 @@ def unflattening(torch: Any) -> Iterator[Contest]:
             unflatten = importlib.import_module("torch._utils")._unflatten_dense_tensors
             tensors = [as_tensor(block) for block in blocks]
             calls["torch"] = partial(copy_views, unflatten, as_tensor(flat), tensors)
-        yield Contest(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
+        yield InProcessRun(f"{count} arrays of {4 * SMALL} bytes", flat.nbytes, calls, wrong)
 
 
 def copy_each(copy: Callable[[Any, Any], object], into: Sequence[Any], of: Sequence[Any]) -> None:

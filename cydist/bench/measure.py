@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cydist.bench import fit
-from cydist.bench.cases import Cell, cells
+from cydist.bench.cases import Case, cells
 from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
 from cydist.bench.runner import Progress, Row, compare
-from cydist.bench.workers import Participant, ParticipantError
+from cydist.bench.workers import ParticipantError, Worker
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
@@ -37,7 +37,7 @@ class Candidate:
     Ranks that are shared have the same memory, whichever algorithm they run.
     """
 
-    def __init__(self, name: str, participant: Participant, **settings: str) -> None:
+    def __init__(self, name: str, participant: Worker, **settings: str) -> None:
         self.name = name
         self._participant, self._settings = participant, settings
 
@@ -58,7 +58,7 @@ class Trials:
     deadline    on time.monotonic's clock; what has not begun then does not
     """
 
-    passes: Sequence[Participant]
+    passes: Sequence[Worker]
     ranks: int
     windows: bool
     rounds: int
@@ -81,7 +81,7 @@ class Trials:
         """The algorithm that runs so far."""
         return tuning_table.usual(op, nbytes, self.ranks, self.windows)
 
-    def cells(self, op: str, sizes: Sequence[int]) -> list[Cell]:
+    def cells(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """What is measured of a collective; nothing where there is no choice."""
         found = list(cells([op], sizes, DTYPE, ITEMSIZE, self.ranks))
         return found if len(self.names(op)) > 1 else []
@@ -102,7 +102,7 @@ class Trials:
                   for cell, ratios in zip(wanted, first, strict=True)]  # fmt: skip
         return as_counted(op, wanted, in_force, [first, second])
 
-    def _all(self, cell: Cell) -> Ratios:
+    def _all(self, cell: Case) -> Ratios:
         """Every algorithm in one round, those with hope in the others."""
         in_force = self.in_force(cell.op, cell.nbytes)
         running = self._candidates(cell.op, self.rivals(cell.op, in_force), self.passes[0])
@@ -117,7 +117,7 @@ class Trials:
         slow = {each.name for each in running} - {each.name for each in hopeful}
         return {name: ratios(first if name in slow else row, name, in_force) for name in first}
 
-    def _some(self, cell: Cell, chosen: set[str], before: Ratios) -> Ratios:
+    def _some(self, cell: Case, chosen: set[str], before: Ratios) -> Ratios:
         """Those of `chosen` that were not clearly slower; nothing where none is left."""
         in_force = self.in_force(cell.op, cell.nbytes)
         size = Size(cell.nbytes, in_force, [before])
@@ -131,9 +131,7 @@ class Trials:
         row = self._row(cell, self._candidates(cell.op, names, self.passes[-1]), self.rounds)
         return {name: ratios(row, name, in_force) for name in names}
 
-    def _candidates(
-        self, op: str, names: Sequence[str], participant: Participant
-    ) -> list[Candidate]:
+    def _candidates(self, op: str, names: Sequence[str], participant: Worker) -> list[Candidate]:
         return [Candidate(name, participant, ALGORITHM=f"{op}:{name}") for name in names]
 
     def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
@@ -157,7 +155,7 @@ class Trials:
         return found
 
     def _segments(
-        self, wanted: Sequence[Cell], tried: Sequence[int], in_force: int, participant: Participant
+        self, wanted: Sequence[Case], tried: Sequence[int], in_force: int, participant: Worker
     ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {each: [] for each in tried}
         for cell in wanted:
@@ -172,7 +170,7 @@ class Trials:
                 found[each].append(statistics.median(ratios(row, str(each), str(in_force))))
         return found
 
-    def _row(self, cell: Cell, running: Sequence[Candidate], rounds: int) -> Row:
+    def _row(self, cell: Case, running: Sequence[Candidate], rounds: int) -> Row:
         """Raises ParticipantError where an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
@@ -190,7 +188,7 @@ def ratios(row: Row, name: str, in_force: str) -> list[float]:
 
 
 def as_counted(
-    op: str, wanted: Sequence[Cell], in_force: Sequence[str],
+    op: str, wanted: Sequence[Case], in_force: Sequence[str],
     passes: Sequence[Sequence[Ratios]],
 ) -> list[Size]:  # fmt: skip
     """What was measured, by the sizes that table.py tells apart: of UNSIZED collectives one, whose

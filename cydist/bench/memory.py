@@ -8,7 +8,7 @@ from typing import Any
 
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cases import OPS, Cell, cells
+from cydist.bench.cases import OPS, Case, cells
 from cydist.bench.options import Options, parse
 from cydist.bench.workers import ParticipantError, started
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(entry["extra"][report.OURS] is None for entry in entries))
 
 
-def measure(cell: Cell, options: Options, number: int) -> int | None:
+def measure(cell: Case, options: Options, number: int) -> int | None:
     """Bytes, of new processes; None, and a message, when they fail."""
     command = {"do": "memory", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
     try:

@@ -10,9 +10,9 @@ from typing import Any
 
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cases import Cell, cells
+from cydist.bench.cases import Case, cells
 from cydist.bench.options import parse
-from cydist.bench.workers import Participant, ParticipantError, started
+from cydist.bench.workers import ParticipantError, Worker, started
 
 # Computing takes so much longer than the all_reduce: there is enough to hide it behind.
 LONGER = 1.5
@@ -57,9 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(any("failure" in each for each in entries if each["library"] == report.OURS))
 
 
-def measure(
-    cell: Cell, participants: Sequence[Participant], rounds: int
-) -> dict[str, dict[str, Any]]:
+def measure(cell: Case, participants: Sequence[Worker], rounds: int) -> dict[str, dict[str, Any]]:
     """By participant: medians of the seconds of each part, and of the share that was hidden."""
     found: dict[str, dict[str, Any]] = {each.name: {} for each in participants}
     units: dict[str, int] = {}
@@ -87,14 +85,14 @@ def measure(
     return found
 
 
-def prepare(cell: Cell, participant: Participant) -> int:
+def prepare(cell: Case, participant: Worker) -> int:
     """Make the arrays; how much computing takes longer than the all_reduce."""
     participant.ask({"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype})
     said = ask(participant, CALIBRATING)
     return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
 
 
-def ask(participant: Participant, units: int) -> dict[str, float]:
+def ask(participant: Worker, units: int) -> dict[str, float]:
     """Seconds of each part on the slowest rank."""
     answers = participant.ask({"do": "overlap", "units": units})
     return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}

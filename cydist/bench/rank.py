@@ -61,9 +61,9 @@ def start(library: str, options: Mapping[str, str]) -> Library:
     if library.startswith("mpi"):
         return Mpi(polled=library == "mpi-polled")
     if library == "raw":
-        from cydist.bench.raw_tcp import Raw
+        from cydist.bench.raw_tcp import RawTcp
 
-        return Raw()
+        return RawTcp()
     settings = dict(options)
     backend, arrays = settings.pop("backend"), settings.pop("arrays")
     os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})

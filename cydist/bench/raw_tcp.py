@@ -20,7 +20,7 @@ from cydist.rendezvous.handlers import rendezvous
 MOST_BYTES = 1 << 20  # of one write
 
 
-class Raw:
+class RawTcp:
     """A library for two ranks; see Library in peers.py. ValueError for other numbers."""
 
     def __init__(self) -> None:

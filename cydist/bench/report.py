@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cydist.bench.cases import Cell, algbw, busbw
-from cydist.bench.runner import Row, Series, ratio
-from cydist.bench.workers import Participant
+from cydist.bench.cases import Case, algbw, busbw
+from cydist.bench.runner import Measurements, Row, ratio
+from cydist.bench.workers import Worker
 
 OURS = "cydist"
 # Not peers: cydist over another transport is no competitor, and raw sockets are no library.
 OURSELVES = (OURS, "tcp", "windows", "raw")
-Rows = Sequence[tuple[Cell, Row]]
+Rows = Sequence[tuple[Case, Row]]
 
 
 def header(about: Mapping[str, str]) -> str:
@@ -25,7 +25,7 @@ def header(about: Mapping[str, str]) -> str:
     return "\n".join(f"# {name:<{width}}  {said}" for name, said in about.items())
 
 
-def participants(running: Sequence[Participant], ranks: int) -> dict[str, str]:
+def participants(running: Sequence[Worker], ranks: int) -> dict[str, str]:
     """The facts about who takes part."""
     about = {"ranks": f"{ranks} processes on this machine"}
     return about | {each.name: ", ".join(each.about.values()) for each in running}
@@ -50,9 +50,9 @@ class Table:
             + peers
         )
 
-    def line(self, cell: Cell, row: Row) -> str:
+    def line(self, cell: Case, row: Row) -> str:
         """One cell."""
-        ours = row.get(OURS, Series(failure="lost"))
+        ours = row.get(OURS, Measurements(failure="lost"))
         text = f"{cell.nbytes:>10} {cell.count:>10} {cell.dtype:>8} {cell.op:<14} "
         if ours.failure:
             text += f"{'failed':<16} {'-':>11} {'-':>11} {'-':>10} {'-':>10} {'-':>6}"
@@ -83,7 +83,7 @@ def giga(rate: float) -> str:
     return f"{rate / 1e9:.3f}"
 
 
-def failures(cell: Cell, row: Row) -> list[str]:
+def failures(cell: Case, row: Row) -> list[str]:
     """Whatever a user must be told of a row."""
     where = f"{cell.op} of {cell.nbytes} bytes"
     said = [f"{where}: {series.failure}" for series in row.values() if series.failure]
@@ -157,7 +157,7 @@ def document(about: Mapping[str, Any], rows: Rows, ranks: int) -> dict[str, Any]
             "summary": summary(rows)}  # fmt: skip
 
 
-def _entry(cell: Cell, row: Row, ranks: int) -> dict[str, Any]:
+def _entry(cell: Case, row: Row, ranks: int) -> dict[str, Any]:
     found = {}
     for name, series in row.items():
         entry: dict[str, Any] = {"wrong": series.wrong}
@@ -187,10 +187,10 @@ class Progress:
     """One line on stderr that is written over and over, if stderr is a terminal."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._seen = total, dict[Cell, int]()
+        self._total, self._seen = total, dict[Case, int]()
         self._on = sys.stderr.isatty()
 
-    def __call__(self, cell: Cell, what: str) -> None:
+    def __call__(self, cell: Case, what: str) -> None:
         number = self._seen.setdefault(cell, len(self._seen) + 1)
         if self._on:
             text = f"{number}/{self._total} {cell.op} {cell.nbytes} bytes, {what}"

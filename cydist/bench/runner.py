@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cydist.bench.cases import Cell
+from cydist.bench.cases import Case
 from cydist.bench.workers import ParticipantError
 
 ROUND_NS = 30_000_000  # a round lasts about so long, or one call
@@ -31,7 +31,7 @@ class Asked(Protocol):
 
 
 @dataclass
-class Series:
+class Measurements:
     """What one participant did in one cell.
 
     rounds      seconds per call of the slowest rank, by round
@@ -60,16 +60,16 @@ class Series:
         return sorted(self.calls)[min(len(self.calls) - 1, int(len(self.calls) * 0.99))]
 
 
-Row = dict[str, Series]  # by participant
-Progress = Callable[[Cell, str], None]
+Row = dict[str, Measurements]  # by participant
+Progress = Callable[[Case, str], None]
 
 
 def compare(
-    cells: Iterable[Cell],
+    cells: Iterable[Case],
     participants: Sequence[Asked],
     rounds: int,
     progress: Progress = lambda cell, what: None,
-) -> Iterator[tuple[Cell, Row]]:
+) -> Iterator[tuple[Case, Row]]:
     """Run every cell in every participant; each cell's row as soon as it is done.
 
     A participant that fails leaves its reason in the row. One that is lost is left out of the
@@ -82,7 +82,7 @@ def compare(
             if participant.name in lost:
                 continue
             progress(cell, f"{participant.name}: preparing")
-            series = row[participant.name] = Series()
+            series = row[participant.name] = Measurements()
             with _noting(participant, series, lost):
                 _prepare(participant, cell, series)
         for number in range(rounds):
@@ -100,7 +100,7 @@ def compare(
 
 
 @contextlib.contextmanager
-def _noting(participant: Asked, series: Series, lost: set[str]) -> Iterator[None]:
+def _noting(participant: Asked, series: Measurements, lost: set[str]) -> Iterator[None]:
     """Put a participant's failure down in its series, and in `lost` if it is gone."""
     try:
         yield
@@ -111,7 +111,7 @@ def _noting(participant: Asked, series: Series, lost: set[str]) -> Iterator[None
             participant.close()
 
 
-def _prepare(participant: Asked, cell: Cell, series: Series) -> None:
+def _prepare(participant: Asked, cell: Case, series: Measurements) -> None:
     """Have the arrays made and single calls checked; find out how many calls make a round."""
     answers = participant.ask(
         {"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
@@ -145,7 +145,7 @@ def _passed(answers: Sequence[dict[str, Any]]) -> int:
     return sum(max(came) > min(went) for came, went in zip(entered, left, strict=True))
 
 
-def _round(participant: Asked, series: Series, checked: bool) -> None:
+def _round(participant: Asked, series: Measurements, checked: bool) -> None:
     sampled = series.iterations * SAMPLED_NS < ROUND_NS
     answers = participant.ask(
         {"do": "round", "iterations": series.iterations, "sampled": sampled, "checked": checked}
@@ -160,7 +160,7 @@ def _round(participant: Asked, series: Series, checked: bool) -> None:
     series.rounds.append(slowest / series.iterations / 1e9)
 
 
-def ratio(ours: Series, theirs: Series) -> float:
+def ratio(ours: Measurements, theirs: Measurements) -> float:
     """The median over the rounds of our time by theirs."""
     pairs = zip(ours.rounds, theirs.rounds, strict=False)
     return statistics.median(our / their for our, their in pairs)

@@ -19,7 +19,7 @@ from typing import Any
 
 from cydist.bench import inprocess, report, sysinfo
 from cydist.bench.options import checked, local_parser
-from cydist.bench.runner import Row, Series, ratio
+from cydist.bench.runner import Measurements, Row, ratio
 from cydist.errors import DistError
 from cydist.launch.spawn import spawn
 
@@ -150,8 +150,8 @@ def together(commands: Sequence[Sequence[str]]) -> None:
 def joining(ranks: int, rounds: int, gloo: bool) -> dict[str, Row]:
     """init_process_group and new_group on the slowest rank, in new processes each round."""
     modules = {"cydist": "cydist"} | ({"gloo": "torch.distributed"} if gloo else {})
-    joined: Row = {name: Series() for name in modules}
-    grouped: Row = {name: Series() for name in modules}
+    joined: Row = {name: Measurements() for name in modules}
+    grouped: Row = {name: Measurements() for name in modules}
     for _ in range(rounds):
         for name, module in modules.items():
             seconds = job(module, ranks)

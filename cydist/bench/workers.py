@@ -33,7 +33,7 @@ class ParticipantError(Exception):
         self.lost = lost
 
 
-class Participant:
+class Worker:
     """A library on `size` ranks that wait for commands.
 
     directory   for its socket and its log
@@ -161,19 +161,19 @@ class Participant:
 
 
 @contextlib.contextmanager
-def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Participant]]:
+def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
     """The participants that can be started, on `size` ranks each; stderr says of the others why.
 
     The first must be there: raises ParticipantError when it cannot be started.
     """
     with contextlib.ExitStack() as stack:
-        running: list[Participant] = []
+        running: list[Worker] = []
         for spec in specs:
             # Not where TMPDIR says: the path of a socket must be short.
             place = tempfile.TemporaryDirectory(prefix="cydist-bench-", dir="/tmp")
             directory = stack.enter_context(place)
             try:
-                participant = Participant(spec, size, directory, timeout)
+                participant = Worker(spec, size, directory, timeout)
             except ParticipantError as error:
                 if not running:
                     raise

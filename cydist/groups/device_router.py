@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from cydist.groups.process_group import ProcessGroup
 
 
-class RoutedGroup(ProcessGroup):
+class DeviceRouter(ProcessGroup):
     """One group per kind of memory: "cpu:tcp,cuda:nccl"."""
 
     def __init__(self, by_device: dict[str, ProcessGroup], name: str) -> None:
@@ -65,7 +65,7 @@ class RoutedGroup(ProcessGroup):
                 made[part] = group.shrink(dead, deadline, pg_options=pg_options)
                 group.destroy()
         by_device = {device: made[part] for device, part in self.by_device.items()}
-        return RoutedGroup(by_device, next(iter(made.values())).group_name)
+        return DeviceRouter(by_device, next(iter(made.values())).group_name)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
     from cydist.groups.process_group import ProcessGroup
-    from cydist.stores import MembersStore
+    from cydist.stores import MembershipStore
 
 ENTRY_POINTS = "cydist.backends"
 DEFAULT_DEVICES = ("cpu", "cuda")
@@ -31,7 +31,7 @@ class BackendOptions(NamedTuple):
     timeout     seconds that a call may take unless it says otherwise
     """
 
-    store: MembersStore
+    store: MembershipStore
     group_rank: int
     group_size: int
     timeout: float

@@ -61,7 +61,7 @@ def elements_dtype(array: Array) -> np.dtype[Any]:
     return dtype
 
 
-class Folding:
+class UserOpReducer:
     """What reduces by a function, in a group's place: the same calls, with the same meaning.
 
     op          the one reduction that the calls may name

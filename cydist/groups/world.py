@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from cydist.errors import DistError, DistNetworkError, MismatchError, RendezvousError
 from cydist.groups import registry
-from cydist.groups.device_router import RoutedGroup
+from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
 
 if TYPE_CHECKING:
-    from cydist.stores import MembersStore
+    from cydist.stores import MembershipStore
 
 DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
 MOST_ASKED = 16  # ranks at a time, what they asked for
@@ -48,7 +48,7 @@ class World:
 
     def __init__(
         self,
-        store: MembersStore,
+        store: MembershipStore,
         rank: int,
         size: int,
         timeout: float,
@@ -112,12 +112,12 @@ class World:
         group = next(iter(parts.values()))
         if len(parts) > 1:
             by_device = {device: parts[backend] for device, backend in devices.items()}
-            group = RoutedGroup(by_device, name)
+            group = DeviceRouter(by_device, name)
         self.groups[name] = group
         return group
 
     def _agree(
-        self, meeting: MembersStore, ranks: Sequence[int], name: str, asked: str, timeout: float
+        self, meeting: MembershipStore, ranks: Sequence[int], name: str, asked: str, timeout: float
     ) -> None:
         """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
         nobody, since what they ask for is split off the default group, learn it in a call on that.
@@ -168,7 +168,7 @@ class World:
                 self.carriers[backend] = made
 
     def make_one(
-        self, meeting: MembersStore, ranks: Sequence[int], name: str, backend: str,
+        self, meeting: MembershipStore, ranks: Sequence[int], name: str, backend: str,
         timeout: float, pg_options: object,
     ) -> ProcessGroup:  # fmt: skip
         """The part of a group that one backend serves."""

@@ -45,7 +45,7 @@ def explained(error: Exception) -> str:
     return f"{error}{hint}"
 
 
-class Conversation:
+class HandshakeSocket:
     """A socket in its handshake, without blocking: whole messages in, what fits out.
 
     deadline    on time.monotonic(), for its owner to look at
@@ -96,14 +96,14 @@ class Conversation:
         return True
 
 
-class Guest(Conversation):
+class PendingPeer(HandshakeSocket):
     """Somebody who connected to us."""
 
     __slots__ = ()
     shake: ServerHandshake
 
 
-class Door:
+class Acceptor:
     """Listening sockets and the guests behind them, served by the thread of a selector.
 
     selector    for a key of it whose `data` is this door, call `react` with its `fileobj`
@@ -125,7 +125,7 @@ class Door:
         self._job = job
         self._also = also
         self._listeners: list[socket.socket] = []
-        self._guests: dict[socket.socket, Guest] = {}  # who came first is first
+        self._guests: dict[socket.socket, PendingPeer] = {}  # who came first is first
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = MOST_GUESTS if limit < 0 else max(1, min(MOST_GUESTS, limit // 4))
         self._reopen: float | None = None  # when to listen again; None: listening
@@ -165,7 +165,7 @@ class Door:
             os.close(self._spare)
             self._spare = -1
 
-    def react(self, fileobj: object) -> Guest | None:
+    def react(self, fileobj: object) -> PendingPeer | None:
         """Somebody is at the door, or a guest has said something or left.
 
         Returns a guest that has just proved itself, and is none any more: its socket is the
@@ -230,7 +230,7 @@ class Door:
             shake = ServerHandshake(
                 self._secret, self._channel, self._job, there, self._also, endpoints
             )
-            guest = Guest(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+            guest = PendingPeer(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
             guest.unsent = shake.greeting
             sock.setblocking(False)
             guest.flush()
@@ -240,7 +240,7 @@ class Door:
             return
         self._guests[sock] = guest
 
-    def _proves_itself(self, guest: Guest) -> bool:
+    def _proves_itself(self, guest: PendingPeer) -> bool:
         try:
             if not guest.hear():
                 return False
@@ -250,11 +250,11 @@ class Door:
         self._part_with(guest)
         return True
 
-    def _part_with(self, guest: Guest) -> None:
+    def _part_with(self, guest: PendingPeer) -> None:
         del self._guests[guest.sock]
         self._selector.unregister(guest.sock)
 
-    def _dismiss(self, guest: Guest) -> None:
+    def _dismiss(self, guest: PendingPeer) -> None:
         self._part_with(guest)
         guest.sock.close()
 

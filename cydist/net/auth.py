@@ -421,7 +421,7 @@ def authenticate_server(
     PeerFailedError (it hung up). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Conversation(sock, there, deadline)
+    conversation = _Channel(sock, there, deadline)
     endpoints = conversation.endpoints(accepted=True)
     handshake = ServerHandshake(_or_ours(secret), channel, job, there, endpoints=endpoints)
     with conversation:
@@ -450,7 +450,7 @@ def authenticate_client(
     it has no descriptor left for us). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Conversation(sock, there, deadline, patience)
+    conversation = _Channel(sock, there, deadline, patience)
     endpoints = conversation.endpoints(accepted=False)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there, endpoints)
     with conversation:
@@ -474,7 +474,7 @@ def address_of(sock: socket.socket) -> str:
     return "a local process"
 
 
-class _Conversation:
+class _Channel:
     """Whole messages over a socket until a deadline; the socket's own timeout is kept.
 
     It also ends when the other side has been silent for `patience` seconds. That is counted in
@@ -495,7 +495,7 @@ class _Conversation:
         self._patience = patience
         self._timeout = sock.gettimeout()
 
-    def __enter__(self) -> _Conversation:
+    def __enter__(self) -> _Channel:
         return self
 
     def __exit__(self, *_: object) -> None:

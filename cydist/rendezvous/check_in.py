@@ -15,7 +15,7 @@ from typing import Any
 
 from cydist._native import failpoint
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
-from cydist.stores import MembersStore, PrefixStore
+from cydist.stores import MembershipStore, PrefixStore
 from cydist.stores.membership_store import first_of, served_by
 
 # What rank 0 writes to say that everybody is here, followed by the meeting's random name, that
@@ -29,7 +29,7 @@ LATECOMERS_SECONDS = 0.5
 MOST_LOOKING = 16  # ranks that ask the one which they wait for, while others wait with them
 
 
-class EarlierMeeting(Exception):
+class StaleCheckIn(Exception):
     """The store is still that of another meeting, which rank 0 has not left."""
 
 
@@ -42,7 +42,7 @@ def meet(
     group_name: str = "",
     holder: int | None = None,
     backend: str = "",
-) -> tuple[MembersStore, int, int]:
+) -> tuple[MembershipStore, int, int]:
     """Check in and wait for all others. Returns the meeting's own part of `store`.
 
     The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
@@ -62,8 +62,8 @@ def meet(
     with served_by(holder, "rendezvous"):
         number = hall.add(f"arrivals/{rank}", 1)
     if holder is not None and number > 1:
-        raise EarlierMeeting
-    meeting = MembersStore(f"{number}", hall, range(world_size), holder=holder)
+        raise StaleCheckIn
+    meeting = MembershipStore(f"{number}", hall, range(world_size), holder=holder)
     meeting.join(rank)
     with meeting.told_on_error(rank, late=True):
         failpoint("rendezvous")
@@ -78,7 +78,7 @@ def meet(
 
 def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: float) -> None:
     """The store serves the meeting that `holder` opened it for, and no other."""
-    hall = MembersStore("cydist", store, (), holder=holder)
+    hall = MembershipStore("cydist", store, (), holder=holder)
     if rank == holder:
         hall.set("serves", what)
         return
@@ -87,10 +87,10 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
     except StoreTimeoutError as error:
         raise _silent(error, holder) from error
     if served != what.encode():
-        raise EarlierMeeting
+        raise StaleCheckIn
 
 
-def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
+def _gather(meeting: MembershipStore, world_size: int, deadline: float, number: int) -> None:
     """Rank 0: wait until everybody is here, and say so; or who is not."""
     everybody = [f"here/{rank}" for rank in range(world_size)]
     try:
@@ -114,7 +114,7 @@ def _gather(meeting: MembersStore, world_size: int, deadline: float, number: int
     meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
-def _attend(meeting: MembersStore, world_size: int, deadline: float, number: int) -> None:
+def _attend(meeting: MembershipStore, world_size: int, deadline: float, number: int) -> None:
     """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
@@ -151,7 +151,7 @@ def _heed(word: bytes, world_size: int, number: int) -> None:
 
 
 def agree(
-    part: MembersStore, rank: int, ranks: Sequence[int], backend: str, what: str,
+    part: MembershipStore, rank: int, ranks: Sequence[int], backend: str, what: str,
     elsewhere: Callable[[Sequence[int]], dict[int, str]],
 ) -> None:  # fmt: skip
     """All these ranks are about to make a group in this part of a store: of the same backend.

@@ -27,9 +27,9 @@ from cydist.errors import (
 from cydist.net import auth
 from cydist.net.interfaces import public_address, towards
 from cydist.rendezvous import launcher_env
-from cydist.rendezvous.check_in import EarlierMeeting, meet
+from cydist.rendezvous.check_in import StaleCheckIn, meet
 from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
-from cydist.stores import MembersStore, PrefixStore, Store, TCPStore
+from cydist.stores import MembershipStore, PrefixStore, Store, TCPStore
 from cydist.stores.membership_store import released_on_error, served_by
 from cydist.stores.store import Timeout
 from cydist.tuning.file import MOST_RANKS
@@ -96,7 +96,7 @@ def rendezvous(
     timeout: Timeout = DEFAULT_TIMEOUT,
     group_name: str = "",
     backend: str = "",
-) -> tuple[MembersStore, int, int]:
+) -> tuple[MembershipStore, int, int]:
     """Meet the other ranks of the job. Returns a store for this meeting, rank and world size.
 
     init_method   "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
@@ -137,7 +137,7 @@ def rendezvous(
 
 def _met(
     call: _Call, way: Callable[[_Call], tuple[Any, int, int]], timeout: Timeout, backend: str
-) -> tuple[MembersStore, int, int]:
+) -> tuple[MembershipStore, int, int]:
     """Reach the store by `way` and meet there; again, while that is the store of another meeting,
     which rank 0 has not left."""
     pause = _FIRST_PAUSE
@@ -152,7 +152,7 @@ def _met(
                     store, here, size, deadline=call.deadline, group_name=call.group_name,
                     holder=holder, backend=backend,
                 )  # fmt: skip
-        except EarlierMeeting:
+        except StaleCheckIn:
             _come_again(call, here, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -171,7 +171,7 @@ def _come_again(call: _Call, rank: int, pause: float) -> None:
 
 def rendezvous_by(
     board: Any, host: Callable[[float], str], *, rank: int, world_size: int, timeout: Timeout
-) -> tuple[MembersStore, int, int]:
+) -> tuple[MembershipStore, int, int]:
     """Meet the ranks that share `board`, a store of another library; returns as `rendezvous`.
 
     Of that store an address is believed and nothing else: rank 0 opens a store of ours, whose
@@ -479,7 +479,7 @@ def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
 def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
     ticket = hall.add("tickets", 1) - 1
     number, place = divmod(ticket, size)
-    table = MembersStore(str(number), hall, range(size), noun="process number")
+    table = MembershipStore(str(number), hall, range(size), noun="process number")
     table.join(place)
     table.set(f"{place}", f"{-1 if rank is None else rank} {size}")
     try:

@@ -40,7 +40,7 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
 
     Raises RendezvousError at the deadline (on time.monotonic()), with how many were there.
     """
-    with _Party(group, port, group_name) as party:
+    with _MulticastGroup(group, port, group_name) as party:
         while True:
             store = party.leading_store(deadline)
             if party.gathered(store, size):
@@ -53,7 +53,7 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
                 )
 
 
-class _Party:
+class _MulticastGroup:
     """This process among those that announce themselves.
 
     name   random; the smallest leads
@@ -79,7 +79,7 @@ class _Party:
         self._store = self._own
         self._own.set(_member(self.name), "")
 
-    def __enter__(self) -> _Party:
+    def __enter__(self) -> _MulticastGroup:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from cydist.stores.membership_store import MembersStore
+from cydist.stores.membership_store import MembershipStore
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.store import Store
 from cydist.stores.tcp import TCPStore
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cydist.stores.file import FileStore
     from cydist.stores.hash import HashStore
 
-__all__ = ["FileStore", "HashStore", "MembersStore", "PrefixStore", "Store", "TCPStore"]
+__all__ = ["FileStore", "HashStore", "MembershipStore", "PrefixStore", "Store", "TCPStore"]
 
 # Imported when first asked for: few jobs use them.
 _LATER = {"FileStore": "cydist.stores.file", "HashStore": "cydist.stores.hash"}

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from cydist.errors import DistStoreError, StoreTimeoutError
-from cydist.stores.kv_table import Table
+from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
@@ -138,12 +138,12 @@ class _Log:
         self._lock = threading.Lock()
         self._fd = -1
         self._in_use = False  # by us: do we hold that lock?
-        self._table = Table()
+        self._table = KeyValueTable()
         self._end = 0  # of what is replayed
         _logs.add(self)
 
     @contextlib.contextmanager
-    def locked(self, deadline: float, *, exclusive: bool) -> Iterator[Table]:
+    def locked(self, deadline: float, *, exclusive: bool) -> Iterator[KeyValueTable]:
         """The table as of now, while nobody else writes (exclusive: nor reads)."""
         while not self._lock.acquire(timeout=one_wait(max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -221,7 +221,7 @@ class _Log:
             os.close(self._fd)
         self._fd = -1
         self._in_use = False
-        self._table = Table()
+        self._table = KeyValueTable()
         self._end = 0
 
     def abandon(self) -> None:
@@ -294,7 +294,7 @@ class _Log:
         size = os.fstat(self._fd).st_size
         if size < self._end:
             # Somebody emptied the file to start anew.
-            self._table, self._end = Table(), 0
+            self._table, self._end = KeyValueTable(), 0
         if self._end == 0:
             self._begin(size)
         data = self._read(max(0, size - self._end))

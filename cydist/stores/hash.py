@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from cydist.stores.kv_table import Table
+from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import MUTATING, Request
 from cydist.stores.store import Store, Timeout, store_timeout
 from cydist.waiting import STORE_TIMEOUT, one_wait
@@ -16,7 +16,7 @@ class _Shared:
     """What a HashStore and its clones have in common."""
 
     def __init__(self) -> None:
-        self.table = Table()
+        self.table = KeyValueTable()
         self.changed = threading.Condition()
 
 

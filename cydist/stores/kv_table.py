@@ -21,7 +21,7 @@ _INT64 = range(-(2**63), 2**63)
 Place = tuple[bool, bytes]
 
 
-class Table:
+class KeyValueTable:
     """A dictionary of bytes with counters and queues, and an account of its memory.
 
     limit_bytes       what it may hold; None: no limit

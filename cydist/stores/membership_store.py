@@ -21,7 +21,7 @@ _TELLING_SECONDS = 1.0
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds that who waits lets pass between two looks
 
 
-class MembersStore(PrefixStore):
+class MembershipStore(PrefixStore):
     """A part of a store for ranks that have to meet: waiting in it ends when one of them is lost.
 
     prefix    stands before every key, as in a PrefixStore
@@ -64,12 +64,12 @@ class MembersStore(PrefixStore):
 
     def part(
         self, prefix: str, members: Collection[int], what: str, patience: float | None = None
-    ) -> MembersStore:
+    ) -> MembershipStore:
         """A part of this part, for some of its members.
 
         patience    seconds that waits there last where they do not say; None: as long as here
         """
-        part = MembersStore(prefix, self, (), what=what, holder=self.holder)
+        part = MembershipStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
         part._what_for = f"{self._what_for}{prefix}/"
         part._patience = patience
@@ -93,7 +93,7 @@ class MembersStore(PrefixStore):
         store nothing changes."""
         self._patience = duration(timeout)
 
-    def clone(self) -> MembersStore:
+    def clone(self) -> MembershipStore:
         """Another object for the same part, with a timeout of its own."""
         from copy import copy  # few need it
 
@@ -318,7 +318,7 @@ def released_on_error(store: Any) -> Iterator[None]:
         raise
 
 
-def _root_of(part: MembersStore) -> TCPStore | None:
+def _root_of(part: MembershipStore) -> TCPStore | None:
     """The store that notices the end of a process, if the part is in one."""
     root, _ = _below(part)
     return root if isinstance(root, TCPStore) else None

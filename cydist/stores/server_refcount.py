@@ -10,10 +10,10 @@ from cydist.net.acceptor import explained
 from cydist.stores.listen import adopt, bind
 from cydist.stores.tcp_server import StoreServer, servers
 
-__all__ = ["Lease", "serve", "servers"]
+__all__ = ["ServerRefcount", "serve", "servers"]
 
 
-class Lease:
+class ServerRefcount:
     """A server and the number of its users in this process; without users it stops."""
 
     def __init__(self, server: StoreServer) -> None:
@@ -39,22 +39,24 @@ class Lease:
             self.server.stop(linger)
 
 
-_tenants: weakref.WeakValueDictionary[tuple[str, int], Lease] = weakref.WeakValueDictionary()
+_tenants: weakref.WeakValueDictionary[tuple[str, int], ServerRefcount] = (
+    weakref.WeakValueDictionary()
+)
 _tenants_lock = threading.Lock()
 
 
 def serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
-) -> Lease:
+) -> ServerRefcount:
     """Serve at this place, or by `fd`, a socket bound to it; where another store of this process
     does, with it, if both are `multi_tenant`. Raises DistNetworkError: the port is taken."""
     if not multi_tenant:
-        return Lease(_new_server(host, port, secret, job, fd))
+        return ServerRefcount(_new_server(host, port, secret, job, fd))
     with _tenants_lock:
         lease = _tenants.get((host, port))
         if lease is not None and lease.join():
             return lease
-        lease = Lease(_new_server(host, port, secret, job, fd))
+        lease = ServerRefcount(_new_server(host, port, secret, job, fd))
         _tenants[host, lease.server.port] = lease
         return lease
 

@@ -48,7 +48,7 @@ from cydist.stores.store import Store, Timeout, Value, as_bytes, store_timeout
 from cydist.waiting import STORE_TIMEOUT, one_wait
 
 if TYPE_CHECKING:
-    from cydist.stores.server_refcount import Lease
+    from cydist.stores.server_refcount import ServerRefcount
     from cydist.stores.tcp_server import StoreServer
 
 _GRACE = 0.3  # seconds that the client gives up later than the server
@@ -118,7 +118,7 @@ class TCPStore(Store):
             self.close()
             raise
 
-    def _hold(self, pool: _Pool, lease: Lease | None) -> None:
+    def _hold(self, pool: _Pool, lease: ServerRefcount | None) -> None:
         """Use these until closed or collected."""
         self._pool = pool
         self._lease = lease
@@ -263,7 +263,7 @@ class TCPStore(Store):
         self._letting_go()
 
 
-def _let_go(pool: _Pool, lease: Lease | None, linger: float) -> None:
+def _let_go(pool: _Pool, lease: ServerRefcount | None, linger: float) -> None:
     pool.close()
     if lease is not None:
         lease.leave(linger)
@@ -284,7 +284,7 @@ _servers: Collection[StoreServer] = ()  # of this process, once it has served
 
 def _serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
-) -> Lease:
+) -> ServerRefcount:
     from cydist.stores.server_refcount import serve, servers  # of all ranks only one needs them
 
     global _servers

@@ -19,8 +19,8 @@ import weakref
 from collections import deque
 
 from cydist.errors import DistStoreError, QueueEmptyError
-from cydist.net.acceptor import Door
-from cydist.stores.kv_table import ENTRY_BYTES, Place, Table
+from cydist.net.acceptor import Acceptor
+from cydist.stores.kv_table import ENTRY_BYTES, KeyValueTable, Place
 from cydist.stores.protocol import (
     CHANNEL,
     LENGTH,
@@ -72,7 +72,7 @@ class StoreServer:
     """
 
     def __init__(self, listeners: list[socket.socket], secret: bytes, job: str) -> None:
-        self.table = Table(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
+        self.table = KeyValueTable(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
         self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
         self._parked: dict[Place, dict[_Connection, None]] = {}
@@ -86,7 +86,7 @@ class StoreServer:
         self._waker, self._wakee = socket.socketpair()
         self._wakee.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._door = Door(self._selector, secret, CHANNEL, job)
+        self._door = Acceptor(self._selector, secret, CHANNEL, job)
         for listener in listeners:
             self._door.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)

@@ -9,13 +9,13 @@ from cydist._native.sync cimport load_int, load_u64
 cdef class Link:
     """One rank's end of a transport: `address()`, `close()`, and what its groups share."""
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         raise NotImplementedError(f"{type(self).__name__} opens no views")
 
-    cdef int open_windows(self, Transport *t) except -1:
+    cdef int open_windows(self, Comm *t) except -1:
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         pass
 
     def keep(self, one, other):
@@ -97,11 +97,11 @@ cdef void set_parting(Parting f) noexcept nogil:
     parting = f
 
 
-cdef int part(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+cdef int part(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     return parting(t, c, known, alone)
 
 
-cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
+cdef int slice_end(Comm *t, int64_t deadline_ns) noexcept nogil:
     cdef int aborted = load_int(t.aborted)
     if aborted != OK:
         return aborted
@@ -116,7 +116,7 @@ cdef int slice_end(Transport *t, int64_t deadline_ns) noexcept nogil:
     return OK
 
 
-cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     """Wait; ask the peer what it is doing whenever patience ends.
 
     Ranks in different calls can all be receiving. Of those who wait in a circle, two that
@@ -138,14 +138,14 @@ cdef int wait_and_ask(Transport *t, Request *r, int64_t deadline_ns) noexcept no
     return t.wait(t, r, deadline_ns)
 
 
-cdef int other_member(const Transport *t, int rank) noexcept nogil:
+cdef int other_member(const Comm *t, int rank) noexcept nogil:
     """The next after this rank that is not ourselves: who has left may have to say so again, by a
     lane that was made since."""
     rank = (rank + 1) % t.size
     return rank if rank != t.rank else (rank + 1) % t.size
 
 
-cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:
+cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
     """Has a peer taken a step through its window that belongs to this call, or to one before?
 
     This rank, which is in a call of messages, will never take it.
@@ -167,7 +167,7 @@ cdef bint seen_in_window(const Transport *t, Request *r) noexcept nogil:
     return False
 
 
-cdef int complete(Transport *t, Call *c, Request *requests, int count) noexcept nogil:
+cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil:
     """Wait for all; at the first failure withdraw the rest and say whose it was."""
     cdef int i, status = OK, ended
     for i in range(count):
@@ -200,7 +200,7 @@ cdef inline void prepare(Call *c, Request *r, char *ptr, size_t nbytes,
     r.status = PENDING
 
 
-cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t nbytes,
+cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil:
     cdef int status
     prepare(c, r, <char *>ptr, nbytes, peer, step)
@@ -209,7 +209,7 @@ cdef void post_send(Transport *t, Call *c, Request *r, const void *ptr, size_t n
         r.status = status
 
 
-cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,
+cdef void post_recv(Comm *t, Call *c, Request *r, void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil:
     cdef int status
     prepare(c, r, <char *>ptr, nbytes, peer, step)
@@ -218,7 +218,7 @@ cdef void post_recv(Transport *t, Call *c, Request *r, void *ptr, size_t nbytes,
         r.status = status
 
 
-cdef int exchange(Transport *t, Call *c, int step,
+cdef int exchange(Comm *t, Call *c, int step,
                   const void *out, size_t out_bytes, int to_peer,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil:
     cdef Request both[2]
@@ -233,7 +233,7 @@ cdef int exchange(Transport *t, Call *c, int step,
     return complete(t, c, both, posted)
 
 
-cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil:
+cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil:
     cdef int i
     for i in range(count):
         if load_int(&requests[i].status) == PENDING:
@@ -242,7 +242,7 @@ cdef void withdraw(Transport *t, Request *requests, int count) noexcept nogil:
                 requests[i].status = ABORTED    # never cancelled twice
 
 
-cdef void let_go(Transport *t, void *memory) noexcept nogil:
+cdef void let_go(Comm *t, void *memory) noexcept nogil:
     if memory != NULL and (t.lingers == NULL or not t.lingers(t)):
         free(memory)
 
@@ -257,13 +257,13 @@ cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil:
         pipe.receives[slot].status = OK
 
 
-cdef int pipe_ready(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
+cdef int pipe_ready(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
     if pipe.status == OK:
         pipe.status = complete(t, c, &pipe.sends[i % pipe.depth], 1)
     return pipe.status
 
 
-cdef int pipe_post(Transport *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
+cdef int pipe_post(Comm *t, Call *c, Pipe *pipe, size_t i, Block out, int to_peer,
                    Block into, int from_peer) noexcept nogil:
     cdef size_t slot = i % pipe.depth
     cdef int step = <int>(pipe.first_step + i)
@@ -276,13 +276,13 @@ cdef int pipe_post(Transport *t, Call *c, Pipe *pipe, size_t i, Block out, int t
     return OK
 
 
-cdef int pipe_take(Transport *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
+cdef int pipe_take(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil:
     if pipe.status == OK:
         pipe.status = complete(t, c, &pipe.receives[i % pipe.depth], 1)
     return pipe.status
 
 
-cdef int pipe_close(Transport *t, Call *c, Pipe *pipe) noexcept nogil:
+cdef int pipe_close(Comm *t, Call *c, Pipe *pipe) noexcept nogil:
     if pipe.status == OK:
         pipe.status = complete(t, c, pipe.sends, PIPE_DEPTH)
     if pipe.status != OK:

@@ -14,19 +14,19 @@ cdef int size_class(size_t nbytes) noexcept nogil:
     return 64 - clzll(nbytes - 1)
 
 
-cdef class Choices:
+cdef class ChosenAlgorithms:
     """The choices for groups of one size, with or without windows and a library."""
 
 
-cdef Choices choices_for(int ranks, bint windows, bint native):
-    cdef Choices found = known.get((ranks, windows, native))
+cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native):
+    cdef ChosenAlgorithms found = known.get((ranks, windows, native))
     if found is None:
-        found = known[ranks, windows, native] = Choices()
+        found = known[ranks, windows, native] = ChosenAlgorithms()
     return found
 
 
 def forget_choices():
     """The settings have changed: table.py will choose again."""
-    cdef Choices each
+    cdef ChosenAlgorithms each
     for each in known.values():
         memset(each.rows, 0, sizeof(each.rows))

@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PEER_LOST, PENDING,
-    RAISED, TIMEOUT, Call, Fingerprint, Request, Transport, now_ns, patiently,
+    RAISED, TIMEOUT, Call, Fingerprint, Request, Comm, now_ns, patiently,
 )
 from cydist._native.sync cimport (
     exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
@@ -26,9 +26,9 @@ cdef enum:
 cdef Fingerprint none           # zero: what notices are sent and received under
 
 
-cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil:
-    cdef Notice notice
-    memset(&notice, 0, sizeof(Notice))
+cdef ControlMessage new_notice(int status, int rank, int peer, int step) noexcept nogil:
+    cdef ControlMessage notice
+    memset(&notice, 0, sizeof(ControlMessage))
     notice.kind = FAILED
     notice.status = status
     notice.teller = rank
@@ -37,8 +37,8 @@ cdef Notice new_notice(int status, int rank, int peer, int step) noexcept nogil:
     return notice
 
 
-cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
-    cdef Notice notice = new_notice(status, rank, call.failed_peer, call.failed_step)
+cdef ControlMessage notice_of(const Call *call, int status, int rank) noexcept nogil:
+    cdef ControlMessage notice = new_notice(status, rank, call.failed_peer, call.failed_step)
     notice.ours = call.fingerprint
     notice.our_bytes = call.our_bytes
     notice.theirs = call.theirs
@@ -46,31 +46,31 @@ cdef Notice notice_of(const Call *call, int status, int rank) noexcept nogil:
     return notice
 
 
-cdef void lock(Notices *n) noexcept nogil:
+cdef void lock(ControlPlane *n) noexcept nogil:
     while exchange_int(&n.busy, 1) != 0:
         sched_yield()
 
 
-cdef void unlock(Notices *n) noexcept nogil:
+cdef void unlock(ControlPlane *n) noexcept nogil:
     store_int(&n.busy, 0)
 
 
-cdef void address(Request *r, Notice *notice, int peer) noexcept nogil:
+cdef void address(Request *r, ControlMessage *notice, int peer) noexcept nogil:
     memset(r, 0, sizeof(Request))
     r.ptr = <char *>notice
-    r.nbytes = sizeof(Notice)
+    r.nbytes = sizeof(ControlMessage)
     r.peer = peer
     r.tag = NOTICE_TAG
     r.expected = &none
     r.status = OK
 
 
-cdef void listen(Notices *n, Transport *t) noexcept nogil:
+cdef void listen(ControlPlane *n, Comm *t) noexcept nogil:
     address(&n.receive, &n.inbox, ANY_SOURCE)
     n.listening = t.recv(t, &n.receive) == OK
 
 
-cdef void open_notices(Notices *n, Transport *t) noexcept nogil:
+cdef void open_notices(ControlPlane *n, Comm *t) noexcept nogil:
     n.board.look = look
     n.board.ask = ask
     t.board = &n.board
@@ -78,13 +78,13 @@ cdef void open_notices(Notices *n, Transport *t) noexcept nogil:
         listen(n, t)
 
 
-cdef void withdraw(Transport *t, Request *r) noexcept nogil:
+cdef void withdraw(Comm *t, Request *r) noexcept nogil:
     if load_int(&r.status) == PENDING:
         t.cancel(t, r)
         r.status = OK
 
 
-cdef void close_notices(Notices *n, Transport *t) noexcept nogil:
+cdef void close_notices(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i
     cdef Question *question
     lock(n)
@@ -107,8 +107,8 @@ cdef void close_notices(Notices *n, Transport *t) noexcept nogil:
 
 # Hearing
 
-cdef int look(Transport *t) noexcept nogil:
-    cdef Notices *n = <Notices *>t.board
+cdef int look(Comm *t) noexcept nogil:
+    cdef ControlPlane *n = <ControlPlane *>t.board
     # Whoever is at it will see to it; nobody needs to wait.
     if exchange_int(&n.busy, 1) == 0:
         if n.listening:
@@ -118,14 +118,14 @@ cdef int look(Transport *t) noexcept nogil:
     return why(n)
 
 
-cdef int why(Notices *n) noexcept nogil:
+cdef int why(ControlPlane *n) noexcept nogil:
     """The status that ends a wait here: another's timeout is not the end of our patience, and
     no signal came to us."""
     cdef int failed = load_int(&n.failed)
     return ABORTED if failed == TIMEOUT or failed == INTERRUPTED else failed
 
 
-cdef void hear(Notices *n, Transport *t) noexcept nogil:
+cdef void hear(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int status
     while n.listening:
         status = load_int(&n.receive.status)
@@ -140,14 +140,14 @@ cdef void hear(Notices *n, Transport *t) noexcept nogil:
             n.listening = False         # nobody is left to hear
 
 
-cdef bint makes_sense(const Notice *notice, const Transport *t, int source) noexcept nogil:
+cdef bint makes_sense(const ControlMessage *notice, const Comm *t, int source) noexcept nogil:
     """A member that is broken may say anything: what nobody would say is not heard."""
     return (notice.teller == source and 0 <= source < t.size and -1 <= notice.peer < t.size
             and (notice.kind == ASK or (notice.kind == FAILED and notice.status != CLOSED
                                         and RAISED <= notice.status <= TIMEOUT)))
 
 
-cdef void heed(Notices *n, Transport *t, const Notice *notice) noexcept nogil:
+cdef void heed(ControlPlane *n, Comm *t, const ControlMessage *notice) noexcept nogil:
     if notice.kind == FAILED:
         keep(n, notice)
         n.told = True                   # by the one who found it
@@ -158,26 +158,26 @@ cdef void heed(Notices *n, Transport *t, const Notice *notice) noexcept nogil:
         n.early_count += 1
 
 
-cdef void keep(Notices *n, const Notice *failure) noexcept nogil:
+cdef void keep(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
     if n.failed == OK:
         n.failure = failure[0]
         store_int(&n.failed, failure.status)
 
 
-cdef void compare(Notices *n, Transport *t, const Notice *asked) noexcept nogil:
+cdef void compare(ControlPlane *n, Comm *t, const ControlMessage *asked) noexcept nogil:
     """Are we, or were we, in the call that the asker is in?"""
     cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
-    cdef Notice found
+    cdef ControlMessage found
     if ours.seq != asked.ours.seq or same(ours, &asked.ours):
         return
     found = mismatch(t.rank, asked.teller, ours, &asked.ours)
     keep(n, &found)
 
 
-cdef Notice mismatch(int rank, int peer, const Fingerprint *ours,
-                     const Fingerprint *theirs) noexcept nogil:
-    cdef Notice found
-    memset(&found, 0, sizeof(Notice))
+cdef ControlMessage mismatch(int rank, int peer, const Fingerprint *ours,
+                             const Fingerprint *theirs) noexcept nogil:
+    cdef ControlMessage found
+    memset(&found, 0, sizeof(ControlMessage))
     found.kind = FAILED
     found.status = MISMATCH
     found.teller = rank
@@ -188,7 +188,7 @@ cdef Notice mismatch(int rank, int peer, const Fingerprint *ours,
     return found
 
 
-cdef void catch_up(Notices *n, Transport *t) noexcept nogil:
+cdef void catch_up(ControlPlane *n, Comm *t) noexcept nogil:
     """Hear what has come, and what is announced."""
     cdef int64_t until = 0
     while True:
@@ -204,28 +204,28 @@ cdef void catch_up(Notices *n, Transport *t) noexcept nogil:
         usleep(PAUSE_US)
 
 
-cdef inline bint announced(Transport *t) noexcept nogil:
+cdef inline bint announced(Comm *t) noexcept nogil:
     return t.windows != NULL and load_u64(&t.windows.of[t.rank].flags.told) != 0
 
 
-cdef int hear_now(Notices *n, Transport *t) noexcept nogil:
+cdef int hear_now(ControlPlane *n, Comm *t) noexcept nogil:
     lock(n)
     catch_up(n, t)
     unlock(n)
     return load_int(&n.failed)
 
 
-cdef void contradict(Notices *n, Transport *t, const Fingerprint *call,
+cdef void contradict(ControlPlane *n, Comm *t, const Fingerprint *call,
                      const Request *stray) noexcept nogil:
     """A peer sent a message of a call that is over here."""
     cdef const Fingerprint *ours = &n.recent[stray.theirs.seq % RECENT]
-    cdef Notice found = mismatch(
+    cdef ControlMessage found = mismatch(
         t.rank, stray.source, ours if ours.seq == stray.theirs.seq else call, &stray.theirs)
     found.their_bytes = stray.theirs_bytes
     keep(n, &found)
 
 
-cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil:
+cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     cdef const Fingerprint *call = &c.fingerprint
     cdef int i, kept = 0
     cdef Request stray
@@ -251,7 +251,7 @@ cdef int enter(Notices *n, Transport *t, Call *c) noexcept nogil:
     return why(n)
 
 
-cdef Fingerprint last_call(Notices *n) noexcept nogil:
+cdef Fingerprint last_call(ControlPlane *n) noexcept nogil:
     cdef Fingerprint last
     lock(n)
     last = n.recent[n.entered % RECENT]
@@ -261,7 +261,7 @@ cdef Fingerprint last_call(Notices *n) noexcept nogil:
 
 # Telling
 
-cdef bint is_asking(Notices *n, int peer) noexcept nogil:
+cdef bint is_asking(ControlPlane *n, int peer) noexcept nogil:
     """Is a question on its way to this peer? Those that have been taken go."""
     cdef Question **place = &n.questions
     cdef Question *question = place[0]
@@ -277,9 +277,9 @@ cdef bint is_asking(Notices *n, int peer) noexcept nogil:
     return found
 
 
-cdef void ask(Transport *t, int peer) noexcept nogil:
+cdef void ask(Comm *t, int peer) noexcept nogil:
     """Not again before it has taken the last question: however long it computes, one lies there."""
-    cdef Notices *n = <Notices *>t.board
+    cdef ControlPlane *n = <ControlPlane *>t.board
     cdef Question *question = NULL
     cdef int status
     lock(n)
@@ -299,7 +299,7 @@ cdef void ask(Transport *t, int peer) noexcept nogil:
     unlock(n)
 
 
-cdef void explain(Notices *n, Transport *t, Notice *found) noexcept nogil:
+cdef void explain(ControlPlane *n, Comm *t, ControlMessage *found) noexcept nogil:
     """Of two ranks that meet in different calls one took an earlier call for another, and the
     one that is ahead remembers which: let it speak first. A rank that left has often said why,
     and its flags are seen before its messages.
@@ -322,13 +322,13 @@ cdef inline bint same(const Fingerprint *a, const Fingerprint *b) noexcept nogil
     return memcmp(a, b, sizeof(Fingerprint)) == 0
 
 
-cdef void remember(Notices *n, const Notice *failure) noexcept nogil:
+cdef void remember(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
     lock(n)
     keep(n, failure)
     unlock(n)
 
 
-cdef void fail(Notices *n, Transport *t, Notice *failure) noexcept nogil:
+cdef void fail(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil:
     cdef int64_t until
     cdef bint told
     explain(n, t, failure)
@@ -346,7 +346,7 @@ cdef void fail(Notices *n, Transport *t, Notice *failure) noexcept nogil:
             usleep(PAUSE_US)
 
 
-cdef void tell(Notices *n, Transport *t) noexcept nogil:
+cdef void tell(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i, status
     n.tells = <Request *>calloc(t.size, sizeof(Request))
     if n.tells == NULL:
@@ -362,7 +362,7 @@ cdef void tell(Notices *n, Transport *t) noexcept nogil:
             store_u64(&t.windows.of[i].flags.told, 1)
 
 
-cdef bint under_way(Notices *n, Transport *t) noexcept nogil:
+cdef bint under_way(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i
     for i in range(t.size if n.tells != NULL else 0):
         if load_int(&n.tells[i].status) == PENDING and t.test(t, &n.tells[i]) == PENDING:

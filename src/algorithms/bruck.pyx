@@ -21,7 +21,7 @@ all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (19
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_TO_ALL, Call, EVEN_BLOCKS, MESSAGES, NO_MEMORY, OK, Transport, add, copy,
+    ALL_GATHER, ALL_TO_ALL, Call, EVEN_BLOCKS, MESSAGES, NO_MEMORY, OK, Comm, add, copy,
     exchange, let_go,
 )
 
@@ -35,7 +35,7 @@ cdef size_t run_of(const Call *c, int p, int first, int blocks) noexcept nogil:
     return nbytes
 
 
-cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef int p = t.size
     cdef int held = 1, step = 0, more, i, status = OK
     cdef size_t offset = c.inputs[0].nbytes
@@ -63,7 +63,7 @@ cdef int all_gather(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef int p = t.size
     cdef size_t each = c.outputs[0].nbytes
     cdef size_t half = <size_t>(p + 1) // 2 * each  # what one step moves, at most

@@ -23,7 +23,7 @@ Comm. ACM 29 (1986).
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    BARRIER, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, SCAN, Transport, add, combine, conclude,
+    BARRIER, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, SCAN, Comm, add, combine, conclude,
     contribute, copy, exchange, let_go, segment_of, segment_size, segments_in,
 )
 
@@ -32,7 +32,7 @@ cdef enum:
     ROUNDS = 31                 # bits of a rank
 
 
-cdef int barrier(Transport *t, Call *c) noexcept nogil:
+cdef int barrier(Comm *t, Call *c) noexcept nogil:
     cdef int distance = 1, step = 0, status = OK
     while distance < t.size and status == OK:
         status = exchange(t, c, step, NULL, 0, (t.rank + distance) % t.size,
@@ -42,15 +42,15 @@ cdef int barrier(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int scan(Transport *t, Call *c) noexcept nogil:
+cdef int scan(Comm *t, Call *c) noexcept nogil:
     return by_segments(t, c, True)
 
 
-cdef int exscan(Transport *t, Call *c) noexcept nogil:
+cdef int exscan(Comm *t, Call *c) noexcept nogil:
     return by_segments(t, c, False)
 
 
-cdef int by_segments(Transport *t, Call *c, bint inclusive) noexcept nogil:
+cdef int by_segments(Comm *t, Call *c, bint inclusive) noexcept nogil:
     cdef Block own = c.inputs[0]
     cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, ROUNDS)
     cdef char *buffers = <char *>malloc(2 * segment)
@@ -69,7 +69,7 @@ cdef int by_segments(Transport *t, Call *c, bint inclusive) noexcept nogil:
     return status
 
 
-cdef int scan_segment(Transport *t, Call *c, int step, Block own, bint inclusive, Block result,
+cdef int scan_segment(Comm *t, Call *c, int step, Block own, bint inclusive, Block result,
                       char *sum, char *arrived) noexcept nogil:
     """`sum` is of this rank and those before it, `result` of those before it."""
     cdef int distance = 1, target, source, status

@@ -26,7 +26,7 @@ R. Rabenseifner and W. Gropp, Int. J. High Perform. Comput. Appl. 19 (2005).
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe, Reduction, Transport, add,
+    ALL_REDUCE, Block, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe, Reduction, Comm, add,
     block_of, combine, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post,
     pipe_take, segment_of, segment_size, segments_in,
 )
@@ -44,7 +44,7 @@ ctypedef struct Fold:           # the largest power of two of ranks, and the res
     int partner                 # rank to fold with; -1: none
 
 
-cdef void find_fold(Transport *t, Fold *fold) noexcept nogil:
+cdef void find_fold(Comm *t, Fold *fold) noexcept nogil:
     fold.power = 1
     while fold.power <= t.size // 2:
         fold.power *= 2
@@ -60,7 +60,7 @@ cdef inline int rank_of(const Fold *fold, int place) noexcept nogil:
     return 2 * place + 1 if place < fold.extra else place + fold.extra
 
 
-cdef int doubling(Transport *t, Call *c) noexcept nogil:
+cdef int doubling(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef Block own = c.inputs[0], result = c.outputs[0]
     cdef char near[SHORT]
@@ -84,7 +84,7 @@ cdef int doubling(Transport *t, Call *c) noexcept nogil:
 
 
 # Steps of "doubling": 0 to fold, 1 + k for round k, ROUNDS + 1 to unfold.
-cdef int fold_in(Transport *t, Call *c, const Fold *fold, Block acc, char *theirs) noexcept nogil:
+cdef int fold_in(Comm *t, Call *c, const Fold *fold, Block acc, char *theirs) noexcept nogil:
     cdef int status
     if fold.partner < 0:
         return OK
@@ -96,7 +96,7 @@ cdef int fold_in(Transport *t, Call *c, const Fold *fold, Block acc, char *their
     return status
 
 
-cdef int double_up(Transport *t, Call *c, const Fold *fold, Block acc,
+cdef int double_up(Comm *t, Call *c, const Fold *fold, Block acc,
                    char *theirs) noexcept nogil:
     cdef int bit = 1, step = 1, partner, status
     while bit < fold.power:
@@ -114,7 +114,7 @@ cdef int double_up(Transport *t, Call *c, const Fold *fold, Block acc,
     return OK
 
 
-cdef int fold_out(Transport *t, Call *c, const Fold *fold, Block result) noexcept nogil:
+cdef int fold_out(Comm *t, Call *c, const Fold *fold, Block result) noexcept nogil:
     if fold.partner < 0:
         return OK
     if fold.place >= 0:
@@ -129,7 +129,7 @@ ctypedef struct Walk:           # what halving_doubling carries from round to ro
     char *arriving              # PIPE_DEPTH segments
 
 
-cdef int halving_doubling(Transport *t, Call *c) noexcept nogil:
+cdef int halving_doubling(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef Block own = c.inputs[0], result = c.outputs[0]
     cdef Walk walk
@@ -153,7 +153,7 @@ cdef int halving_doubling(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int there_and_back(Transport *t, Call *c, const Walk *walk, Block own,
+cdef int there_and_back(Comm *t, Call *c, const Walk *walk, Block own,
                         Block result) noexcept nogil:
     """The part of the ranks that are not folded away."""
     cdef const Fold *fold = &walk.fold
@@ -188,7 +188,7 @@ cdef int there_and_back(Transport *t, Call *c, const Walk *walk, Block own,
     return status
 
 
-cdef int trade(Transport *t, Call *c, const Walk *walk, int round_, int partner,
+cdef int trade(Comm *t, Call *c, const Walk *walk, int round_, int partner,
                const Block *out, const Block *into, const char *own) noexcept nogil:
     """Send `out` and receive `into`, by segments; add `own` to what arrives if it is given."""
     cdef size_t sends = segments_in(out.nbytes, walk.segment) if out != NULL else 0

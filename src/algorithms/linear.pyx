@@ -16,12 +16,12 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), where it is
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    Call, GATHER, MESSAGES, NO_MEMORY, Request, SCATTER, Transport, add, complete, copy, exchange,
+    Call, GATHER, MESSAGES, NO_MEMORY, Request, SCATTER, Comm, add, complete, copy, exchange,
     post_recv, post_send,
 )
 
 
-cdef int gather(Transport *t, Call *c) noexcept nogil:
+cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Request *receives
     cdef int peer, posted = 0, status
     if t.rank != c.root:
@@ -40,7 +40,7 @@ cdef int gather(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int scatter(Transport *t, Call *c) noexcept nogil:
+cdef int scatter(Comm *t, Call *c) noexcept nogil:
     cdef Request *sends
     cdef int peer, posted = 0, status
     if t.rank != c.root:

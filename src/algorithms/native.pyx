@@ -13,7 +13,7 @@ Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface S
 """
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Call, ELSEWHERE, EVEN_BLOCKS, NATIVE,
-    REDUCE, REDUCE_SCATTER, Transport, add, find,
+    REDUCE, REDUCE_SCATTER, Comm, add, find,
 )
 
 cdef enum:
@@ -33,7 +33,7 @@ cdef const char *other(const Call *c) noexcept nogil:
     return b"ring" if collective == ALL_GATHER else b"pairwise"
 
 
-cdef int run(Transport *t, Call *c) noexcept nogil:
+cdef int run(Comm *t, Call *c) noexcept nogil:
     cdef int status = ELSEWHERE
     if t.comm != 0 and t.collective != NULL:
         status = t.collective(t, c)

@@ -26,7 +26,7 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_REDUCE, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, REDUCE_SCATTER,
-    Request, SCAN, Transport, add, block_of, complete, contribute, largest, let_go, pipe_close,
+    Request, SCAN, Comm, add, block_of, complete, contribute, largest, let_go, pipe_close,
     pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
     withdraw,
 )
@@ -54,7 +54,7 @@ ctypedef struct Room:           # the memory of one meeting
     const void **sources
 
 
-cdef size_t meeting_segment(const Transport *t, const Call *c, size_t longest) noexcept nogil:
+cdef size_t meeting_segment(const Comm *t, const Call *c, size_t longest) noexcept nogil:
     cdef size_t unit = c.op.itemsize
     cdef size_t segment = segment_size(c, unit, longest, 1)
     cdef size_t most = SPACE_BYTES // <size_t>t.size // unit * unit
@@ -63,7 +63,7 @@ cdef size_t meeting_segment(const Transport *t, const Call *c, size_t longest) n
     return segment
 
 
-cdef int meet(Transport *t, Call *c, const Meeting *m) noexcept nogil:
+cdef int meet(Comm *t, Call *c, const Meeting *m) noexcept nogil:
     cdef size_t p = t.size
     cdef Room room
     cdef size_t bank_bytes, fixed_bytes
@@ -84,7 +84,7 @@ cdef int meet(Transport *t, Call *c, const Meeting *m) noexcept nogil:
     return status
 
 
-cdef int all_segments(Transport *t, Call *c, const Meeting *m, Room *room) noexcept nogil:
+cdef int all_segments(Comm *t, Call *c, const Meeting *m, Room *room) noexcept nogil:
     """While segment i travels, reduce segment i - 1."""
     cdef size_t total = segments_in(m.longest, room.segment)
     cdef size_t i
@@ -106,7 +106,7 @@ cdef int all_segments(Transport *t, Call *c, const Meeting *m, Room *room) noexc
     return status
 
 
-cdef Block outgoing(Transport *t, Call *c, const Meeting *m, Room *room, size_t i,
+cdef Block outgoing(Comm *t, Call *c, const Meeting *m, Room *room, size_t i,
                     int peer) noexcept nogil:
     """Segment i of what this rank contributes to a peer, in memory that post_segment fills."""
     cdef Block part = segment_of(m.given[peer * m.stride], i, room.segment)
@@ -115,7 +115,7 @@ cdef Block outgoing(Transport *t, Call *c, const Meeting *m, Room *room, size_t 
     return part
 
 
-cdef void post_segment(Transport *t, Call *c, const Meeting *m, Room *room,
+cdef void post_segment(Comm *t, Call *c, const Meeting *m, Room *room,
                        size_t i) noexcept nogil:
     cdef Request *requests = room.requests + i % 2 * 2 * t.size
     cdef Block part
@@ -139,7 +139,7 @@ cdef void post_segment(Transport *t, Call *c, const Meeting *m, Room *room,
     room.posted[i % 2] = posted
 
 
-cdef void reduce_segment(Transport *t, Call *c, const Meeting *m, Room *room,
+cdef void reduce_segment(Comm *t, Call *c, const Meeting *m, Room *room,
                          size_t i) noexcept nogil:
     cdef Block result
     cdef int peer
@@ -155,7 +155,7 @@ cdef void reduce_segment(Transport *t, Call *c, const Meeting *m, Room *room,
                      result.nbytes // c.op.itemsize)
 
 
-cdef Meeting of_everybody(Transport *t, const Block *given, int stride, Block result,
+cdef Meeting of_everybody(Comm *t, const Block *given, int stride, Block result,
                           size_t longest) noexcept nogil:
     cdef Meeting m
     m.given = given
@@ -169,12 +169,12 @@ cdef Meeting of_everybody(Transport *t, const Block *given, int stride, Block re
     return m
 
 
-cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     return meet(t, c, &m)
 
 
-cdef int reduce(Transport *t, Call *c) noexcept nogil:
+cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block result = c.inputs[0]
     cdef Meeting m
     if t.rank == c.root:
@@ -189,26 +189,26 @@ cdef int reduce(Transport *t, Call *c) noexcept nogil:
     return meet(t, c, &m)
 
 
-cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Meeting m = of_everybody(t, c.inputs, 1, c.outputs[0], largest(c.inputs, t.size))
     return meet(t, c, &m)
 
 
-cdef int scan(Transport *t, Call *c) noexcept nogil:
+cdef int scan(Comm *t, Call *c) noexcept nogil:
     cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank + 1
     return meet(t, c, &m)
 
 
-cdef int exscan(Transport *t, Call *c) noexcept nogil:
+cdef int exscan(Comm *t, Call *c) noexcept nogil:
     cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank
     return meet(t, c, &m)
 
 
-cdef int ordered_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int ordered_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Block *blocks = <Block *>malloc(t.size * sizeof(Block))
     cdef Block result
     cdef Meeting m
@@ -226,7 +226,7 @@ cdef int ordered_scatter(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int spread(Transport *t, Call *c, size_t first_step) noexcept nogil:
+cdef int spread(Comm *t, Call *c, size_t first_step) noexcept nogil:
     """Send our block of the result to everybody, and receive theirs."""
     cdef size_t p = t.size
     cdef size_t i, to, source

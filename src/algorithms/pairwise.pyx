@@ -21,21 +21,21 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_TO_ALL, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe,
-    REDUCE_SCATTER, Reduction, Transport, add, combine, conclude, contribute, copy, largest,
+    REDUCE_SCATTER, Reduction, Comm, add, combine, conclude, contribute, copy, largest,
     let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
     segments_in,
 )
 
 
-cdef inline int ahead(Transport *t, int distance) noexcept nogil:
+cdef inline int ahead(Comm *t, int distance) noexcept nogil:
     return (t.rank + distance) % t.size
 
 
-cdef inline int behind(Transport *t, int distance) noexcept nogil:
+cdef inline int behind(Comm *t, int distance) noexcept nogil:
     return (t.rank - distance + t.size) % t.size
 
 
-cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef size_t steps = t.size - 1
     cdef size_t i
     cdef Pipe pipe
@@ -52,7 +52,7 @@ cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
-cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t longest = largest(c.inputs, t.size)
     cdef size_t segment = segment_size(c, op.itemsize, longest, t.size)
@@ -68,7 +68,7 @@ cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int collect(Transport *t, Call *c, size_t segment, size_t per_step,
+cdef int collect(Comm *t, Call *c, size_t segment, size_t per_step,
                  char *buffers) noexcept nogil:
     """Add to the output what the others have for it; send them what is theirs."""
     cdef size_t total = (t.size - 1) * per_step

@@ -29,7 +29,7 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, BROADCAST, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK,
-    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Transport, add, block_of, combine, conclude,
+    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Comm, add, block_of, combine, conclude,
     contribute, copy, largest, let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take,
     segment_of, segment_size, segments_in,
 )
@@ -49,19 +49,19 @@ ctypedef struct Cut:            # how the messages of a ring follow from their n
 # Step k of a ring: a rank sends block (rank - 1 - k), which it completed in the step before,
 # and receives block (rank - 2 - k). After p-1 steps it holds block `rank`, complete, and the
 # same formula goes on to carry complete blocks round.
-cdef inline size_t block_sent(Transport *t, size_t step) noexcept nogil:
+cdef inline size_t block_sent(Comm *t, size_t step) noexcept nogil:
     return (<size_t>t.rank + 2 * <size_t>t.size - 1 - step) % <size_t>t.size
 
 
-cdef inline size_t block_received(Transport *t, size_t step) noexcept nogil:
+cdef inline size_t block_received(Comm *t, size_t step) noexcept nogil:
     return block_sent(t, step + 1)
 
 
-cdef inline int next_rank(Transport *t) noexcept nogil:
+cdef inline int next_rank(Comm *t) noexcept nogil:
     return (t.rank + 1) % t.size
 
 
-cdef inline int rank_before(Transport *t) noexcept nogil:
+cdef inline int rank_before(Comm *t) noexcept nogil:
     return (t.rank - 1 + t.size) % t.size
 
 
@@ -71,7 +71,7 @@ cdef inline Block piece(Block whole, size_t block, const Cut *cut, size_t i,
     return segment_of(block_of(whole, block, cut.p, unit), i % cut.per_step, cut.segment)
 
 
-cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef Block own = c.inputs[0], result = c.outputs[0]
     cdef size_t longest = block_of(own, 0, t.size, op.itemsize).nbytes
@@ -95,7 +95,7 @@ cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int reduce_round(Transport *t, Call *c, const Cut *cut, Block own, Block result,
+cdef int reduce_round(Comm *t, Call *c, const Cut *cut, Block own, Block result,
                       char *arriving) noexcept nogil:
     """Both rounds of all_reduce as one stream of messages."""
     cdef size_t unit = c.op.itemsize
@@ -127,7 +127,7 @@ cdef int reduce_round(Transport *t, Call *c, const Cut *cut, Block own, Block re
     return pipe_close(t, c, &pipe)
 
 
-cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t longest = largest(c.inputs, t.size)
     cdef size_t segments, stretches
@@ -163,7 +163,7 @@ cdef inline Block share(Block block, const Cut *cut, size_t i) noexcept nogil:
     return segment_of(block, stretch * cut.per_step + i % cut.per_step, cut.segment)
 
 
-cdef inline Block landing(Transport *t, Call *c, const Cut *cut, char *partial,
+cdef inline Block landing(Comm *t, Call *c, const Cut *cut, char *partial,
                           size_t i) noexcept nogil:
     """Where message i of reduce_scatter lands: in the output if it completes our block."""
     cdef size_t k = step_of(cut, i)
@@ -174,7 +174,7 @@ cdef inline Block landing(Transport *t, Call *c, const Cut *cut, char *partial,
     return into
 
 
-cdef int scatter_round(Transport *t, Call *c, const Cut *cut, size_t stretches, char *partial,
+cdef int scatter_round(Comm *t, Call *c, const Cut *cut, size_t stretches, char *partial,
                        char *prepared) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t total = stretches * (cut.p - 1) * cut.per_step
@@ -215,7 +215,7 @@ cdef int scatter_round(Transport *t, Call *c, const Cut *cut, size_t stretches, 
     return pipe_close(t, c, &pipe)
 
 
-cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef size_t p = t.size
     cdef size_t longest = largest(c.outputs, t.size)
     cdef size_t segment = segment_size(c, 1, longest, p)
@@ -240,7 +240,7 @@ cdef int all_gather(Transport *t, Call *c) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
-cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     """A chain from the root round to the rank before it: each passes segments on."""
     cdef Block whole = c.outputs[0], part
     cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)

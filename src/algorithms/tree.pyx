@@ -24,7 +24,7 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    BROADCAST, Block, Call, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request, Transport, add, combine,
+    BROADCAST, Block, Call, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request, Comm, add, combine,
     complete, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post, pipe_take,
     post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
@@ -41,7 +41,7 @@ ctypedef struct Place:          # of this rank in the tree
     int v                       # number in the tree
 
 
-cdef void find_place(Transport *t, int root, Place *place) noexcept nogil:
+cdef void find_place(Comm *t, int root, Place *place) noexcept nogil:
     cdef int p = t.size
     cdef int bit = 1
     place.v = (t.rank - root + p) % p
@@ -56,7 +56,7 @@ cdef void find_place(Transport *t, int root, Place *place) noexcept nogil:
         place.parent = ((place.v - bit) + root) % p
 
 
-cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Block whole = c.outputs[0], part
     cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
     cdef size_t total = segments_in(whole.nbytes, segment)
@@ -92,7 +92,7 @@ cdef int broadcast(Transport *t, Call *c) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
-cdef int reduce(Transport *t, Call *c) noexcept nogil:
+cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef int top = c.root if c.op.commutative else 0
     cdef Block own = c.inputs[0], result
     cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, 1)
@@ -121,7 +121,7 @@ cdef int reduce(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int climb(Transport *t, Call *c, const Place *place, size_t segment, Block result,
+cdef int climb(Comm *t, Call *c, const Place *place, size_t segment, Block result,
                char *buffers) noexcept nogil:
     """Reduce towards the top of the tree, which gets `result`."""
     cdef size_t total = segments_in(result.nbytes, segment)

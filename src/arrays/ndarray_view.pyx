@@ -85,7 +85,7 @@ cdef int learn_numpy() except -1:
     return 0
 
 
-cdef bint look(object obj, Plain *out) except -1:
+cdef bint look(object obj, NdarrayView *out) except -1:
     cdef PyTypeObject *kind = type_of(obj)
     cdef DLTensor t
     if kind == numpy_array:
@@ -96,7 +96,7 @@ cdef bint look(object obj, Plain *out) except -1:
     return show_torch(obj, &t) and t.device.device_type == DL_CPU and read_torch(obj, &t, out)
 
 
-cdef inline bint look_at_numpy(const NumpyArray *array, Plain *out) noexcept:
+cdef inline bint look_at_numpy(const NumpyArray *array, NdarrayView *out) noexcept:
     cdef int number = array.dtype.number, i
     cdef size_t count = 1
     if not 0 <= number < NUMPY_DTYPES or dtypes[number] == DT_OTHER:
@@ -114,7 +114,7 @@ cdef inline bint look_at_numpy(const NumpyArray *array, Plain *out) noexcept:
     return array.flags & NUMPY_ALIGNED != 0
 
 
-cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1:
+cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1:
     if not asked_numpy:
         learn_numpy()
     try:
@@ -138,7 +138,7 @@ cdef bint look_at_cupy(object obj, Plain *out, int *device) except -1:
     return head.byteorder in b"=|"
 
 
-cdef bint look_at_torch(object obj, Plain *out, int *device) except -1:
+cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1:
     cdef DLTensor t
     if not show_torch(obj, &t) or t.device.device_type != DL_CUDA:
         return False
@@ -157,7 +157,7 @@ cdef inline bint show_torch(object obj, DLTensor *t) except -1:
     return True
 
 
-cdef inline bint read_torch(object tensor, const DLTensor *t, Plain *out) except -1:
+cdef inline bint read_torch(object tensor, const DLTensor *t, NdarrayView *out) except -1:
     cdef int64_t expected = 1
     cdef int i
     out.dtype = code_of_dlpack(t.dtype)

@@ -5,7 +5,7 @@ from cydist._native.abi cimport (
     ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
     NO_CALL, POINT_TO_POINT, Call, Fingerprint,
 )
-from cydist._native.control_plane cimport RECENT, Notice, Notices
+from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
 
 from cydist._native import abi, kernels
 
@@ -117,9 +117,9 @@ cdef object numbered(object failure, const Fingerprint *call):
     return failure
 
 
-cdef object told_failure(const Notices *notices, int rank):
+cdef object told_failure(const ControlPlane *notices, int rank):
     """The Failure that a group's notices know of, as seen from group rank `rank`."""
-    cdef const Notice *n = &notices.failure
+    cdef const ControlMessage *n = &notices.failure
     cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
     cdef bint mismatch = n.status == MISMATCH
     cdef const Fingerprint *other = &n.theirs if mismatch else NULL

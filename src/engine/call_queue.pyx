@@ -10,7 +10,7 @@ cdef enum:
     FOR_LONG = 1000000000           # ns; then it looks again
 
 
-cdef class Turn:
+cdef class CallQueue:
     """The calls of a group that run or are queued, and the one that runs.
 
     All changes are atomic: no signal handler and no thread comes between their steps.

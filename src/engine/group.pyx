@@ -25,10 +25,10 @@ from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_visited, told_failure
 from cydist._native.kernels cimport reduction
 from cydist._native.control_plane cimport (
-    CALL_BYTES, Notice, close_notices, enter, fail, hear_now, last_call, new_notice, notice_of,
-    open_notices, remember,
+    CALL_BYTES, ControlMessage, close_notices, enter, fail, hear_now, last_call, new_notice,
+    notice_of, open_notices, remember,
 )
-from cydist._native.call_queue cimport Turn
+from cydist._native.call_queue cimport CallQueue
 from cydist._native.sync cimport load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
@@ -113,7 +113,7 @@ cdef class Group:
         for i in range(size):
             self.peers[i] = ranks[i]
         self.link = link
-        self.turn = Turn()
+        self.turn = CallQueue()
         self.pid = getpid()
         self.view.rank = rank
         self.view.size = size
@@ -202,7 +202,7 @@ cdef class Group:
         Raises Failure when it was another one, or when the group has failed elsewhere.
         """
         cdef Call call
-        cdef Notice notice
+        cdef ControlMessage notice
         cdef int status
         if not self.open or self.running or self.view.settle == NULL:
             return
@@ -229,7 +229,7 @@ cdef class Group:
         Raises Failure when ranks differ; what a signal handler raised.
         """
         cdef Call call
-        cdef Notice notice
+        cdef ControlMessage notice
         cdef int status = OK
         cdef bint known, busy = self.running != 0 or not self.turn.begin_alone()
         if not self.open or self.view.size == 1 or (busy and self.view.windows != NULL):
@@ -300,12 +300,12 @@ cdef class Group:
         peer        group rank that it is about, or -1
         call        what this rank was doing, for people
         """
-        cdef Notice notice = new_notice(STATUSES[status], self.view.rank, peer, -1)
+        cdef ControlMessage notice = new_notice(STATUSES[status], self.view.rank, peer, -1)
         cdef bytes words = call.encode()
         strncpy(notice.call, words, CALL_BYTES - 1)
         self.tell(&notice)
 
-    cdef void tell(self, Notice *notice):
+    cdef void tell(self, ControlMessage *notice):
         if self.open:
             self.running += 1
             with nogil:
@@ -319,7 +319,7 @@ cdef class Group:
         Raises Failure when the group has failed.
         """
         cdef Call call
-        cdef Notice notice
+        cdef ControlMessage notice
         cdef int status
         memset(&call, 0, sizeof(Call))
         call.fingerprint.seq = seq
@@ -444,7 +444,7 @@ cdef class Group:
         c.failed_step = -1
 
     cdef int perform(self, Call *c, const Entry *entry) noexcept nogil:
-        cdef Notice notice
+        cdef ControlMessage notice
         cdef int status = load_int(&self.aborted)
         if status == OK:
             status = enter(&self.notices, &self.view, c)

@@ -10,7 +10,7 @@ from cydist._native.abi cimport (
 from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport described, told_failure
-from cydist._native.control_plane cimport Notice, hear_now, new_notice
+from cydist._native.control_plane cimport ControlMessage, hear_now, new_notice
 from cydist._native.sync cimport load_int, store_int
 
 cdef extern from "<unistd.h>" nogil:
@@ -105,7 +105,7 @@ cdef class Message:
 
     def fail(self) -> None:
         """It ended badly, and the group with it: tell all members, as `Group.fail` does."""
-        cdef Notice notice = new_notice(
+        cdef ControlMessage notice = new_notice(
             self.request.status, self.group.view.rank, self.peer(), -1)
         if notice.status >= OK or notice.status == CLOSED:
             return

@@ -2,7 +2,7 @@
 long one.
 
 Compiled, because a function of Python's between a caller and the short way would cost as much as
-all that follows. What they are is said where the long way is: see `shortcut`.
+all that follows. What they are is said where the long way is: see `fast_path`.
 """
 from functools import update_wrapper
 
@@ -15,13 +15,13 @@ from cydist._native.fast_collectives cimport (
 )
 from cydist._native.fast_p2p cimport recv as short_recv, send as short_send
 from cydist._native.fast_nccl cimport (
-    LONG, all_gather_into_tensor as stream_all_gather, all_reduce as stream_all_reduce,
+    NOT_FAST, all_gather_into_tensor as stream_all_gather, all_reduce as stream_all_reduce,
     all_to_all_single as stream_all_to_all, broadcast as stream_broadcast,
     recv as stream_recv, reduce as stream_reduce, reduce_scatter_tensor as stream_reduce_scatter,
     send as stream_send,
 )
 
-cdef dict long_ways = {}        # by name
+cdef dict general_paths = {}        # by name
 cdef dict by_name = {}
 cdef object USUAL = object()    # the `op` of who names none
 cdef object usual_operation = None
@@ -33,13 +33,13 @@ def use_operation(object op) -> None:
     usual_operation = op
 
 
-def shortcut(object function not None):
+def fast_path(object function not None):
     """Decorator of a public function: calls try the short way first, with the same arguments.
 
     The result has the function's signature and docstring.
     """
     name = function.__name__
-    long_ways[name] = function
+    general_paths[name] = function
     return update_wrapper(by_name[name], function)
 
 
@@ -48,18 +48,18 @@ def all_reduce(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     if timeout is None:
         if not async_op and short_all_reduce(tensor, chosen, group):
             return None
-        if (done := stream_all_reduce(tensor, chosen, group, async_op)) is not LONG:
+        if (done := stream_all_reduce(tensor, chosen, group, async_op)) is not NOT_FAST:
             return done
-    return long_ways["all_reduce"](tensor, chosen, group, async_op, timeout=timeout)
+    return general_paths["all_reduce"](tensor, chosen, group, async_op, timeout=timeout)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, timeout=None):
     if timeout is None and group_src is None:
         if not async_op and short_broadcast(tensor, src, group):
             return None
-        if (done := stream_broadcast(tensor, src, group, async_op)) is not LONG:
+        if (done := stream_broadcast(tensor, src, group, async_op)) is not NOT_FAST:
             return done
-    return long_ways["broadcast"](tensor, src, group, async_op, group_src, timeout=timeout)
+    return general_paths["broadcast"](tensor, src, group, async_op, group_src, timeout=timeout)
 
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, *,
@@ -68,9 +68,9 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
         if not async_op and short_all_gather(output_tensor, input_tensor, group):
             return None
         done = stream_all_gather(output_tensor, input_tensor, group, async_op)
-        if done is not LONG:
+        if done is not NOT_FAST:
             return done
-    return long_ways["all_gather_into_tensor"](
+    return general_paths["all_gather_into_tensor"](
         output_tensor, input_tensor, group, async_op, timeout=timeout)
 
 
@@ -79,9 +79,9 @@ def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *
     if timeout is None:
         if not async_op and short_reduce_scatter(output, input, chosen, group):
             return None
-        if (done := stream_reduce_scatter(output, input, chosen, group, async_op)) is not LONG:
+        if (done := stream_reduce_scatter(output, input, chosen, group, async_op)) is not NOT_FAST:
             return done
-    return long_ways["reduce_scatter_tensor"](
+    return general_paths["reduce_scatter_tensor"](
         output, input, chosen, group, async_op, timeout=timeout)
 
 
@@ -90,9 +90,9 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
     if timeout is None and output_split_sizes is None and input_split_sizes is None:
         if not async_op and short_all_to_all(output, input, group):
             return None
-        if (done := stream_all_to_all(output, input, group, async_op)) is not LONG:
+        if (done := stream_all_to_all(output, input, group, async_op)) is not NOT_FAST:
             return done
-    return long_ways["all_to_all_single"](
+    return general_paths["all_to_all_single"](
         output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout)
 
 
@@ -102,23 +102,23 @@ def reduce(tensor, dst=None, op=USUAL, group=None, async_op=False, group_dst=Non
     if timeout is None and group_dst is None:
         if not async_op and short_reduce(tensor, dst, chosen, group):
             return None
-        if (done := stream_reduce(tensor, dst, chosen, group, async_op)) is not LONG:
+        if (done := stream_reduce(tensor, dst, chosen, group, async_op)) is not NOT_FAST:
             return done
-    return long_ways["reduce"](tensor, dst, chosen, group, async_op, group_dst, timeout=timeout)
+    return general_paths["reduce"](tensor, dst, chosen, group, async_op, group_dst, timeout=timeout)
 
 
 def scan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
     if not async_op and timeout is None and short_scan(tensor, chosen, group):
         return None
-    return long_ways["scan"](tensor, chosen, group, async_op, timeout=timeout)
+    return general_paths["scan"](tensor, chosen, group, async_op, timeout=timeout)
 
 
 def exscan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
     if not async_op and timeout is None and short_exscan(tensor, chosen, group):
         return None
-    return long_ways["exscan"](tensor, chosen, group, async_op, timeout=timeout)
+    return general_paths["exscan"](tensor, chosen, group, async_op, timeout=timeout)
 
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None, *,
@@ -126,7 +126,7 @@ def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group
     if (not async_op and timeout is None and group_dst is None
             and short_gather(tensor, gather_list, dst, group)):
         return None
-    return long_ways["gather"](
+    return general_paths["gather"](
         tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
 
 
@@ -135,44 +135,44 @@ def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, gro
     if (not async_op and timeout is None and group_src is None
             and short_scatter(tensor, scatter_list, src, group)):
         return None
-    return long_ways["scatter"](
+    return general_paths["scatter"](
         tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
 
 
 def barrier(group=None, async_op=False, device_ids=None, timeout=None):
     if not async_op and timeout is None and short_barrier(group):
         return None
-    return long_ways["barrier"](group, async_op, device_ids, timeout)
+    return general_paths["barrier"](group, async_op, device_ids, timeout)
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None, *, timeout=None):
     if timeout is None and group_dst is None:
         if short_send(tensor, dst, group, tag):
             return None
-        if stream_send(tensor, dst, group, tag, False) is not LONG:
+        if stream_send(tensor, dst, group, tag, False) is not NOT_FAST:
             return None
-    return long_ways["send"](tensor, dst, group, tag, group_dst, timeout=timeout)
+    return general_paths["send"](tensor, dst, group, tag, group_dst, timeout=timeout)
 
 
 def recv(tensor, src=None, group=None, tag=0, group_src=None, *, timeout=None):
     if timeout is None and group_src is None:
         if short_recv(tensor, src, group, tag):
             return src
-        if stream_recv(tensor, src, group, tag, False) is not LONG:
+        if stream_recv(tensor, src, group, tag, False) is not NOT_FAST:
             return src
-    return long_ways["recv"](tensor, src, group, tag, group_src, timeout=timeout)
+    return general_paths["recv"](tensor, src, group, tag, group_src, timeout=timeout)
 
 
 def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
-    if group_dst is None and (done := stream_send(tensor, dst, group, tag, True)) is not LONG:
+    if group_dst is None and (done := stream_send(tensor, dst, group, tag, True)) is not NOT_FAST:
         return done
-    return long_ways["isend"](tensor, dst, group, tag, group_dst)
+    return general_paths["isend"](tensor, dst, group, tag, group_dst)
 
 
 def irecv(tensor, src=None, group=None, tag=0, group_src=None):
-    if group_src is None and (done := stream_recv(tensor, src, group, tag, True)) is not LONG:
+    if group_src is None and (done := stream_recv(tensor, src, group, tag, True)) is not NOT_FAST:
         return done
-    return long_ways["irecv"](tensor, src, group, tag, group_src)
+    return general_paths["irecv"](tensor, src, group, tag, group_src)
 
 
 for public in (all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor,

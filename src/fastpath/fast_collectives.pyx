@@ -20,7 +20,7 @@ from cydist._native.algorithm_table cimport size_class
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.call_errors cimport keep_visited
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
-from cydist._native.ndarray_view cimport Plain, look
+from cydist._native.ndarray_view cimport NdarrayView, look
 from cydist._native.sync cimport load_int
 
 cdef object default_group = None    # the process's, if it is one of ours
@@ -128,11 +128,11 @@ cdef int member(object group, Group native, object given) except -2:
     return -1
 
 
-cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
+cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
 
 
-cdef inline bint apart_from_all(const Plain *a, const Block *blocks, int count) noexcept:
+cdef inline bint apart_from_all(const NdarrayView *a, const Block *blocks, int count) noexcept:
     cdef int i
     for i in range(count):
         if a.ptr < blocks[i].ptr + blocks[i].nbytes and blocks[i].ptr < a.ptr + a.nbytes:
@@ -165,26 +165,26 @@ cdef enum:
     BRIEF_BYTES = 16384         # to copy or reduce so many takes about a microsecond
 
 
-ctypedef struct Brief:          # a call, and what it needs when it waits
+ctypedef struct FastCall:          # a call, and what it needs when it waits
     Call call                   # first
     double timeout              # seconds
     PyThreadState *thread       # NULL: it has the GIL
 
 
 cdef void before_wait(Call *c) noexcept nogil:
-    cdef Brief *b = <Brief *>c
+    cdef FastCall *b = <FastCall *>c
     c.before_wait = NULL
     c.deadline_ns = now_ns() + <int64_t>(b.timeout * 1e9)
     b.thread = PyEval_SaveThread()
 
 
-cdef inline void prepare(Brief *b, Group native) noexcept:
-    memset(b, 0, sizeof(Brief))
+cdef inline void prepare(FastCall *b, Group native) noexcept:
+    memset(b, 0, sizeof(FastCall))
     b.call.before_wait = before_wait
     b.timeout = native.timeout
 
 
-cdef bint finish(object group, Group native, str name, const Entry *entry, Brief *b, int dtype,
+cdef bint finish(object group, Group native, str name, const Entry *entry, FastCall *b, int dtype,
                  size_t count, int op, int root, size_t nbytes, object one=None,
                  object other=None) except -1:
     """Run the call, whose blocks and reduction are filled in, and give the turn back.
@@ -223,7 +223,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, Brief
     return True
 
 
-cdef void cut(Block *blocks, const Plain *whole, int parts) noexcept:
+cdef void cut(Block *blocks, const NdarrayView *whole, int parts) noexcept:
     """Cut an array into equal blocks."""
     cdef size_t each = whole.nbytes // parts
     cdef int i
@@ -236,7 +236,7 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
     """A call on one array, of which every rank has as much. Where it has no root or no `op`, these
     mean nothing."""
     cdef bint rooted = collective == BROADCAST or collective == REDUCE
-    cdef Plain p
+    cdef NdarrayView p
     cdef Reduction r
     cdef int code = OP_NONE, root = -1
     chosen = chosen_of(group)
@@ -252,7 +252,7 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
         return False
     if collective != BROADCAST and not operation(op, p.dtype, native.view.size, &r, &code):
         return False
-    cdef Brief b
+    cdef FastCall b
     prepare(&b, native)
     cdef const Entry *entry = begin(native, collective, p.nbytes)
     if entry == NULL:
@@ -296,10 +296,10 @@ cdef enum:
 cdef bint on_list(str name, int collective, object tensor, object arrays, object given_root,
                   object group) except -1:
     """A call on this rank's array and, on the root, a list with one for every rank."""
-    cdef Plain own, each
+    cdef NdarrayView own, each
     cdef Block block
     cdef Block blocks[MOST_LISTED]
-    cdef Brief b
+    cdef FastCall b
     cdef const Entry *entry
     cdef bint gathers = collective == GATHER
     cdef int rank, root, listed = 0
@@ -356,7 +356,7 @@ cpdef bint scatter(object tensor, object arrays, object src, object group) excep
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
     """cydist.all_gather_into_tensor."""
-    cdef Plain small, large
+    cdef NdarrayView small, large
     chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None or not look(input, &small) or not look(output, &large):
@@ -365,7 +365,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
         return False
     if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
         return False
-    cdef Brief b
+    cdef FastCall b
     prepare(&b, native)
     cdef const Entry *entry = begin(native, ALL_GATHER, large.nbytes)
     if entry == NULL:
@@ -380,7 +380,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
 
 cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
     """cydist.reduce_scatter_tensor."""
-    cdef Plain small, large
+    cdef NdarrayView small, large
     cdef Reduction r
     cdef int code
     chosen = chosen_of(group)
@@ -391,7 +391,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
         return False
     if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
         return False
-    cdef Brief b
+    cdef FastCall b
     prepare(&b, native)
     cdef const Entry *entry = begin(native, REDUCE_SCATTER, large.nbytes)
     if entry == NULL:
@@ -407,7 +407,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
 
 cpdef bint all_to_all_single(object output, object input, object group) except -1:
     """cydist.all_to_all_single of vectors that all ranks cut evenly."""
-    cdef Plain given, due
+    cdef NdarrayView given, due
     chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None or not look(input, &given) or not look(output, &due):
@@ -418,7 +418,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
     cdef int size = native.view.size
     if given.count % size != 0 or not apart(&given, &due):
         return False
-    cdef Brief b
+    cdef FastCall b
     prepare(&b, native)
     cdef const Entry *entry = begin(native, ALL_TO_ALL, due.nbytes)
     if entry == NULL:
@@ -437,7 +437,7 @@ cpdef bint barrier(object group) except -1:
     cdef Group native = native_of(chosen)
     if native is None:
         return False
-    cdef Brief b
+    cdef FastCall b
     prepare(&b, native)
     cdef const Entry *entry = begin(native, BARRIER, 0)
     if entry == NULL:
@@ -445,7 +445,7 @@ cpdef bint barrier(object group) except -1:
     return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)
 
 
-cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:
+cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
     """Is the large array `ranks` times the small one, of its dtype?"""
     return (small.count != 0 and large.count == small.count * ranks
             and large.dtype == small.dtype)

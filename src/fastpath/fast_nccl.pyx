@@ -11,14 +11,14 @@ cimport cython
 from cydist._native.kernels import DTYPES
 
 from cydist._native.kernels cimport OP_PREMUL_SUM
-from cydist._native.ndarray_view cimport Plain, look_at_cupy, look_at_torch
+from cydist._native.ndarray_view cimport NdarrayView, look_at_cupy, look_at_torch
 from cydist._native.fast_collectives cimport forked, number, operations_class, streams_of
 
 cdef enum:
     UINT8 = 1                   # ncclDataType_t: what is only moved goes as bytes
     LARGEST_TAG = 0x7fffffff
 
-cdef object LONG = object()     # take the long way: nothing has happened
+cdef object NOT_FAST = object()     # take the long way: nothing has happened
 cdef dict names = {code: name for name, code in DTYPES.items()}
 
 
@@ -61,7 +61,7 @@ cdef class Enqueuer:
         self.index = self.gpu.index
         self.pid = group._pid
 
-    cdef object look(self, object tensor, Plain *out):
+    cdef object look(self, object tensor, NdarrayView *out):
         """The library of a plain array on the group's GPU; None for anything else."""
         cdef int device
         library = self.lib
@@ -119,11 +119,11 @@ cdef class Enqueuer:
         self.lock.acquire()
         try:
             if not self.usable():
-                return LONG
+                return NOT_FAST
             self.gpu.use()
             current = library.current_stream(self.index)
             if self.gpu.is_captured(current) or (async_op and self.gpu.is_captured(self.stream)):
-                return LONG
+                return NOT_FAST
             return self.enqueue(name, note, function, arguments, library, result, other, async_op,
                                 current)
         finally:
@@ -186,24 +186,24 @@ cdef class Enqueuer:
             self.binding.group_end()
 
 
-cdef inline bint apart(const Plain *a, const Plain *b) noexcept:
+cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
 
 
-cdef inline bint times(const Plain *large, const Plain *small, int ranks) noexcept:
+cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
     """Is the large array `ranks` times the small one, of its dtype?"""
     return large.count == small.count * ranks and large.dtype == small.dtype
 
 
 cdef object all_reduce(object tensor, object op, object group, bint async_op):
-    cdef Plain p
+    cdef NdarrayView p
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(tensor, &p)
     if library is None:
-        return LONG
+        return NOT_FAST
     cdef tuple how = self.operation(op, p.dtype)
     if how is None:
-        return LONG
+        return NOT_FAST
     kind, operation, width, name = how
     address = <size_t>p.ptr
     return self.put(
@@ -213,15 +213,15 @@ cdef object all_reduce(object tensor, object op, object group, bint async_op):
 
 
 cdef object reduce(object tensor, object dst, object op, object group, bint async_op):
-    cdef Plain p
+    cdef NdarrayView p
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(tensor, &p)
     if library is None:
-        return LONG
+        return NOT_FAST
     cdef int root = self.root(dst)
     cdef tuple how = self.operation(op, p.dtype)
     if root < 0 or how is None:
-        return LONG
+        return NOT_FAST
     kind, operation, width, name = how
     address = <size_t>p.ptr
     return self.put(
@@ -231,14 +231,14 @@ cdef object reduce(object tensor, object dst, object op, object group, bint asyn
 
 
 cdef object broadcast(object tensor, object src, object group, bint async_op):
-    cdef Plain p
+    cdef NdarrayView p
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(tensor, &p)
     if library is None:
-        return LONG
+        return NOT_FAST
     cdef int root = self.root(src)
     if root < 0:
-        return LONG
+        return NOT_FAST
     address = <size_t>p.ptr
     return self.put(
         "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
@@ -247,15 +247,15 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
 
 
 cdef object all_gather_into_tensor(object output, object input, object group, bint async_op):
-    cdef Plain small, large
+    cdef NdarrayView small, large
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(input, &small)
     if library is None or self.look(output, &large) is not library:
-        return LONG
+        return NOT_FAST
     if not times(&large, &small, self.size):
-        return LONG
+        return NOT_FAST
     if not apart(&small, &large) and small.ptr != large.ptr + self.rank * small.nbytes:
-        return LONG
+        return NOT_FAST
     return self.put(
         "all_gather_into_tensor",
         ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
@@ -265,14 +265,14 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
 
 cdef object reduce_scatter_tensor(object output, object input, object op, object group,
                                   bint async_op):
-    cdef Plain small, large
+    cdef NdarrayView small, large
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(output, &small)
     if library is None or self.look(input, &large) is not library:
-        return LONG
+        return NOT_FAST
     cdef tuple how = self.operation(op, small.dtype)
     if how is None or not times(&large, &small, self.size) or not apart(&small, &large):
-        return LONG
+        return NOT_FAST
     kind, operation, width, name = how
     return self.put(
         "reduce_scatter_tensor",
@@ -285,14 +285,14 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
 
 cdef object all_to_all_single(object output, object input, object group, bint async_op):
     """Of vectors that all ranks cut evenly."""
-    cdef Plain given, due
+    cdef NdarrayView given, due
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(input, &given)
     if library is None or self.look(output, &due) is not library:
-        return LONG
+        return NOT_FAST
     if (given.count != due.count or given.dtype != due.dtype or given.ndim != 1 or due.ndim != 1
             or given.count % self.size != 0 or not apart(&given, &due)):
-        return LONG
+        return NOT_FAST
     cdef size_t count = given.count // self.size
     return self.put(
         "all_to_all_single",
@@ -314,18 +314,18 @@ cdef object recv(object tensor, object src, object group, object tag, bint async
 cdef object message(str name, bint sends, object tensor, object given, object group, object tag,
                     bint async_op):
     """One message, by itself: NCCL has no tags."""
-    cdef Plain p
+    cdef NdarrayView p
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(tensor, &p)
     if library is None:
-        return LONG
+        return NOT_FAST
     cdef int peer = self.root(given)
     cdef long label = number(tag)
     if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
-        return LONG
+        return NOT_FAST
     done = self.put(
         name, None, self.comm.send if sends else self.comm.recv,
         (<size_t>p.ptr, p.nbytes, UINT8, peer), library, tensor, None, async_op)
-    if async_op and not sends and done is not LONG:
+    if async_op and not sends and done is not NOT_FAST:
         done._source = self.group.ranks[peer]
     return done

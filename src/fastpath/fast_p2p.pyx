@@ -9,8 +9,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport described, told_failure
-from cydist._native.control_plane cimport Notice, hear_now, new_notice
-from cydist._native.ndarray_view cimport Plain, look
+from cydist._native.control_plane cimport ControlMessage, hear_now, new_notice
+from cydist._native.ndarray_view cimport NdarrayView, look
 from cydist._native.fast_collectives cimport chosen_of, member, native_of, number, sends_short
 from cydist._native.sync cimport load_int
 
@@ -30,7 +30,7 @@ cpdef bint recv(object tensor, object src, object group, object tag) except -1:
 
 cdef bint message(str name, object tensor, object peer, object group, object tag,
                   bint sending) except -1:
-    cdef Plain p
+    cdef NdarrayView p
     cdef Request r
     cdef Fingerprint f
     chosen = chosen_of(group)
@@ -63,7 +63,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     return True
 
 
-cdef inline void describe(Request *r, Fingerprint *f, const Plain *p, int rank,
+cdef inline void describe(Request *r, Fingerprint *f, const NdarrayView *p, int rank,
                           uint64_t tag) noexcept:
     memset(r, 0, sizeof(Request))
     f[0] = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
@@ -116,7 +116,7 @@ cdef int given_up(Group native, Request *r, int status) noexcept:
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
                       int status, bint told) except -1:
     """Fail the group, as the long way's Work does, and raise why."""
-    cdef Notice notice
+    cdef ControlMessage notice
     cdef int peer = r.source if status == MISMATCH else r.peer
     if status == TIMEOUT:
         raise group.late_message(name, r.peer)

@@ -1,10 +1,11 @@
 """Rehearsals: algorithms run with a reduction that knows who took part, and on paper.
 
-`Rehearsal` calls an algorithm on any link with elements that name the ranks they are made of, so
-that a test can see who was combined with whom, in which order, and how often it was prepared and
-finished. `Recording` is a link without peers: what is posted and waited for is written down and
-taken for done. An algorithm's messages do not depend on its data, so the logs of all ranks, taken
-one after another in one thread, are the messages of a whole group of any size.
+`ScheduleRecorder` calls an algorithm on any link with elements that name the ranks they are
+made of, so that a test can see who was combined with whom, in which order, and how often it was
+prepared and finished. `Recording` is a link without peers: what is posted and waited for is
+written down and taken for done. An algorithm's messages do not depend on its data, so the logs
+of all ranks, taken one after another in one thread, are the messages of a whole group of any
+size.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -12,7 +13,7 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint,
-    Link, Reduction, Request, Transport, find, index_of,
+    Link, Reduction, Request, Comm, find, index_of,
 )
 
 
@@ -98,7 +99,7 @@ ctypedef struct Log:
     size_t count, room
 
 
-cdef int write(Transport *t, Request *r, int what) noexcept nogil:
+cdef int write(Comm *t, Request *r, int what) noexcept nogil:
     cdef Log *log = <Log *>t.link
     cdef Line *line
     if log.count == log.room:
@@ -119,24 +120,24 @@ cdef int write(Transport *t, Request *r, int what) noexcept nogil:
     return OK
 
 
-cdef int send(Transport *t, Request *r) noexcept nogil:
+cdef int send(Comm *t, Request *r) noexcept nogil:
     return write(t, r, SEND)
 
 
-cdef int recv(Transport *t, Request *r) noexcept nogil:
+cdef int recv(Comm *t, Request *r) noexcept nogil:
     return write(t, r, RECV)
 
 
-cdef int test(Transport *t, Request *r) noexcept nogil:
+cdef int test(Comm *t, Request *r) noexcept nogil:
     return r.status
 
 
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     r.status = write(t, r, WAIT)
     return r.status
 
 
-cdef void cancel(Transport *t, Request *r) noexcept nogil:
+cdef void cancel(Comm *t, Request *r) noexcept nogil:
     r.status = NO_MEMORY        # only a log that cannot grow fails
 
 
@@ -152,7 +153,7 @@ cdef class Recording(Link):
     def __dealloc__(self):
         free(self.log.lines)
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         t.link = &self.log
         t.send = send
         t.recv = recv
@@ -161,7 +162,7 @@ cdef class Recording(Link):
         t.cancel = cancel
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         pass
 
     def lines(self):
@@ -180,11 +181,11 @@ cdef class Recording(Link):
         return found
 
 
-cdef class Rehearsal:
+cdef class ScheduleRecorder:
     """A group on a link, whose reductions are made of Parts."""
 
     cdef Link link
-    cdef Transport view
+    cdef Comm view
     cdef int *peers
     cdef int aborted
 
@@ -195,7 +196,7 @@ cdef class Rehearsal:
             raise MemoryError
         for i in range(link.size):
             self.peers[i] = i
-        memset(&self.view, 0, sizeof(Transport))
+        memset(&self.view, 0, sizeof(Comm))
         self.view.rank = link.rank
         self.view.size = link.size
         self.view.peers = self.peers

@@ -78,7 +78,7 @@ cdef Item *blank_item(size_t more_bytes) noexcept nogil:
     return item
 
 
-cdef Item *new_item(Transport *t, Request *r, int peer, size_t more_bytes) noexcept nogil:
+cdef Item *new_item(Comm *t, Request *r, int peer, size_t more_bytes) noexcept nogil:
     cdef Item *item = blank_item(more_bytes)
     if item == NULL:
         return NULL
@@ -234,7 +234,7 @@ cdef bint takes_it_for_another(const Item *item, const void *context) noexcept n
             and memcmp(&item.fingerprint, doubt.request.expected, sizeof(Fingerprint)) != 0)
 
 
-cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil:
+cdef bint contradicted(Queues *q, const Comm *t, Request *r) noexcept nogil:
     cdef Doubt doubt = Doubt(t.context, r)
     cdef Item *item
     if not r.tag & COLLECTIVE_TAG or r.expected == NULL:
@@ -248,7 +248,7 @@ cdef bint contradicted(Queues *q, const Transport *t, Request *r) noexcept nogil
     return True
 
 
-cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noexcept nogil:
+cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept nogil:
     # What stands before a message of an earlier call is taken in time, so that comes to the
     # front; looking at all would make every call slower for a rank whose peers are far ahead.
     cdef int _place
@@ -272,7 +272,7 @@ cdef bint left_over(Queues *q, const Transport *t, uint64_t seq, Request *r) noe
     return False
 
 
-cdef int group_rank(const Transport *t, int peer) noexcept nogil:
+cdef int group_rank(const Comm *t, int peer) noexcept nogil:
     cdef int i
     for i in range(t.size):
         if t.peers[i] == peer:
@@ -282,7 +282,7 @@ cdef int group_rank(const Transport *t, int peer) noexcept nogil:
 
 # Groups that have ended here
 
-cdef int open_context(Queues *q, Transport *t) noexcept nogil:
+cdef int open_context(Queues *q, Comm *t) noexcept nogil:
     cdef Item *item = blank_item(0)
     if item == NULL:
         return NO_MEMORY
@@ -314,8 +314,8 @@ cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil:
     return context != 0 and q.closed[context & (REMEMBERED - 1)] == context
 
 
-cdef Transport *note_farewell(Queues *q, uint64_t context, int peer,
-                              uint64_t lanes) noexcept nogil:
+cdef Comm *note_farewell(Queues *q, uint64_t context, int peer,
+                         uint64_t lanes) noexcept nogil:
     cdef Item *item = find_open(q, context)
     if item == NULL or item.view.farewells == NULL:
         return NULL

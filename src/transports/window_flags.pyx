@@ -6,7 +6,7 @@ so a rank that waits for long costs no core, and one that waits briefly pays for
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    Flags, Head, OK, PEER_LOST, Transport, Windows, has_left, now_ns, slice_end,
+    Flags, Head, OK, PEER_LOST, Comm, Windows, has_left, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
@@ -57,7 +57,7 @@ cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
     return <uint32_t *>(flag + 1)
 
 
-cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogil:
+cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil:
     reach(SEND_MID)
     # The sleeper announces itself and looks again; one of us sees the other.
     swap_u64(flag, value)
@@ -65,7 +65,7 @@ cdef void raise_flag(Transport *t, uint64_t *flag, uint64_t value) noexcept nogi
         futex_wake_shared(low_half(flag))
 
 
-cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
+cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil:
     cdef int64_t now = now_ns()
     cdef int64_t until = min(now + YIELD_NS, deadline_ns)
@@ -79,7 +79,7 @@ cdef int wait_flag(Transport *t, uint64_t *flag, uint64_t value,
     return sleep_until_raised(t, flag, value, deadline_ns)
 
 
-cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
+cdef int sleep_until_raised(Comm *t, uint64_t *flag, uint64_t value,
                             int64_t deadline_ns) noexcept nogil:
     cdef int status
     cdef uint64_t seen
@@ -108,7 +108,7 @@ cdef int sleep_until_raised(Transport *t, uint64_t *flag, uint64_t value,
             until = slice_until(now, deadline_ns)
 
 
-cdef bint owner_is_gone(Transport *t, const uint64_t *flag) noexcept nogil:
+cdef bint owner_is_gone(Comm *t, const uint64_t *flag) noexcept nogil:
     cdef Windows *w = t.windows
     cdef size_t distance = <const char *>flag - <const char *>w.of[0].flags
     cdef int rank = <int>(distance // window_bytes(w.slots, w.slot_bytes))

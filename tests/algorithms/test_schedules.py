@@ -58,7 +58,7 @@ class Schedule:
         for rank in range(p):
             link = schedule_recorder.Recording(rank, p)
             inputs, outputs = blocks(collective, p, rank, count, root, lambda n: scratch)
-            status = schedule_recorder.Rehearsal(link).run(
+            status = schedule_recorder.ScheduleRecorder(link).run(
                 CODES[collective], name.encode(), inputs, outputs,
                 root=root, commutative=True, even=True, segment_bytes=segment, seq=1,
                 deadline_ns=0,
@@ -219,7 +219,7 @@ def test_steps_fit_into_a_tag():
     """A long array in tiny segments has longer segments, not more steps than a tag can number."""
     link = schedule_recorder.Recording(0, 2)
     whole = np.zeros(UNIT << 20, np.uint8)
-    schedule_recorder.Rehearsal(link).run(
+    schedule_recorder.ScheduleRecorder(link).run(
         CODES["all_reduce"], b"halving_doubling", [whole], [whole],
         root=-1, commutative=True, even=True, segment_bytes=UNIT, seq=1, deadline_ns=0,
     )  # fmt: skip
@@ -235,7 +235,7 @@ class Group:
         hub = _native.hub(f"schedules {id(self)}", p, slots=4, slot_bytes=1024)
         self.p, self.seq = p, 0
         self.links = [_native.InprocLink(hub, rank) for rank in range(p)]
-        self.ranks = [schedule_recorder.Rehearsal(link) for link in self.links]
+        self.ranks = [schedule_recorder.ScheduleRecorder(link) for link in self.links]
         self.pool = ThreadPoolExecutor(p)
 
     def run(self, row, commutative, root, count=11):

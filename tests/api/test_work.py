@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cydist import asarray, waiting, work
-from cydist.api.multigpu import EntriesWork
+from cydist.api.multigpu import MultiGpuWork
 from cydist.errors import DistTimeoutError
-from cydist.work import JointWork, Work
+from cydist.work import CombinedWork, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +48,11 @@ class Slow(Work):
 
 @pytest.mark.parametrize(
     "join",
-    [JointWork, lambda works: EntriesWork(works, [asarray(np.ones(1)) for _ in works], None)],
+    [CombinedWork, lambda works: MultiGpuWork(works, [asarray(np.ones(1)) for _ in works], None)],
     ids=["joint", "entries"],
 )
 def test_several_calls_have_one_deadline(
-    clock: Clock, join: Callable[[list[Work]], JointWork]
+    clock: Clock, join: Callable[[list[Work]], CombinedWork]
 ) -> None:
     """A timeout is for all together: each is waited for as long as the ones before have left."""
     works = [Slow(clock) for _ in range(4)]

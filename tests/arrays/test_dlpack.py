@@ -28,7 +28,7 @@ class DLTensor(ctypes.Structure):
 Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
-class Plain(ctypes.Structure):
+class NdarrayView(ctypes.Structure):
     _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", Deleter))
 
 
@@ -66,7 +66,7 @@ class Capsule:
         self.memory = (ctypes.c_int16 * 4)(9, 1, 2, 3)
         self.shape = (ctypes.c_int64 * 1)(3)
         self.strides = (ctypes.c_int64 * 1)(*strides) if strides else None
-        self.managed = Versioned() if versioned else Plain()
+        self.managed = Versioned() if versioned else NdarrayView()
         self.deleter = Deleter(self.delete)
         self.managed.deleter = self.deleter
         if versioned:

@@ -18,12 +18,12 @@ import pytest
 import cydist
 from cydist.bench import mpi_start, options, report
 from cydist.bench.buffers import Buffers, dtype_of
-from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Cell, algbw, busbw, cells
+from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Case, algbw, busbw, cells
 from cydist.bench.peers import Bound, TorchLike, same
 from cydist.bench.rank_loop import Session
-from cydist.bench.runner import Row, Series, compare, ratio
+from cydist.bench.runner import Measurements, Row, compare, ratio
 from cydist.bench.spawn import Spec
-from cydist.bench.workers import Participant, ParticipantError
+from cydist.bench.workers import ParticipantError, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 BYTES = 4096
@@ -123,30 +123,30 @@ def test_cells_are_whole_blocks() -> None:
 )
 def test_bandwidths(op: str, algorithm: float, bus: float) -> None:
     """A MB in a ms is a GB/s; the bus carries what nccl-tests says that 4 ranks make of it."""
-    cell = Cell(op, 250_000, "float32", 1_000_000)
+    cell = Case(op, 250_000, "float32", 1_000_000)
     assert algbw(cell, 1e-3) == pytest.approx(algorithm * 1e9)
     assert busbw(cell, 1e-3, 4) == pytest.approx(bus * 1e9)
 
 
 def test_p99_is_of_single_calls() -> None:
     """The calls' 99th percentile, or nothing when they were too short to time."""
-    assert Series(calls=[float(n) for n in range(1000)]).p99 == 990.0
-    assert Series(rounds=[1.0]).p99 is None
+    assert Measurements(calls=[float(n) for n in range(1000)]).p99 == 990.0
+    assert Measurements(rounds=[1.0]).p99 is None
 
 
 def test_ratio_is_taken_inside_rounds() -> None:
     """The median of the rounds' ratios: what slows a whole round down changes nothing."""
-    ours, theirs = Series(rounds=[1.0, 20.0, 3.0]), Series(rounds=[2.0, 40.0, 6.0])
+    ours, theirs = Measurements(rounds=[1.0, 20.0, 3.0]), Measurements(rounds=[2.0, 40.0, 6.0])
     assert ratio(ours, theirs) == 0.5
 
 
 def row(ours: float, **peers: float) -> Row:
-    return {name: Series(rounds=[time]) for name, time in {"cydist": ours, **peers}.items()}
+    return {name: Measurements(rounds=[time]) for name, time in {"cydist": ours, **peers}.items()}
 
 
 def test_summary_takes_the_best_peer() -> None:
     """Ratios go to the fastest peer of each cell; cydist over TCP is no peer."""
-    small, large = Cell("broadcast", 2, "float32", 8), Cell("broadcast", 16, "float32", 64)
+    small, large = Case("broadcast", 2, "float32", 8), Case("broadcast", 16, "float32", 64)
     rows = [
         (small, row(1.0, gloo=4.0, mpich=2.0, tcp=0.1)),
         (large, row(8.0, gloo=4.0, mpich=16.0, tcp=0.1)),
@@ -230,7 +230,7 @@ def test_early_barriers_are_counted() -> None:
                 {"wrong": 0, "algorithm": "", "entered": [12, 90], "left": fine},
             ]
 
-    ((_, seen),) = compare([Cell("barrier", 0, "float32", 0)], [Early("cydist", [])], rounds=1)
+    ((_, seen),) = compare([Case("barrier", 0, "float32", 0)], [Early("cydist", [])], rounds=1)
     assert seen["cydist"].wrong == 2
 
 
@@ -282,12 +282,12 @@ class Scripted:
         self.closed = True
 
 
-def scripted(cell: Sequence[Cell], *participants: Scripted, rounds: int = 3) -> list[Row]:
+def scripted(cell: Sequence[Case], *participants: Scripted, rounds: int = 3) -> list[Row]:
     return [row for _, row in compare(cell, participants, rounds)]
 
 
-ONE = Cell("broadcast", 2, "float32", 8)
-TWO = Cell("broadcast", 4, "float32", 16)
+ONE = Case("broadcast", 2, "float32", 8)
+TWO = Case("broadcast", 4, "float32", 16)
 
 
 def test_rounds_are_interleaved() -> None:
@@ -322,12 +322,12 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     """A library that does not start on its ranks is named, with its own error."""
     spec = Spec("other", "cydist", None, {"backend": "nosuch", "arrays": "numpy"})
     with pytest.raises(ParticipantError, match=r"other: rank \d: ValueError.*nosuch"):
-        Participant(spec, 2, str(tmp_path), 60)
+        Worker(spec, 2, str(tmp_path), 60)
 
 
 def test_a_rank_that_dies_is_a_loss(tmp_path: Path) -> None:
     """When a rank's process ends, the next command says so at once and the rest is ended."""
-    participant = Participant(options.cydist("tcp", "numpy"), 2, str(tmp_path), 60)
+    participant = Worker(options.cydist("tcp", "numpy"), 2, str(tmp_path), 60)
     try:
         connection, _ = participant._ranks[1]
         connection.shutdown(socket.SHUT_RDWR)
@@ -442,7 +442,7 @@ def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from cydist.bench.plot import draw
 
-    barrier = Cell("barrier", 0, "float32", 0)
+    barrier = Case("barrier", 0, "float32", 0)
     rows = [(ONE, row(1.0, gloo=2.0)), (TWO, row(1.0)), (barrier, row(1.0))]
     draw(rows, "two ranks", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cydist.bench import fit
 from cydist.bench.__main__ import main
-from cydist.bench.cases import Cell
+from cydist.bench.cases import Case
 from cydist.bench.fit import Size, better, decide, rules
 from cydist.bench.measure import as_counted
 from cydist.bench.tune import COLLECTIVES
@@ -208,7 +208,7 @@ def test_segments(passes: list[list[float]], expected: int) -> None:
 
 def test_calls_of_unknown_sizes_are_one() -> None:
     """Of a gather table.py does not know the size: one decision, by the mean of all sizes."""
-    wanted = [Cell("gather", 2, "float32", 8), Cell("gather", 200, "float32", 800)]
+    wanted = [Case("gather", 2, "float32", 8), Case("gather", 200, "float32", 800)]
     passes = [[{"flat": [1.0, 1.0], "direct": [2.0, 4.0]}, {"flat": [1.0], "direct": [0.5]}]]
     assert as_counted("gather", wanted, ["flat", "flat"], passes) == [
         Size(0, "flat", [{"flat": [1.0], "direct": [1.0]}])

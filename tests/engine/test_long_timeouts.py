@@ -21,7 +21,7 @@ from transport_ranks import DEADLINE, Ranks, done, eventually
 import cydist as dist
 from cydist import waiting
 from cydist.api import process_groups
-from cydist.backends.host.connect_attempt import Attempt
+from cydist.backends.host.connect_attempt import ConnectAttempt
 from cydist.backends.host.connections import Connections
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.launch.spawn import spawn
@@ -487,16 +487,16 @@ def test_what_a_link_asks_for_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It says once which connection it wants, in the round that raises too."""
-    raised: list[Attempt] = []
-    real = Attempt.__init__
+    raised: list[ConnectAttempt] = []
+    real = ConnectAttempt.__init__
 
-    def once(self: Attempt, *args: Any) -> None:
+    def once(self: ConnectAttempt, *args: Any) -> None:
         if not raised:
             raised.append(self)
             raise Broken("injected")
         real(self, *args)
 
-    monkeypatch.setattr(Attempt, "__init__", once)
+    monkeypatch.setattr(ConnectAttempt, "__init__", once)
     with closing(Ranks("tcp", 2)) as ranks:
         a, b = ranks.group()
         got = np.zeros(3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import Turn
+from cydist._native import CallQueue
 from cydist.api import process_groups
 from cydist.executor import Serial
 from cydist.testing import run_threads
@@ -97,7 +97,7 @@ def test_threads_take_turns_in_the_long_run(use: str, transport: str) -> None:
     at_once(USES[use], 10_000, transport, 1700)
 
 
-class Contested(Turn):
+class Contested(CallQueue):
     """Whenever a queued call has ended, a blocking one of another thread begins at once."""
 
     def __exit__(self, *error: object) -> None:

@@ -117,7 +117,7 @@ def test_announcements(datagrams: list[bytes]) -> None:
             _, _, name, _, port, _ = multicast._ANNOUNCEMENT.unpack(datagram)
             if datagram == announcement(name, port) and port:
                 members[name] = ("10.0.0.7", port)
-    party = multicast._Party.__new__(multicast._Party)
+    party = multicast._MulticastGroup.__new__(multicast._MulticastGroup)
     party._key, party._place, party._heard = KEY, PLACE, {}
     party._family = socket.AF_INET
     party._receiver = Datagrams(datagrams)  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from mutation import cut, mutated
 from cydist.errors import DistStoreError
 from cydist.net import auth
 from cydist.stores import FileStore, TCPStore
-from cydist.stores.kv_table import Table
+from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     BLOCKING,
     INTERNAL,
@@ -58,7 +58,7 @@ replies = st.builds(Reply, st.sampled_from(Status), st.lists(values, max_size=4)
 @given(mutated(frames))
 def test_requests(frame: bytes) -> None:
     """A changed request is refused, or means exactly what its bytes say; a table survives it."""
-    table = Table(1000, 100)
+    table = KeyValueTable(1000, 100)
     try:
         request = decode_request(frame[LENGTH.size :])
         assert encode_request(request)[LENGTH.size :] == frame[LENGTH.size :]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
 from transport_ranks import status_of
-from wire_peer import ANSWER, CREDIT, DATA, EAGER, FAREWELL, GOODBYE, OFFER, WITHDRAW, Wire, frame
+from wire_peer import CREDIT, CTS, DATA, EAGER, FAREWELL, GOODBYE, RTS, WITHDRAW, Wire, frame
 
 from cydist import _native
 
@@ -58,7 +58,7 @@ def step(story: Story, number: int, data: st.DataObject) -> None:
             said = frame(EAGER, tag=tag, nbytes=nbytes) + pattern(number, nbytes)
         case "offer":
             story.offered[number] = pattern(number, nbytes)
-            said = frame(OFFER, tag=tag, nbytes=nbytes, id=number)
+            said = frame(RTS, tag=tag, nbytes=nbytes, id=number)
         case "data" if wire.answers:
             id, other = wire.answers.pop()
             body = story.offered.get(id, b"")
@@ -70,7 +70,7 @@ def step(story: Story, number: int, data: st.DataObject) -> None:
             said = frame(DATA, nbytes=len(body), other=other) + body
         case "answer" if wire.offers:
             flags = data.draw(st.integers(0, 3))
-            said = frame(ANSWER, id=wire.offers.pop(), other=number, flags=flags)
+            said = frame(CTS, id=wire.offers.pop(), other=number, flags=flags)
         case "withdraw":
             said = frame(WITHDRAW, id=data.draw(st.integers(0, number)))
         case "credit":
@@ -141,7 +141,7 @@ def test_broken_streams_leave_no_memory() -> None:
         wire = Wire()
         memory = [np.zeros(n, np.uint8) for n in (60_000, 70_000)]
         receives = [wire.group.irecv(array, 1, tag) for tag, array in enumerate(memory)]
-        wire.say([frame(OFFER, tag=1, nbytes=70_000, id=1), frame(OFFER, tag=7, nbytes=8, id=2)])
+        wire.say([frame(RTS, tag=1, nbytes=70_000, id=1), frame(RTS, tag=7, nbytes=8, id=2)])
         wire.say([frame(EAGER, tag=5, nbytes=60_000) + bytes(60_000)])
         tag = 6 if number % 2 else 0
         wire.say([frame(EAGER, tag=tag, nbytes=60_000) + bytes(30_000)])

@@ -348,7 +348,7 @@ def start(trial, rank, url, hold, others):
     sys.exit(0)
 
 
-class Watch:
+class GroupWatch:
     """The ranks of a trial, as the server sees them."""
 
     def __init__(self, trial, pids, pipes):
@@ -434,7 +434,7 @@ def run(trial):
         pids.append(pid)
         pipes.append(pipe)
     os.close(hold[0])
-    outcome = Watch(trial, pids, pipes).until_all_end(hold[1])
+    outcome = GroupWatch(trial, pids, pipes).until_all_end(hold[1])
     shutil.rmtree(directory)
     for event in outcome[trial.victim]["saw"]:
         if event["call"] == "child":

@@ -24,7 +24,7 @@ from cydist.devices import array_libraries
 from cydist.errors import MismatchError, RendezvousError, StoreTimeoutError
 from cydist.groups import registry
 from cydist.rendezvous import check_in
-from cydist.stores import HashStore, MembersStore
+from cydist.stores import HashStore, MembershipStore
 from cydist.testing import run_threads
 
 
@@ -113,7 +113,7 @@ def test_who_does_not_come_is_named() -> None:
     store = HashStore()
 
     def come(rank: int) -> str:
-        part = MembersStore("here", store, range(3))
+        part = MembershipStore("here", store, range(3))
         part.set_timeout(0.3)
         with pytest.raises(StoreTimeoutError) as error:
             part.meet("topic", rank, range(3))
@@ -250,7 +250,7 @@ def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch
     looking, waiting = threading.Barrier(3), threading.Semaphore(0)
 
     def come(rank: int) -> str:
-        part = MembersStore("here", store, range(4))
+        part = MembershipStore("here", store, range(4))
         part.set_timeout(WAIT)
         meet = part.meet
 

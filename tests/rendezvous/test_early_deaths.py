@@ -15,7 +15,7 @@ from transport_ranks import free_port
 
 from cydist.errors import PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.rendezvous import multicast
-from cydist.stores import MembersStore, TCPStore
+from cydist.stores import MembershipStore, TCPStore
 
 HOST = "127.0.0.1"
 DEADLINE = 50
@@ -252,7 +252,7 @@ def test_closing_the_store_is_no_death(master: TCPStore) -> None:
         assert master.get("here") == b"%d" % (count + 1)
         if count:
             with pytest.raises(PeerFailedError, match="rank 1"):
-                MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
+                MembershipStore("p", master, [0, 1]).wait(["never"], DEADLINE)
             assert master.get("p/lost").count(b"\n") == count
     assert len(ends) == 5
 
@@ -302,7 +302,7 @@ def test_trouble_is_told_at_once(ranks: Ranks, module: str, function: str) -> No
 def test_ranks_that_are_numbered_anew_are_not_taken_for_the_dead(master: TCPStore) -> None:
     """Of ranks 0, 1, 2, 3 the second has died, so 2 and 3 are 1 and 2 now; then the last gives up,
     and is called by its new number."""
-    whole = MembersStore("p", master, range(4))
+    whole = MembershipStore("p", master, range(4))
     whole.leave(1, "dead")
     whole.renumber([0, 2, 3])
     part = whole.part("q", [0, 1, 2], "making a group")
@@ -316,7 +316,7 @@ def test_ranks_that_are_numbered_anew_are_not_taken_for_the_dead(master: TCPStor
 
 def test_others_are_not_disturbed(master: TCPStore) -> None:
     """Who does not wait for the lost rank goes on waiting, and gets what comes."""
-    whole = MembersStore("p", master, range(4))
+    whole = MembershipStore("p", master, range(4))
     whole.leave(3, "reason")
     part = whole.part("q", [0, 1], "making a group")
     with pytest.raises(StoreTimeoutError):
@@ -331,7 +331,7 @@ def test_others_are_not_disturbed(master: TCPStore) -> None:
 
 def test_a_meeting_that_was_given_up_is_no_other(master: TCPStore) -> None:
     """Who left one meeting is missed there and in its parts, and not in the next."""
-    whole = MembersStore("p", master, range(2))
+    whole = MembershipStore("p", master, range(2))
     failed, other = (whole.part(name, [0, 1], "making a group") for name in ("1", "11"))
     failed.leave(1, "reason")
     for there in (failed, failed.part("tcp", [0, 1], "making a group")):
@@ -353,7 +353,7 @@ def test_watching_brings_the_values(master: TCPStore) -> None:
 
 def test_watching_ends_a_wait(master: TCPStore) -> None:
     """A wait that is under way ends when the watched key changes, and leaves the server clean."""
-    watched = MembersStore("p", master, range(2))
+    watched = MembershipStore("p", master, range(2))
     outcome: list[Exception] = []
 
     def wait() -> None:
@@ -364,7 +364,7 @@ def test_watching_ends_a_wait(master: TCPStore) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    MembersStore("p", master, range(2)).leave(1, "reason")
+    MembershipStore("p", master, range(2)).leave(1, "reason")
     thread.join(DEADLINE)
     assert len(outcome) == 1
     watched.set("never", "v")
@@ -373,7 +373,7 @@ def test_watching_ends_a_wait(master: TCPStore) -> None:
 
 def test_news_of_a_lost_rank_stays_news(master: TCPStore) -> None:
     """Each wait for a rank that is lost says so, the second on one object too."""
-    watched = MembersStore("p", master, range(3))
+    watched = MembershipStore("p", master, range(3))
     watched.leave(1, "reason")
     for _ in range(2):
         with pytest.raises(PeerFailedError, match=r"rank 1 .*reason"):
@@ -385,7 +385,7 @@ def test_news_of_a_lost_rank_stays_news(master: TCPStore) -> None:
 
 def test_an_error_that_is_no_text_is_told(master: TCPStore) -> None:
     """The user's own error is raised though its text is no UTF-8, and the others have it."""
-    watched = MembersStore("p", master, range(2))
+    watched = MembershipStore("p", master, range(2))
     with pytest.raises(OSError, match="no file"), watched.told_on_error(1):
         raise OSError("no file '/tmp/\udcff'")
     with pytest.raises(PeerFailedError, match=r"rank 1 .*OSError: no file '/tmp/\\udcff'"):
@@ -406,5 +406,5 @@ def test_an_end_after_the_job_is_no_death(master: TCPStore) -> None:
     )
     subprocess.run([sys.executable, "-c", script], timeout=DEADLINE, check=True)
     with pytest.raises(PeerFailedError, match="rank 1"):
-        MembersStore("p", master, [0, 1]).wait(["never"], DEADLINE)
+        MembershipStore("p", master, [0, 1]).wait(["never"], DEADLINE)
     assert not master.check(["cydist//1/lost"])

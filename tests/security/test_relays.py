@@ -16,7 +16,7 @@ from transport_ranks import DEADLINE, SECRET
 
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
-from cydist.backends.host.peer_status import Report
+from cydist.backends.host.peer_status import PeerStatus
 from cydist.errors import AuthenticationError
 from cydist.rendezvous.handlers import rendezvous_by
 from cydist.stores import HashStore, TCPStore
@@ -119,7 +119,7 @@ def test_question_through_a_relay_is_refused(relay: Relay) -> None:
         closing(Connections(0, 2, host=HOST, job="j", secret=SECRET)) as asked,
         closing(Connections(1, 2, host=HOST, job="j", secret=SECRET)) as asking,
     ):
-        asked.reporter = lambda context: Report("busy", "")
+        asked.reporter = lambda context: PeerStatus("busy", "")
         there = Address.decode(asked.address())
         lanes = [[(HOST, relay(*there.lanes[0][0]))]]
         asking.connect([Address(0, there.host, lanes).encode(), asking.address()])

@@ -66,7 +66,7 @@ def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "GRACE", 0.0)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        own = acceptor.Door(selector, SECRET, b"peer", JOB)
+        own = acceptor.Acceptor(selector, SECRET, b"peer", JOB)
         stack.callback(own.close)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
@@ -270,7 +270,7 @@ def parties(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-            party = multicast._Party("127.0.0.1", port, "")
+            party = multicast._MulticastGroup("127.0.0.1", port, "")
             stack.callback(party._own.close)
             made.append(stack.enter_context(party))
         yield sorted(made, key=lambda party: party.name)

@@ -20,7 +20,7 @@ from cydist.errors import (
 )
 from cydist.net import auth
 from cydist.stores import TCPStore, tcp_server
-from cydist.stores.kv_table import Table
+from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -248,7 +248,7 @@ def test_wills_are_bounded(master: TCPStore) -> None:
 
 def test_tiny_keys_count_too() -> None:
     """Ten thousand empty values do not fit a table of 100,000 bytes."""
-    table = Table(100_000)
+    table = KeyValueTable(100_000)
     taken = 0
     with contextlib.suppress(DistStoreError):
         for i in range(10_000):

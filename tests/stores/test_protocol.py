@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cydist.errors import DistStoreError
-from cydist.stores.kv_table import Table
+from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     BLOCKING,
     LENGTH,
@@ -69,7 +69,7 @@ def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObj
     body = bytearray(encode_request(request)[LENGTH.size :])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    table = Table(10_000)
+    table = KeyValueTable(10_000)
     with contextlib.suppress(DistStoreError):
         changed = decode_request(bytes(body))
         if table.awaits(changed) is None:
@@ -80,7 +80,7 @@ def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObj
 @given(st.lists(requests, max_size=30))
 def test_account_of_memory_adds_up(sequence: list[Request]) -> None:
     """After any requests, deleting and popping everything brings the account back to zero."""
-    table = Table()
+    table = KeyValueTable()
     keys = {key for request in sequence for key in request.keys}
     for request in sequence:
         with contextlib.suppress(DistStoreError):

@@ -12,7 +12,7 @@ import pytest
 from transport_ranks import has_ipv6
 
 from cydist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
-from cydist.stores import FileStore, HashStore, MembersStore, PrefixStore, Store, TCPStore
+from cydist.stores import FileStore, HashStore, MembershipStore, PrefixStore, Store, TCPStore
 
 pytestmark = pytest.mark.usefixtures("secret")
 
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     made = makers[kind]()
     made.set_timeout(WAIT)
     if prefix == "members":
-        return MembersStore("all", made, [0, 1]).part("some", [0, 1], "a test", WAIT)
+        return MembershipStore("all", made, [0, 1]).part("some", [0, 1], "a test", WAIT)
     return PrefixStore("part", made) if prefix else made
 
 
@@ -401,7 +401,7 @@ def test_queues_and_keys_do_not_meet(store: Store) -> None:
 
 def test_a_parts_timeout_is_its_own(store: Store) -> None:
     """What a part for some ranks is told holds for it and for parts of it, and nowhere else."""
-    whole = MembersStore("whole", store, [0, 1])
+    whole = MembershipStore("whole", store, [0, 1])
     part = whole.part("part", [0], "a test")
     part.set_timeout(0.05)
     for each in (part, part.part("of it", [0], "a test"), part.clone()):

@@ -25,7 +25,7 @@ from cydist.errors import (
     StoreTimeoutError,
 )
 from cydist.net import auth
-from cydist.stores import MembersStore, TCPStore, listen, server_refcount
+from cydist.stores import MembershipStore, TCPStore, listen, server_refcount
 from cydist.stores.tcp import _Pool
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -288,7 +288,7 @@ def test_nobody_hangs_up_on_a_stopped_server(
     """Who waits in a meeting, and does something meanwhile, goes on to wait where it is: knocking
     again, all ranks would fill what the kernel keeps of connections, and give the store up."""
     process, port = remote
-    here = MembersStore("meeting", TCPStore(HOST, port, timeout=WAIT), range(2))
+    here = MembershipStore("meeting", TCPStore(HOST, port, timeout=WAIT), range(2))
     here.set_timeout(0.5)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

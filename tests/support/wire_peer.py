@@ -15,7 +15,7 @@ from cydist import _native
 HEADER = struct.Struct("=IBBH6Q40s")
 FINGERPRINT = struct.Struct("=QQBBBBiIIQ")
 MAGIC = 0x03645943
-EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = range(1, 9)
+EAGER, RTS, CTS, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = range(1, 9)
 U8 = 3
 HELD_LIMIT = 300_000
 
@@ -73,9 +73,9 @@ class Wire:
             whole = HEADER.size + (nbytes if kind in (EAGER, DATA) else 0)
             if len(self.heard) < whole:
                 return
-            if kind == ANSWER and header[3] == 0:
+            if kind == CTS and header[3] == 0:
                 self.answers.append((header[7], header[8]))
-            elif kind == OFFER:
+            elif kind == RTS:
                 self.offers.append(header[7])
             del self.heard[:whole]
 

@@ -20,7 +20,7 @@ from cydist import _native
 # Header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
 HEADER = struct.Struct("=IBBH6Q40s")
 MAGIC = 0x03645943
-EAGER, OFFER, ANSWER, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = 1, 2, 3, 4, 5, 6, 7, 8
+EAGER, RTS, CTS, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = 1, 2, 3, 4, 5, 6, 7, 8
 NOTICE_TAG = 2**64 - 1
 HELD = 150_000  # bytes of small messages that the peer may send ahead
 
@@ -158,13 +158,13 @@ def test_broken_frames_lose_the_peer(
 @pytest.mark.parametrize(
     "frame",
     [
-        header(ANSWER, other=7),
-        HEADER.pack(MAGIC, ANSWER, 0, 77, 0, 0, 0, 1, 0, 0, bytes(40)),
+        header(CTS, other=7),
+        HEADER.pack(MAGIC, CTS, 0, 77, 0, 0, 0, 1, 0, 0, bytes(40)),
         header(WITHDRAW),
         header(CREDIT, nbytes=1 << 40),
-        header(OFFER, tag=99, nbytes=1 << 40) * 2 + header(WITHDRAW) * 3,
+        header(RTS, tag=99, nbytes=1 << 40) * 2 + header(WITHDRAW) * 3,
         HEADER.pack(MAGIC, EAGER, 0, 0, 2**64 - 1, 2**64 - 1, 3, 1, 0, 0, b"\xff" * 40) + b"abc",
-        HEADER.pack(MAGIC, OFFER, 0, 65535, 2**64 - 1, 5, 2**64 - 1, 1, 0, 0, b"\xff" * 40),
+        HEADER.pack(MAGIC, RTS, 0, 65535, 2**64 - 1, 5, 2**64 - 1, 1, 0, 0, b"\xff" * 40),
         HEADER.pack(MAGIC, FAREWELL, 0, 0, 0, 0, 0, 77, 0, 0, bytes(40)),
     ],
     ids=[
@@ -197,7 +197,7 @@ def test_data_that_does_not_fit_its_offer_loses_the_peer(
     memory = np.zeros(100, np.uint8)
     fingerprint = struct.pack("=QQBBBBiIIQ", 0, 10, 0, 3, 0, 0, -1, 0, 0, 0)
     receive = group.irecv(memory[:10], 1, 5)
-    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
+    peer.sendall(HEADER.pack(MAGIC, RTS, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
     run(lambda: receive.wait(soon(0.05)))
     answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
     peer.sendall(header(DATA, nbytes=nbytes, other=answer[8]) + b"x" * min(nbytes, 50))
@@ -212,7 +212,7 @@ def test_goodbye_in_the_middle_of_a_message(pair: tuple[_native.TcpLink, socket.
     group = Group(_native.Group(link, [0, 1], 0, 1))
     fingerprint = struct.pack("=QQBBBBiIIQ", 0, 10, 0, 3, 0, 0, -1, 0, 0, 0)
     receive = group.irecv(np.zeros(10, np.uint8), 1, 5)
-    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
+    peer.sendall(HEADER.pack(MAGIC, RTS, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
     run(lambda: receive.wait(soon(0.05)))
     answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
     peer.sendall(header(DATA, nbytes=4, other=answer[8]) + b"abcd" + header(GOODBYE))
@@ -226,12 +226,12 @@ def test_offer_of_any_size_takes_no_memory(pair: tuple[_native.TcpLink, socket.s
     """An offer of 2**60 bytes is compared with the receive before any memory is taken."""
     link, peer = pair
     group = Group(_native.Group(link, [0, 1], 0, 1))
-    peer.sendall(header(OFFER, tag=5, nbytes=1 << 60))
+    peer.sendall(header(RTS, tag=5, nbytes=1 << 60))
     receive = group.irecv(np.zeros(3, np.uint8), 1, 5)
     receive.wait(soon())
     assert status_of(receive) == "mismatch"
     answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    assert answer[1] == ANSWER
+    assert answer[1] == CTS
 
 
 def test_vanished_peer(pair: tuple[_native.TcpLink, socket.socket]) -> None:
@@ -259,8 +259,8 @@ def test_cancelled_half_written_send_keeps_the_stream_whole(
     data = np.arange(8_000_000, dtype=np.uint8)
     send = group.isend(data, 1, 5)
     offer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    assert (offer[1], offer[6]) == (OFFER, data.nbytes)
-    answer = HEADER.pack(MAGIC, ANSWER, 0, 0, 0, 0, 0, offer[7], 77, 0, bytes(40))
+    assert (offer[1], offer[6]) == (RTS, data.nbytes)
+    answer = HEADER.pack(MAGIC, CTS, 0, 0, 0, 0, 0, offer[7], 77, 0, bytes(40))
     peer.sendall(answer)
     frame = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
     assert (frame[1], frame[8]) == (DATA, 77)
@@ -285,7 +285,7 @@ def test_cancelled_receive_discards_what_comes(
     memory = np.zeros(1000, np.uint8)
     receive = group.irecv(memory, 1, 5)
     fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1000, 0, 3, 0, 0, -1, 0, 0, 0)
-    peer.sendall(HEADER.pack(MAGIC, OFFER, 0, 0, 1, 5, 1000, 9, 0, 0, fingerprint))
+    peer.sendall(HEADER.pack(MAGIC, RTS, 0, 0, 1, 5, 1000, 9, 0, 0, fingerprint))
     while True:
         receive.test()
         try:
@@ -293,7 +293,7 @@ def test_cancelled_receive_discards_what_comes(
             break
         except BlockingIOError:
             continue
-    assert answer[1] == ANSWER
+    assert answer[1] == CTS
     data = header(DATA, nbytes=1000, other=answer[8]) + b"x" * 1000
     if stage == "half arrived":
         peer.sendall(data[:500])
@@ -363,15 +363,15 @@ def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, sock
     receive = other.irecv(np.zeros(3, np.uint8), 1, 5)
     fingerprint = struct.pack("=QQBBBBiIIQ", 0, 3, 0, 3, 0, 0, -1, 0, 0, 0)
     peer.sendall(header(EAGER, tag=4, nbytes=3) + b"abc")
-    peer.sendall(header(OFFER, tag=4, nbytes=1 << 40))
+    peer.sendall(header(RTS, tag=4, nbytes=1 << 40))
     peer.sendall(header(EAGER, tag=NOTICE_TAG, nbytes=3) + b"abc")
-    peer.sendall(header(OFFER, tag=NOTICE_TAG, nbytes=3))
+    peer.sendall(header(RTS, tag=NOTICE_TAG, nbytes=3))
     peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 2, 5, 3, 0, 0, 0, fingerprint) + b"abc")
     done(receive)
     assert link.statistics()["arrived"] == 0
     answers = [HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL)) for _ in range(4)]
     kinds, names = [answer[1] for answer in answers], [answer[7] for answer in answers]
-    assert ([ANSWER, FAREWELL, ANSWER, FAREWELL], [1] * 4) == (kinds, names)
+    assert ([CTS, FAREWELL, CTS, FAREWELL], [1] * 4) == (kinds, names)
 
 
 FAREWELLS = [HEADER.pack(MAGIC, FAREWELL, lane, 0, 0, 0, 0, 1, 0, 0, bytes(40)) for lane in (0, 1)]

@@ -12,7 +12,7 @@ from cydist.net.interfaces import public_address, towards
 
 MAX_BYTES = 65536
 
-Endpoint = tuple[str, int]  # numeric host, port
+SocketAddress = tuple[str, int]  # numeric host, port
 
 
 def of_host(host: str) -> list[str]:
@@ -41,7 +41,7 @@ def where_to_listen(store: Any, deadline: float | None = None) -> str:
     return "127.0.0.1" if type(store).__name__ == "HashStore" else public_address()
 
 
-def spelled(endpoint: Endpoint) -> str:
+def spelled(endpoint: SocketAddress) -> str:
     """host:port as people write it."""
     host, port = endpoint
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
     rank: int
     host: str
-    lanes: list[list[Endpoint]]
+    lanes: list[list[SocketAddress]]
 
     def encode(self) -> bytes:
         """Lines: the rank, the host, and each lane's places."""
@@ -94,13 +94,13 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def _lane(*words: str) -> list[Endpoint]:
+def _lane(*words: str) -> list[SocketAddress]:
     """Of host, port, host, port ... what a socket can connect to; ValueError for all else."""
     pairs = zip(words[::2], words[1::2], strict=True)
     return [_endpoint(host, int(port)) for host, port in pairs]
 
 
-def _endpoint(host: str, port: int) -> Endpoint:
+def _endpoint(host: str, port: int) -> SocketAddress:
     """What a socket can connect to, whatever it then says; ValueError for anything else."""
     if not (host.isascii() and host.isprintable() and 0 < port < 65536):
         raise ValueError(f"no address {host!r}, port {port!r}")

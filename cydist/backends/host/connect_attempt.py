@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from cydist.backends.host.addresses import Endpoint
-from cydist.net.acceptor import Conversation
+from cydist.backends.host.addresses import SocketAddress
+from cydist.net.acceptor import HandshakeSocket
 from cydist.net.auth import ClientHandshake
 
 CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
@@ -15,10 +15,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
 Key = tuple[int, int]  # peer, lane
 
 
-class Attempt:
+class ConnectAttempt:
     """Our way to one lane of one peer, until it is there or given up."""
 
-    def __init__(self, key: Key, targets: list[Endpoint], now: float) -> None:
+    def __init__(self, key: Key, targets: list[SocketAddress], now: float) -> None:
         self.key = key
         self.targets = targets
         self.deadline = now + CONNECT_TIMEOUT
@@ -27,7 +27,7 @@ class Attempt:
         self.pause = FIRST_PAUSE
         self.resume: float | None = now  # when to try the next address; None: trying
         self.last_error = "nothing was tried"
-        self.talk: Conversation | None = None
+        self.talk: HandshakeSocket | None = None
         self.connected = False
 
     @property

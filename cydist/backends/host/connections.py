@@ -27,11 +27,17 @@ from collections.abc import Callable, Sequence
 from cydist import config
 from cydist._native import TcpLink, failpoint
 from cydist.backends.host import addresses, peer_status
-from cydist.backends.host.addresses import Address, Endpoint
-from cydist.backends.host.connect_attempt import CONNECT_TIMEOUT, LONGEST_PAUSE, Attempt, Key, tune
+from cydist.backends.host.addresses import Address, SocketAddress
+from cydist.backends.host.connect_attempt import (
+    CONNECT_TIMEOUT,
+    LONGEST_PAUSE,
+    ConnectAttempt,
+    Key,
+    tune,
+)
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.net import auth
-from cydist.net.acceptor import Conversation, Door, explained, no_descriptor
+from cydist.net.acceptor import Acceptor, HandshakeSocket, explained, no_descriptor
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import chosen, family_of, of_interface
 from cydist.waiting import LONGEST_WAIT, Rounds
@@ -65,17 +71,17 @@ class Connections:
         names = chosen()
         self._chosen = bool(names)
         places = [of_interface(name) for name in names] or [addresses.of_host(host)]
-        self._lanes: list[list[Endpoint]] = []
+        self._lanes: list[list[SocketAddress]] = []
         self._peers: list[Address] = []
-        self._attempts: dict[Key, Attempt] = {}
+        self._attempts: dict[Key, ConnectAttempt] = {}
         self._wanted: list[Key] = []  # by the link, not tried yet
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self.reporter: Callable[[int], peer_status.Report] | None = None
+        self.reporter: Callable[[int], peer_status.PeerStatus] | None = None
         also = b"" if config.INSECURE.on() else peer_status.CHANNEL
-        self._door = Door(self._selector, self._secret, CHANNEL, job, also)
+        self._door = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
             for place in places:
@@ -93,9 +99,9 @@ class Connections:
         self._thread.start()
         _alive.add(self)
 
-    def _listen(self, place: list[str]) -> list[Endpoint]:
+    def _listen(self, place: list[str]) -> list[SocketAddress]:
         """Listen on every address of one lane that can be bound."""
-        endpoints: list[Endpoint] = []
+        endpoints: list[SocketAddress] = []
         failures = []
         for host in place:
             listener = None
@@ -164,7 +170,7 @@ class Connections:
         """The name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
 
-    def ask(self, peer: int, context: int, deadline: float) -> peer_status.Report:
+    def ask(self, peer: int, context: int, deadline: float) -> peer_status.PeerStatus:
         """What this rank is doing in a group; blocks. Raises OSError or DistError."""
         return peer_status.ask(
             [place for lane in self._peers[peer].lanes for place in lane],
@@ -231,7 +237,7 @@ class Connections:
             elif guest is not None:
                 shake, report = guest.shake, self.reporter
                 peer_status.answer(guest.sock, guest.unsent, shake.claim, self._rank, report)
-        elif isinstance(key.data, Attempt):
+        elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)
         elif key.fileobj is self._wake:
@@ -308,10 +314,10 @@ class Connections:
             key = self._wanted[-1]
             if key not in self._attempts:
                 peer, lane = key
-                self._attempts[key] = Attempt(key, self._peers[peer].lanes[lane], now)
+                self._attempts[key] = ConnectAttempt(key, self._peers[peer].lanes[lane], now)
             del self._wanted[-1]
 
-    def _try_next(self, attempt: Attempt, now: float) -> None:
+    def _try_next(self, attempt: ConnectAttempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]
         attempt.next += 1
         attempt.resume = None
@@ -324,7 +330,7 @@ class Connections:
         claim = CLAIM.pack(self._rank, *attempt.key)
         there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
         shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
-        attempt.talk = Conversation(sock, shake, now + CANDIDATE_TIMEOUT)
+        attempt.talk = HandshakeSocket(sock, shake, now + CANDIDATE_TIMEOUT)
         try:
             sock.setblocking(False)
             self._bind(sock, attempt.key[1])
@@ -351,7 +357,7 @@ class Connections:
                 if family_of(host) == sock.family:
                     sock.bind((host, 0))
 
-    def _advance(self, attempt: Attempt) -> None:
+    def _advance(self, attempt: ConnectAttempt) -> None:
         talk = attempt.talk
         assert talk is not None
         assert isinstance(talk.shake, ClientHandshake)
@@ -381,7 +387,7 @@ class Connections:
         except (OSError, DistError) as error:
             self._failed(attempt, f"{talk.shake.there}: {explained(error)}")
 
-    def _failed(self, attempt: Attempt, why: str) -> None:
+    def _failed(self, attempt: ConnectAttempt, why: str) -> None:
         """This address will not do; go on to the next, or rest after the last."""
         attempt.last_error = why
         refused = f"[Errno {errno.ECONNREFUSED}]" in why
@@ -398,18 +404,18 @@ class Connections:
             attempt.resume += attempt.pause
             attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
 
-    def _hang_up(self, attempt: Attempt) -> None:
+    def _hang_up(self, attempt: ConnectAttempt) -> None:
         if attempt.talk is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(attempt.talk.sock)
             attempt.talk.sock.close()
             attempt.talk = None
 
-    def _drop(self, attempt: Attempt) -> None:
+    def _drop(self, attempt: ConnectAttempt) -> None:
         self._hang_up(attempt)
         self._attempts.pop(attempt.key, None)
 
-    def _give_up(self, attempt: Attempt, why: str) -> None:
+    def _give_up(self, attempt: ConnectAttempt, why: str) -> None:
         self._drop(attempt)
         if not self.link.lane_is_live(*attempt.key):
             self.link.refuse(attempt.key[0], f"no connection to rank {attempt.key[0]}: {why}")

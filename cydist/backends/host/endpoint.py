@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet, ref
 
 from cydist import config
-from cydist.backends.host.peer_status import GONE, Report, gather
+from cydist.backends.host.peer_status import GONE, PeerStatus, gather
 
 if TYPE_CHECKING:
     from cydist._native import InprocLink, Link
@@ -47,7 +47,7 @@ class Endpoint:
         self._close = close
         self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None
-        self.ask: Callable[[int, int, float], Report] | None = None
+        self.ask: Callable[[int, int, float], PeerStatus] | None = None
         self._backends: dict[int, str] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.trouble: Callable[[int], str] = lambda peer: ""
@@ -63,10 +63,10 @@ class Endpoint:
         self._pid = os.getpid()
         opened.add(self)
 
-    def report(self, context: int) -> Report:
+    def report(self, context: int) -> PeerStatus:
         """What this rank is doing in the group of this context."""
         if (backend := self._backends.get(context)) is not None:
-            return Report(ASKED_FOR + backend, "")
+            return PeerStatus(ASKED_FOR + backend, "")
         known = self.groups.get(context)
         group = None if known is None else known()
         if group is None:
@@ -121,7 +121,7 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
         _threads.pop((key, link.rank), None)
         link.close()
 
-    def ask(peer: int, context: int, deadline: float) -> Report:
+    def ask(peer: int, context: int, deadline: float) -> PeerStatus:
         known = _threads.get((key, peer))
         endpoint = None if known is None else known()
         return GONE if endpoint is None else endpoint.report(context)

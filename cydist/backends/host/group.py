@@ -19,9 +19,9 @@ from weakref import ref
 from cydist import _native
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads, opened
-from cydist.backends.host.membership import Survivors
-from cydist.backends.host.peer_status import Report, gather, is_late, shown, stacks
-from cydist.backends.host.work import MessageWork, timed_out, wire_tag
+from cydist.backends.host.membership import Membership
+from cydist.backends.host.peer_status import PeerStatus, gather, is_late, shown, stacks
+from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
     TOLD_AS,
     DistError,
@@ -78,7 +78,7 @@ class HostGroup(ProcessGroup):
         self._thread = threading.get_ident()
         endpoint.groups[self._context] = ref(self)
         self._heard_by = math.inf  # all groups of this rank end: when they wait for no more news
-        self._survivors: Survivors | None = None
+        self._survivors: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
@@ -162,7 +162,7 @@ class HostGroup(ProcessGroup):
 
     def _of_survivors(self, excluded: Sequence[int], deadline: float) -> HostGroup:
         if self._survivors is None:
-            self._survivors = Survivors(
+            self._survivors = Membership(
                 self._endpoint.link, self._peers, self._rank,
                 context_of(f"{self.group_name}:survivors", self._peers),
                 self.group_name, self.ranks,
@@ -265,11 +265,11 @@ class HostGroup(ProcessGroup):
 
     # What the ranks are doing, for people.
 
-    def report(self) -> Report:
+    def report(self) -> PeerStatus:
         """What this rank is doing, for another that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
-        return Report(
+        return PeerStatus(
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
         )
 
@@ -280,7 +280,7 @@ class HostGroup(ProcessGroup):
         if ask is None:
             return ""
 
-        def asked_of(rank: int, deadline: float) -> Report:
+        def asked_of(rank: int, deadline: float) -> PeerStatus:
             return ask(self._peers[rank], self._context, deadline)
 
         call = self.last_call()
@@ -321,7 +321,7 @@ class HostGroup(ProcessGroup):
         message = post(
             self._native, array, peer, wire_tag(tag), about=about, layout=self.layout_of(array)
         )
-        return MessageWork(self, name, peer, self._kept(message))
+        return P2PWork(self, name, peer, self._kept(message))
 
     def layout_of(self, array: Array) -> int:
         """What the link calls the layout of an array with gaps; 0: it knows none of that kind."""

@@ -96,7 +96,7 @@ class Consensus:
         return None
 
 
-class Survivors:
+class Membership:
     """One member's part in a Consensus, over the link of its group.
 
     peers, rank     the link's number of each member, and which of them this is

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from cydist.backends.host.addresses import Endpoint
+from cydist.backends.host.addresses import SocketAddress
 from cydist.errors import DistError
 from cydist.executor import THREADS
 from cydist.net import auth
@@ -38,7 +38,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 
 
-class Report(NamedTuple):
+class PeerStatus(NamedTuple):
     """state     "in all_reduce #12"; or why nothing is known
     stacks      of its Python threads, for people; may be empty
     """
@@ -47,25 +47,25 @@ class Report(NamedTuple):
     stacks: str
 
 
-def encode(report: Report) -> bytes:
+def encode(report: PeerStatus) -> bytes:
     """As it travels; cut where it is too long."""
     return "\n".join(report).encode()[:MOST_BYTES]
 
 
-def decode(data: bytes) -> Report:
+def decode(data: bytes) -> PeerStatus:
     """What `encode` made."""
     state, _, stacks = data.decode("utf-8", "replace").partition("\n")
-    return Report(state, stacks)
+    return PeerStatus(state, stacks)
 
 
-def is_late(report: Report, here: str) -> bool:
+def is_late(report: PeerStatus, here: str) -> bool:
     """Has that rank not come to the call that we are `here` in? Not so, if it is in it, has
     been, or has given up on it as we do."""
     call = here.removeprefix("in ")
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
-def shown(who: str, report: Report) -> str:
+def shown(who: str, report: PeerStatus) -> str:
     """A report as lines of an error's message."""
     return f"\n{who} is {report.state}" + "".join(
         f"\n    {line}" for line in report.stacks.splitlines()
@@ -75,19 +75,19 @@ def shown(who: str, report: Report) -> str:
 # Asking
 
 
-def gather(ask: Callable[[int, float], Report], ranks: Sequence[int]) -> dict[int, Report]:
+def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dict[int, PeerStatus]:
     """Ask all ranks at once: ask(rank, deadline). Takes PATIENCE at most."""
     from queue import Empty, SimpleQueue  # slow to import, and few ranks ask
 
     deadline = time.monotonic() + PATIENCE
-    answers: SimpleQueue[tuple[int, Report]] = SimpleQueue()
+    answers: SimpleQueue[tuple[int, PeerStatus]] = SimpleQueue()
 
     def put(rank: int) -> None:
         try:
             answers.put((rank, ask(rank, deadline)))
         except (TimeoutError, DistError, OSError) as error:
             late = isinstance(error, TimeoutError)
-            answers.put((rank, SILENT if late else Report(f"not to be asked: {error}", "")))
+            answers.put((rank, SILENT if late else PeerStatus(f"not to be asked: {error}", "")))
 
     for rank in ranks:
         THREADS.run(lambda rank=rank: put(rank))  # type: ignore[misc]
@@ -99,16 +99,16 @@ def gather(ask: Callable[[int, float], Report], ranks: Sequence[int]) -> dict[in
     return found
 
 
-GONE = Report("not in the group: it has not made it, or destroyed it", "")
-SILENT = Report(
+GONE = PeerStatus("not in the group: it has not made it, or destroyed it", "")
+SILENT = PeerStatus(
     "giving no answer: it is stopped, or in code that holds Python's lock, or its host is cut off",
     "",
 )
 
 
 def ask(
-    places: Sequence[Endpoint], *, secret: bytes, job: str, claim: bytes, deadline: float
-) -> Report:
+    places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
+) -> PeerStatus:
     """Ask the rank that listens at one of these places. Raises OSError or DistError."""
     refusal: Exception = TimeoutError("nobody was asked")
     for place in places:
@@ -144,7 +144,7 @@ def answer(
     proof: bytes,
     claim: bytes,
     rank: int,
-    of: Callable[[int], Report] | None,
+    of: Callable[[int], PeerStatus] | None,
 ) -> None:
     """Complete the handshake with a member that asks, tell it what it wants, and hang up.
 

@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Turn:
+class StagedCall:
     """Whose call it is: for deadlines and errors.
 
     deadline    on time.monotonic()
@@ -84,7 +84,7 @@ class Slot:
         self.memory = _native.empty(0)
 
 
-class Conveyor:
+class PinnedPipeline:
     """Slots and two streams of one device, for one call at a time.
 
     library     copies between host and device
@@ -139,7 +139,7 @@ class Conveyor:
             self.lib.wait(self.device, stream, event)
         self._events.append(event)
 
-    def finish(self, turn: Turn) -> None:
+    def finish(self, turn: StagedCall) -> None:
         """Wait until the copies to the device are over."""
         (event,) = self.mark([self.into])
         self._await(event, turn)
@@ -147,7 +147,7 @@ class Conveyor:
 
     # The call.
 
-    def run(self, chunks: Sequence[Chunk], turn: Turn) -> None:
+    def run(self, chunks: Sequence[Chunk], turn: StagedCall) -> None:
         """Carry the chunks, whose exchanges run one after the other on this thread.
 
         When it returns the last copies to the device are enqueued. Raises what an exchange
@@ -167,7 +167,7 @@ class Conveyor:
             self.let_go(chunks)
             raise
 
-    def load(self, chunk: Chunk, turn: Turn) -> Slot:
+    def load(self, chunk: Chunk, turn: StagedCall) -> Slot:
         """Enqueue the copies out of the device; they are there when `filled` is over."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
@@ -190,7 +190,7 @@ class Conveyor:
                 self.lib.move(array, part(slot.memory, start, array), self.device, self.into)
         self.lib.record(slot.emptied, self.device, self.into)
 
-    def _await(self, event: Any, turn: Turn) -> None:
+    def _await(self, event: Any, turn: StagedCall) -> None:
         """Wait for an event, with an eye on the clock and the group: a GPU may be stuck."""
         looks = 0
         while not self.lib.is_over(event):

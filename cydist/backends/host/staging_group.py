@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from cydist import _native
 from cydist._native import runs_in_background
 from cydist.backends.host.chunking import CHUNK, same_sizes
-from cydist.backends.host.pinned_pipeline import Chunk, Conveyor, Turn, part
-from cydist.backends.host.staging_p2p import StagedMessages, current_streams
+from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, part
+from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
 from cydist.errors import MismatchError
 from cydist.groups.process_group import Call, ProcessGroup
-from cydist.groups.user_reduction import Folding, elements_dtype
+from cydist.groups.user_reduction import UserOpReducer, elements_dtype
 from cydist.reduce_ops import Op, UserReduction
 from cydist.work import Work
 
@@ -51,11 +51,11 @@ class StagedGroup(ProcessGroup):
             ranks=host.ranks, backend=host.backend,
         )  # fmt: skip
         self.host = host
-        self._conveyors: dict[int, Conveyor] = {}
-        self._chosen: Conveyor | None = None  # of the call that runs
+        self._conveyors: dict[int, PinnedPipeline] = {}
+        self._chosen: PinnedPipeline | None = None  # of the call that runs
         self._numbered: Call | None = None  # the call whose number was used
         self._cut = False  # into several calls of the host group's, which others must cut, too
-        self._messages = StagedMessages(host)
+        self._messages = StagedP2PCalls(host)
 
     @classmethod
     def of(cls, host: HostGroup) -> StagedGroup:
@@ -110,20 +110,20 @@ class StagedGroup(ProcessGroup):
             with array_libraries.on_stream(conveyor.device, conveyor.into):
                 body(call)
             if async_op:
-                conveyor.finish(Turn(self.host, name, call.deadline))
+                conveyor.finish(StagedCall(self.host, name, call.deadline))
 
         work = self.host.execute(name, staged, async_op=async_op, timeout=timeout, result=result)
         if not async_op:
             conveyor.lead(streams)
         return work
 
-    def _conveyor(self, array: Array) -> Conveyor:
+    def _conveyor(self, array: Array) -> PinnedPipeline:
         """The one for the array's device."""
         index = array.device_index
         with _MAKING:
             if index not in self._conveyors:
                 lib = array_libraries.copier_of(array)
-                self._conveyors[index] = Conveyor(lib, index, SLOTS, SLOT_BYTES)
+                self._conveyors[index] = PinnedPipeline(lib, index, SLOTS, SLOT_BYTES)
             return self._conveyors[index]
 
     # Point to point.
@@ -272,7 +272,7 @@ class StagedGroup(ProcessGroup):
             )
 
         assert self._chosen is not None
-        turn = Turn(self.host, call.name, call.deadline)
+        turn = StagedCall(self.host, call.name, call.deadline)
         self._chosen.run([chunk(i) for i in range(count)], turn)
 
     def _run(
@@ -300,7 +300,7 @@ class StagedGroup(ProcessGroup):
         op: UserReduction, root: int, count: int,
     ) -> None:  # fmt: skip
         """A chunk of a reduction by a function, on the host."""
-        folding = Folding(self.host, op, elements_dtype(inputs[0]), count)
+        folding = UserOpReducer(self.host, op, elements_dtype(inputs[0]), count)
         if name == "all_reduce":
             folding.all_reduce(call, inputs[0], op)
         elif name == "reduce":

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native
-from cydist.backends.host.pinned_pipeline import Chunk, Conveyor, Turn
+from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall
 from cydist.backends.host.work import PIECE_TAG
 from cydist.devices import array_libraries
 from cydist.errors import DistTimeoutError, UnsupportedError
@@ -51,12 +51,12 @@ def current_streams(array: Array, name: str, group_name: str) -> list[int]:
     return streams
 
 
-class StagedMessages:
+class StagedP2PCalls:
     """The messages of device arrays on a host group."""
 
     def __init__(self, host: HostGroup) -> None:
         self._host = host
-        self._idle: dict[int, list[Conveyor]] = {}
+        self._idle: dict[int, list[PinnedPipeline]] = {}
         self._lock = threading.Lock()
         self._posted: dict[tuple[int, int], threading.Event] = {}  # the last send's, to each
         self._numbers = count()
@@ -105,11 +105,13 @@ class StagedMessages:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        work = StagedMessage(turn, body, self._host._serial.attend)
+        work = StagedP2P(turn, body, self._host._serial.attend)
         THREADS.run(work.run)
         return work
 
-    def _sent(self, array: Array, peer: int, post: Callable[..., Work], turn: Turn) -> list[Chunk]:
+    def _sent(
+        self, array: Array, peer: int, post: Callable[..., Work], turn: StagedCall
+    ) -> list[Chunk]:
         if array.nbytes <= PIECE_BYTES:
             only = [(0, array)]
             return [Chunk(array.nbytes, only, [], lambda m: turn.wait(post(m.typed(array))))]
@@ -151,11 +153,11 @@ class StagedMessages:
                     conveyor.run(self._received(array, first.source_rank(), header, turn), turn)
                 conveyor.finish(turn)
 
-        work = StagedMessage(turn, body, self._host._serial.attend)
+        work = StagedP2P(turn, body, self._host._serial.attend)
         THREADS.run(work.run)
         return work
 
-    def _received(self, array: Array, source: int, header: Array, turn: Turn) -> list[Chunk]:
+    def _received(self, array: Array, source: int, header: Array, turn: StagedCall) -> list[Chunk]:
         (number,) = HEADER.unpack(memoryview(header))
         peer = self._host.get_group_rank(source)
 
@@ -169,19 +171,19 @@ class StagedMessages:
 
     # Conveyors.
 
-    def _begin(self, name: str, array: Array) -> tuple[Conveyor, list[Any], Turn]:
+    def _begin(self, name: str, array: Array) -> tuple[PinnedPipeline, list[Any], StagedCall]:
         streams = current_streams(array, name, self._host.group_name)
         index = array.device_index
         with self._lock:
             idle = self._idle.setdefault(index, [])
             conveyor = idle.pop() if idle else None
         if conveyor is None:
-            conveyor = Conveyor(array_libraries.copier_of(array), index, SLOTS, PIECE_BYTES)
-        turn = Turn(self._host, name, self._host.deadline(None))
+            conveyor = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, PIECE_BYTES)
+        turn = StagedCall(self._host, name, self._host.deadline(None))
         return conveyor, conveyor.mark(streams), turn
 
     @contextmanager
-    def _under_way(self, conveyor: Conveyor, name: str) -> Iterator[None]:
+    def _under_way(self, conveyor: PinnedPipeline, name: str) -> Iterator[None]:
         """A message that ends badly fails the group, and its conveyor is not used again."""
         try:
             conveyor.lib.adopt(conveyor.device)
@@ -199,11 +201,11 @@ class StagedMessages:
             conveyor.close()
 
 
-class StagedMessage(TaskWork):
+class StagedP2P(TaskWork):
     """A message, as its caller holds it. Its own messages have the group's deadline, unless `due`
     says another."""
 
-    def __init__(self, turn: Turn, body: Callable[[], None], attend: Attend | None) -> None:
+    def __init__(self, turn: StagedCall, body: Callable[[], None], attend: Attend | None) -> None:
         super().__init__(turn.name, body, None, attend)
         self._turn = turn
 

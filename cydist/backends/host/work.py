@@ -49,7 +49,7 @@ def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistErro
     )
 
 
-class MessageWork(Work):
+class P2PWork(Work):
     """A send or receive that was posted."""
 
     def __init__(self, group: HostGroup, name: str, peer: int, message: Message) -> None:

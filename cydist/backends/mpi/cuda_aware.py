@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.backends.host.chunking import JOINED, same_sizes
-from cydist.backends.host.pinned_pipeline import Turn
+from cydist.backends.host.pinned_pipeline import StagedCall
 from cydist.backends.host.staging_group import StagedGroup
 from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op
@@ -62,10 +62,10 @@ class DeviceGroup(StagedGroup):
         blocks = outputs if len(outputs) > len(inputs) else inputs
         if not (same_sizes(blocks) and self.host.has_natively(call, name, blocks, op)):
             return False
-        given, taken = Adjoining(inputs), Adjoining(outputs)
+        given, taken = ContiguousBlocks(inputs), ContiguousBlocks(outputs)
         given.fill()
         assert self._chosen is not None
-        self._chosen.finish(Turn(self.host, call.name, call.deadline))
+        self._chosen.finish(StagedCall(self.host, call.name, call.deadline))
         each = blocks[0].size
         self.host._run(
             call, name, given.blocks, taken.blocks, 0, op=op, root=root,
@@ -76,7 +76,7 @@ class DeviceGroup(StagedGroup):
         return True
 
 
-class Adjoining:
+class ContiguousBlocks:
     """Blocks of a device, one behind the other: themselves, or room for copies."""
 
     def __init__(self, blocks: Sequence[Array]) -> None:

@@ -17,7 +17,7 @@ LEAST_RUN = 64
 LEAST_RUN_OF = {"Open MPI": 1}
 
 
-class Layouts:
+class Datatypes:
     """The datatypes of a process, each made when first asked for, and kept: a message under way
     may use it."""
 
@@ -53,6 +53,6 @@ class Layouts:
 
 
 @cache
-def layouts(MPI: Any) -> Layouts:
+def layouts(MPI: Any) -> Datatypes:
     """Those of this process."""
-    return Layouts(MPI)
+    return Datatypes(MPI)

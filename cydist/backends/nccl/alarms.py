@@ -19,7 +19,7 @@ ALARM_BYTES = 8192
 TELLING_SECONDS = 0.5
 
 
-class Alarm:
+class ControlListener:
     """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
 
     def __init__(self, host: ProcessGroup) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cydist import config
-from cydist.backends.nccl.libnccl import Supplement
+from cydist.backends.nccl.libnccl import LibNccl
 from cydist.devices.array_libraries import CUPY_MINIMUM, NCCL_MINIMUM, cupy_version
 from cydist.errors import UnsupportedError
 
@@ -113,7 +113,7 @@ class CupyNccl:
         nccl = self._nccl = load_cupy()
         self.group_start: Callable[[], None] = nccl.groupStart
         self.group_end: Callable[[], None] = nccl.groupEnd
-        self._supplement = Supplement()
+        self._supplement = LibNccl()
 
     def version(self) -> int:
         return int(self._nccl.get_version())
@@ -185,7 +185,7 @@ class CupyCommunicator(Ending):
     def __init__(
         self,
         comm: Any,
-        supplement: Supplement,
+        supplement: LibNccl,
         meaning: Callable[[BaseException], NcclError | None],
     ) -> None:
         self.all_reduce = comm.allReduce

@@ -111,7 +111,7 @@ def _text(note: Note) -> str:
     return note if isinstance(note, str) else note[0] % note[1:]
 
 
-class Comparison:
+class CallCheck:
     """This rank's notes against those of the rank before, both in lines: a number and a text."""
 
     def __init__(self, neighbours: Neighbours) -> None:

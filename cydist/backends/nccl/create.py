@@ -8,7 +8,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cydist.backends.nccl.alarms import Alarm
+from cydist.backends.nccl.alarms import ControlListener
 from cydist.backends.nccl.binding import Binding, abort_all, load
 from cydist.backends.nccl.bootstrap import Exchange, StoreExchange, current_gpu, join
 from cydist.backends.nccl.group import NcclGroup
@@ -18,7 +18,7 @@ from cydist.backends.nccl.options import high_priority
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
     from cydist.groups.registry import BackendOptions
-    from cydist.stores import MembersStore
+    from cydist.stores import MembershipStore
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
@@ -42,20 +42,20 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     return make(host, store_exchange(store, host), store, priority)
 
 
-def store_exchange(store: MembersStore, host: ControlGroup) -> Exchange:
+def store_exchange(store: MembershipStore, host: ControlGroup) -> Exchange:
     """How the ranks of a host group meet in a store."""
     return StoreExchange(store, host.rank(), host.ranks, host.group_name)
 
 
 def make(
-    host: ControlGroup, exchange: Exchange, store: MembersStore | None, priority: bool
+    host: ControlGroup, exchange: Exchange, store: MembershipStore | None, priority: bool
 ) -> NcclGroup:
     """The group on GPUs that belongs to a host group, which ends if there is none."""
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
         # Before they meet: whoever is done first may fail before the last one has its group.
-        alarm = Alarm(host) if host.size() > 1 else None
+        alarm = ControlListener(host) if host.size() > 1 else None
         comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
         return NcclGroup(binding(), comm, gpu, host, store, priority, alarm)
     except BaseException:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from cydist.backends.nccl.failure import Failures
-from cydist.backends.nccl.watchdog import Flight, StreamCall
+from cydist.backends.nccl.failure import FailureMixin
+from cydist.backends.nccl.watchdog import InFlight, StreamCall
 from cydist.backends.nccl.work import StreamWork
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cydist.groups.process_group import Call
 
 
-class Streams(Failures):
+class EnqueueMixin(FailureMixin):
     """The part of NcclGroup that puts calls on streams.
 
     _stream     the group's own, for asynchronous calls
@@ -31,7 +31,7 @@ class Streams(Failures):
     _captured: list[object]
     _blocking_wait: bool
     # Of the call that is being enqueued.
-    _flight: Flight | None
+    _flight: InFlight | None
     _stream_now: int
     _capturing: bool
 
@@ -107,7 +107,7 @@ class Streams(Failures):
         stream: int,
         body: Callable[[Call], None],
         result: object,
-    ) -> tuple[Flight, bool]:
+    ) -> tuple[InFlight, bool]:
         """Enqueue a call; and is it captured?
 
         current     the streams that it comes after
@@ -118,7 +118,7 @@ class Streams(Failures):
         if on_own and not capturing:
             self._check_own_stream(call.name)
         self._capturing = capturing
-        flight = Flight(call, (body, array, result), stream)
+        flight = InFlight(call, (body, array, result), stream)
         self._stream_now, self._flight = stream, flight
         try:  # a signal's handler may raise wherever Python runs: nobody must wait for this then
             if not capturing:
@@ -162,7 +162,7 @@ class Streams(Failures):
         with library.on_stream(self.gpu.index, stream):
             yield
 
-    def _record(self, flight: Flight, stream: int, capturing: bool) -> None:
+    def _record(self, flight: InFlight, stream: int, capturing: bool) -> None:
         library = self.gpu.lib
         spare = None if capturing else self._watch.spare_event()
         event = spare or library.event(self.gpu.index)
@@ -195,7 +195,7 @@ class Streams(Failures):
             return self.gpu.current_streams()
         return [library.current_stream(self.gpu.index)]
 
-    def follow(self, flight: Flight, library: ArrayLibrary | None) -> list[int]:
+    def follow(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
         streams, capturing = self._captured_of(self._current_streams(library))
@@ -219,7 +219,7 @@ class Streams(Failures):
                 self.gpu.lib.wait(self.gpu.index, stream, flight.event)
         return streams
 
-    def is_over(self, flight: Flight) -> bool:
+    def is_over(self, flight: InFlight) -> bool:
         if flight.over or flight.event is None:
             return flight.over
         return self.gpu.lib.is_over(flight.event)

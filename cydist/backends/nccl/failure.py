@@ -23,24 +23,24 @@ from cydist.errors import (
 from cydist.groups.process_group import Call, ProcessGroup
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.alarms import Alarm
+    from cydist.backends.nccl.alarms import ControlListener
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.cuda import Gpu
     from cydist.backends.nccl.host_group import ControlGroup
-    from cydist.backends.nccl.watchdog import Flight, StreamCall, Watch
+    from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
 
 LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
 ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
 
 
-class Failures(ProcessGroup):
+class FailureMixin(ProcessGroup):
     """The part of NcclGroup that fails."""
 
     binding: Binding
     host: ControlGroup
     gpu: Gpu
-    _watch: Watch
-    _alarm: Alarm | None
+    _watch: GroupWatch
+    _alarm: ControlListener | None
     _lock: threading.RLock  # held by a thread that is in a call, which looks at `_failed` first
     _ended_by: StreamCall | None  # the call in which this rank found what the group failed on
     _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
@@ -271,7 +271,7 @@ class Failures(ProcessGroup):
                 self.fail(self.host.error, name)
         super().check_usable(name)
 
-    def failure(self, flight: Flight) -> BaseException | None:
+    def failure(self, flight: InFlight) -> BaseException | None:
         """What a call that is not over ended with; None while it may still end well."""
         if flight.over or self._failed is None:
             return None

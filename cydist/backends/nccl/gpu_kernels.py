@@ -7,15 +7,15 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from cydist.backends.nccl.plans import Local, Span
+from cydist.backends.nccl.plans import BufferRange, LocalKernel
 from cydist.backends.nccl.reductions import SIZES
 
 COMBINE = {"BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor", "PRODUCT": "multiply"}
 
 
 def run(
-    step: Local,
-    at: Callable[[Span], int],
+    step: LocalKernel,
+    at: Callable[[BufferRange], int],
     view: Callable[[int, int, str], Any],
     functions: Any,
     factor: complex | None,
@@ -71,8 +71,8 @@ def _scale(dtype: str, into: Any, source: Any, functions: Any, factor: complex |
 
 
 def _mean(
-    step: Local,
-    at: Callable[[Span], int],
+    step: LocalKernel,
+    at: Callable[[BufferRange], int],
     view: Callable[[int, int, str], Any],
     functions: Any,
 ) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import config
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.call_check import Comparison, HostNeighbours
-from cydist.backends.nccl.enqueue import Streams
+from cydist.backends.nccl.call_check import CallCheck, HostNeighbours
+from cydist.backends.nccl.enqueue import EnqueueMixin
 from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.plan_runner import Item, Runner
 from cydist.backends.nccl.reductions import (
@@ -27,7 +27,7 @@ from cydist.backends.nccl.reductions import (
     check_fp8,
     reduction,
 )
-from cydist.backends.nccl.watchdog import WATCHDOG, Flight, StreamCall, Watch
+from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch, InFlight, StreamCall
 from cydist.backends.nccl.work import StreamWork, short_way
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
@@ -37,16 +37,16 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.nccl.alarms import Alarm
+    from cydist.backends.nccl.alarms import ControlListener
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.cuda import Gpu
     from cydist.backends.nccl.host_group import ControlGroup
-    from cydist.stores import MembersStore
+    from cydist.stores import MembershipStore
 
 LEAVE_SECONDS = 2.0  # the longest that a goodbye may take
 
 
-class NcclGroup(Streams):
+class NcclGroup(EnqueueMixin):
     """A group of ranks with a GPU each.
 
     host    the group of CPU memory with the same ranks
@@ -61,9 +61,9 @@ class NcclGroup(Streams):
         comm: Communicator,
         gpu: Gpu,
         host: ControlGroup,
-        store: MembersStore | None,
+        store: MembershipStore | None,
         high_priority: bool,
-        alarm: Alarm | None,
+        alarm: ControlListener | None,
     ) -> None:
         super().__init__(
             host.rank(), host.size(), timeout=host.timeout, name=host.group_name,
@@ -79,13 +79,13 @@ class NcclGroup(Streams):
         self._runner = Runner(binding, comm, gpu)
         self._stream = gpu.stream(high_priority)
         self._lock = comm.calls
-        comparison = Comparison(HostNeighbours(host)) if self._size > 1 else None
+        comparison = CallCheck(HostNeighbours(host)) if self._size > 1 else None
         self._alarm = alarm
         self._telling = threading.RLock()
         self._ended_by: StreamCall | None = None
-        self._watch = Watch(self, comparison)
+        self._watch = GroupWatch(self, comparison)
         WATCHDOG.add(self._watch)
-        self._flight: Flight | None = None  # of the call that is being enqueued
+        self._flight: InFlight | None = None  # of the call that is being enqueued
         self._stream_now = 0
         self._capturing = False
         self._collected: list[Item] | None = None  # inside `together`
@@ -183,7 +183,7 @@ class NcclGroup(Streams):
     def _message(self, name: str, kind: str, array: Array, peer: int) -> StreamWork:
         """One message, on the group's stream; inside `together` it begins with the others."""
         self._checked(name, [array])
-        here = plans.Span(0)
+        here = plans.BufferRange(0)
         if kind == "send":
             array = array.dense()
         packed = array if array.contiguous else array.empty_like()
@@ -194,7 +194,9 @@ class NcclGroup(Streams):
         item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
         with self._lock:
             self.check_usable(name)
-            flight = Flight(StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream)
+            flight = InFlight(
+                StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream
+            )
             library = array_libraries.maker_of(array)
             streams = [array_libraries.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]

@@ -15,7 +15,7 @@ LIBRARY = "libnccl.so.2"
 ON_HOST = 1  # ncclScalarHostImmediate
 
 
-class Supplement:
+class LibNccl:
     """Some of NCCL's functions, on a communicator's address."""
 
     def __init__(self) -> None:

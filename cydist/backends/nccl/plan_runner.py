@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native
 from cydist.backends.nccl import gpu_kernels
-from cydist.backends.nccl.plans import Local, Plan, Span, Transfer
+from cydist.backends.nccl.plans import BufferRange, LocalKernel, Plan, Transfer
 from cydist.backends.nccl.reductions import ONES, PREMUL, TYPES
 from cydist.errors import UnsupportedError
 from cydist.reduce_ops import RedOpType
@@ -55,12 +55,12 @@ class Runner:
             scratch += own
             going.append((iter(item.plan.phases), _finder(item.arrays, own), item.factor))
         while going:
-            calls: list[tuple[Transfer, Callable[[Span], int], complex | None]] = []
+            calls: list[tuple[Transfer, Callable[[BufferRange], int], complex | None]] = []
             left = []
             for each in going:
                 phases, at, factor = each
                 for phase in phases:
-                    if not isinstance(phase, Local):
+                    if not isinstance(phase, LocalKernel):
                         calls += [(transfer, at, factor) for transfer in phase]
                         left.append(each)
                         break
@@ -86,7 +86,11 @@ class Runner:
             ) from error
 
     def _local(
-        self, step: Local, at: Callable[[Span], int], factor: complex | None, stream: int
+        self,
+        step: LocalKernel,
+        at: Callable[[BufferRange], int],
+        factor: complex | None,
+        stream: int,
     ) -> None:
         with self._gpu.lib.on_stream(self._gpu.index, stream):
             gpu_kernels.run(step, at, self._gpu.view, self._gpu.functions, factor)
@@ -108,7 +112,11 @@ class Runner:
                 self._binding.group_end()
 
     def _call(
-        self, transfer: Transfer, at: Callable[[Span], int], factor: complex | None, stream: int
+        self,
+        transfer: Transfer,
+        at: Callable[[BufferRange], int],
+        factor: complex | None,
+        stream: int,
     ) -> None:
         kind, send, recv, count, type_code, op, peer = transfer
         comm = self.comm
@@ -147,11 +155,11 @@ class Runner:
             self.comm.drop_premul(self._premuls.pop(next(iter(self._premuls))))
 
 
-def _finder(arrays: Sequence[Array], scratch: Sequence[Array]) -> Callable[[Span], int]:
+def _finder(arrays: Sequence[Array], scratch: Sequence[Array]) -> Callable[[BufferRange], int]:
     addresses = [array.address for array in arrays]
     own = [array.address for array in scratch]
 
-    def at(span: Span) -> int:
+    def at(span: BufferRange) -> int:
         array, start = span
         return (addresses[array] if array >= 0 else own[-1 - array]) + start
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
 
 
-class Span(NamedTuple):
+class BufferRange(NamedTuple):
     """A place in one of the call's arrays: which one, and bytes from its beginning."""
 
     array: int
@@ -32,15 +32,15 @@ class Transfer(NamedTuple):
     """One of NCCL's calls. `peer` is its root, or the rank at the other end."""
 
     kind: str
-    send: Span | None
-    recv: Span | None
+    send: BufferRange | None
+    recv: BufferRange | None
     elements: int
     type_code: int = UINT8
     op: int = 0
     peer: int = -1
 
 
-class Local(NamedTuple):
+class LocalKernel(NamedTuple):
     """A step on this rank's own memory.
 
     copy        bytes of the one source
@@ -53,8 +53,8 @@ class Local(NamedTuple):
     """
 
     kind: str
-    into: Span
-    sources: tuple[Span, ...]
+    into: BufferRange
+    sources: tuple[BufferRange, ...]
     elements: int
     dtype: str = "uint8"
     source_dtype: str = ""
@@ -62,7 +62,7 @@ class Local(NamedTuple):
     ranks: int = 1
 
 
-Phase = tuple[Transfer, ...] | Local
+Phase = tuple[Transfer, ...] | LocalKernel
 
 
 class Plan(NamedTuple):
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
         """The one call that it is, if it is no more than that."""
         if len(self.phases) == 1 and not self.scratch:
             phase = self.phases[0]
-            if not isinstance(phase, Local) and len(phase) == 1:
+            if not isinstance(phase, LocalKernel) and len(phase) == 1:
                 return phase[0]
         return None
 
@@ -95,9 +95,9 @@ def _together(transfers: Sequence[Transfer]) -> tuple[Phase, ...]:
     return (moving,) if moving else ()
 
 
-def _copies(pairs: Sequence[tuple[Span, Span, int]]) -> tuple[Phase, ...]:
+def _copies(pairs: Sequence[tuple[BufferRange, BufferRange, int]]) -> tuple[Phase, ...]:
     """(into, source, bytes) of each, one after the other."""
-    return tuple(Local("copy", into, (source,), n) for into, source, n in pairs if n)
+    return tuple(LocalKernel("copy", into, (source,), n) for into, source, n in pairs if n)
 
 
 # Moving. Sizes are in bytes. Everything moves as bytes: NCCL looks at no element then.
@@ -106,7 +106,7 @@ def _copies(pairs: Sequence[tuple[Span, Span, int]]) -> tuple[Phase, ...]:
 @lru_cache(1024)
 def broadcast(nbytes: int, root: int) -> Plan:
     """Array 0 of the root to everybody's."""
-    here = Span(0)
+    here = BufferRange(0)
     return Plan(_together([Transfer("broadcast", here, here, nbytes, peer=root)]))
 
 
@@ -125,16 +125,20 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
             _together(
                 [
                     Transfer(
-                        "broadcast", Span(0) if r == rank else Span(1 + r), Span(1 + r), n, peer=r
+                        "broadcast",
+                        BufferRange(0) if r == rank else BufferRange(1 + r),
+                        BufferRange(1 + r),
+                        n,
+                        peer=r,
                     )
                     for r, n in enumerate(sizes)
                 ]
             )
         )
     if adjacent:
-        return Plan(_together([Transfer("all_gather", Span(0), Span(1), nbytes)]))
-    gathered = Transfer("all_gather", Span(0), Span(-1), nbytes)
-    copies = [(Span(1 + r), Span(-1, r * nbytes), nbytes) for r in range(len(sizes))]
+        return Plan(_together([Transfer("all_gather", BufferRange(0), BufferRange(1), nbytes)]))
+    gathered = Transfer("all_gather", BufferRange(0), BufferRange(-1), nbytes)
+    copies = [(BufferRange(1 + r), BufferRange(-1, r * nbytes), nbytes) for r in range(len(sizes))]
     return Plan((*_together([gathered]), *_copies(copies)), (nbytes * len(sizes),))
 
 
@@ -147,10 +151,10 @@ def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: 
     in_place    is the root's own block its array 0?
     """
     own = in_place and rank == root
-    transfers = [] if own else [Transfer("send", Span(0), None, nbytes, peer=root)]
+    transfers = [] if own else [Transfer("send", BufferRange(0), None, nbytes, peer=root)]
     for r, n in enumerate(sizes):
         if not (own and r == rank):
-            transfers.append(Transfer("recv", None, Span(1 + r), n, peer=r))
+            transfers.append(Transfer("recv", None, BufferRange(1 + r), n, peer=r))
     return Plan(_together(transfers))
 
 
@@ -159,12 +163,12 @@ def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place:
     """Arrays 1... of the root to array 0 of everybody; arguments as in `gather`."""
     own = in_place and rank == root
     transfers = [
-        Transfer("send", Span(1 + r), None, n, peer=r)
+        Transfer("send", BufferRange(1 + r), None, n, peer=r)
         for r, n in enumerate(sizes)
         if not (own and r == rank)
     ]
     if not own:
-        transfers.append(Transfer("recv", None, Span(0), nbytes, peer=root))
+        transfers.append(Transfer("recv", None, BufferRange(0), nbytes, peer=root))
     return Plan(_together(transfers))
 
 
@@ -172,8 +176,10 @@ def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place:
 def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
     """Array r (an output) from rank r, array p + r (an input) to rank r; their sizes."""
     p = len(outputs)
-    transfers = [Transfer("send", Span(p + r), None, n, peer=r) for r, n in enumerate(inputs)]
-    transfers += [Transfer("recv", None, Span(r), n, peer=r) for r, n in enumerate(outputs)]
+    transfers = [
+        Transfer("send", BufferRange(p + r), None, n, peer=r) for r, n in enumerate(inputs)
+    ]
+    transfers += [Transfer("recv", None, BufferRange(r), n, peer=r) for r, n in enumerate(outputs)]
     return Plan(_together(transfers))
 
 
@@ -184,7 +190,7 @@ def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
 def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to everybody's array 0."""
     if how.scale and p == 1:
-        return Plan(_prepared(Span(0), Span(0), count, how))
+        return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_all_reduce(rank, p, count, how)
     before, source, result, after, scratch = _dressed(p, count, how)
@@ -196,7 +202,7 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
     """Array 0 of everybody, reduced, to the root's array 0."""
     if how.scale and p == 1:
-        return Plan(_prepared(Span(0), Span(0), count, how))
+        return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_reduce(rank, p, count, root, how)
     before, source, result, after, scratch = _dressed(p, count, how)
@@ -215,23 +221,23 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     """
     p, size = len(counts), SIZES[how.dtype] * how.width
     if how.scale and p == 1:
-        return Plan(_prepared(Span(0), Span(1), counts[0], how))
+        return Plan(_prepared(BufferRange(0), BufferRange(1), counts[0], how))
     if how.op is None:
         return _combined_reduce_scatter(rank, counts, how)
     even = len(set(counts)) == 1
     phases: list[Phase] = []
     scratch: list[int] = []
-    sources = [Span(1 + r) for r in range(p)]
+    sources = [BufferRange(1 + r) for r in range(p)]
     if how.wide or how.scale or (even and not adjacent):
         starts = _starts([n * size for n in counts])
-        sources = [Span(-1, start) for start in starts]
+        sources = [BufferRange(-1, start) for start in starts]
         scratch.append(sum(counts) * size)
         for r, n in enumerate(counts):
-            phases += _prepared(sources[r], Span(1 + r), n, how)
-    result = Span(0)
+            phases += _prepared(sources[r], BufferRange(1 + r), n, how)
+    result = BufferRange(0)
     if how.wide:
         scratch.append(counts[rank] * size)
-        result = Span(-2)
+        result = BufferRange(-2)
     if even:
         transfers = [
             Transfer(
@@ -248,16 +254,16 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
             for r, n in enumerate(counts)
         ]  # fmt: skip
     phases += _together(transfers)
-    phases += _finished(p, Span(0), result, counts[rank], how)
+    phases += _finished(p, BufferRange(0), result, counts[rank], how)
     return Plan(tuple(phases), tuple(scratch))
 
 
 def _dressed(
     p: int, count: int, how: Reduction
-) -> tuple[tuple[Phase, ...], Span, Span, tuple[Phase, ...], tuple[int, ...]]:
+) -> tuple[tuple[Phase, ...], BufferRange, BufferRange, tuple[Phase, ...], tuple[int, ...]]:
     """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
     writes, what comes after, and the scratch bytes."""
-    own, other = Span(0), Span(-1)
+    own, other = BufferRange(0), BufferRange(-1)
     scratch = (count * SIZES[how.dtype] * how.width,)
     if how.wide:
         return (
@@ -269,27 +275,31 @@ def _dressed(
     return (), own, own, _finished(p, own, own, count, how), ()
 
 
-def _prepared(into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
+def _prepared(
+    into: BufferRange, source: BufferRange, count: int, how: Reduction
+) -> tuple[Phase, ...]:
     """Copy what NCCL shall reduce, as it has to be."""
     if not count:
         return ()
     if how.wide:
-        return (Local("cast", into, (source,), count, how.dtype, how.wide),)
+        return (LocalKernel("cast", into, (source,), count, how.dtype, how.wide),)
     if how.scale:
-        return (Local("scale", into, (source,), count, how.scale),)
+        return (LocalKernel("scale", into, (source,), count, how.scale),)
     return _copies([(into, source, count * SIZES[how.dtype] * how.width)])
 
 
-def _finished(p: int, into: Span, source: Span, count: int, how: Reduction) -> tuple[Phase, ...]:
+def _finished(
+    p: int, into: BufferRange, source: BufferRange, count: int, how: Reduction
+) -> tuple[Phase, ...]:
     """Make the user's elements out of NCCL's."""
     if not count:
         return ()
     if how.wide:
-        narrowed = Local("cast", into, (source,), count, how.wide, how.dtype)
-        mean = Local("mean", into, (into, source), count, how.wide, how.wide, ranks=p)
+        narrowed = LocalKernel("cast", into, (source,), count, how.wide, how.dtype)
+        mean = LocalKernel("mean", into, (into, source), count, how.wide, how.wide, ranks=p)
         return (narrowed, mean) if how.mean else (narrowed,)
     if how.odd:
-        return (Local("odd", into, (into,), count),)
+        return (LocalKernel("odd", into, (into,), count),)
     return ()
 
 
@@ -297,23 +307,27 @@ def _finished(p: int, into: Span, source: Span, count: int, how: Reduction) -> t
 
 
 def _exchanged(
-    rank: int, inputs: Sequence[Span], counts: Sequence[int], how: Reduction, into: Span
+    rank: int,
+    inputs: Sequence[BufferRange],
+    counts: Sequence[int],
+    how: Reduction,
+    into: BufferRange,
 ) -> tuple[tuple[Phase, ...], int]:
     """Send input r to rank r and combine what came into `into`; and the scratch bytes."""
     size, own, p = SIZES[how.dtype], counts[rank], len(counts)
-    arrived = [Span(-1, r * own * size) for r in range(p)]
+    arrived = [BufferRange(-1, r * own * size) for r in range(p)]
     transfers = [Transfer("send", inputs[r], None, counts[r] * size, peer=r) for r in range(p)] + [
         Transfer("recv", None, arrived[r], own * size, peer=r) for r in range(p)
     ]
-    combined = Local("combine", into, tuple(arrived), own, how.dtype, name=how.name)
+    combined = LocalKernel("combine", into, tuple(arrived), own, how.dtype, name=how.name)
     return (*_together(transfers), *((combined,) if own else ())), p * own * size
 
 
-def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[Span]]:
+def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[BufferRange]]:
     """Array 0 in a block for each rank."""
     whole, rest = divmod(count, p)
     counts = [whole + (r < rest) for r in range(p)]
-    return counts, [Span(0, start * SIZES[how.dtype]) for start in _starts(counts)]
+    return counts, [BufferRange(0, start * SIZES[how.dtype]) for start in _starts(counts)]
 
 
 def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
@@ -321,7 +335,7 @@ def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
     phases, scratch = _exchanged(rank, blocks, counts, how, blocks[rank])
     size = SIZES[how.dtype]
     if len(set(counts)) == 1:
-        spread = [Transfer("all_gather", blocks[rank], Span(0), counts[0] * size)]
+        spread = [Transfer("all_gather", blocks[rank], BufferRange(0), counts[0] * size)]
     else:
         spread = [
             Transfer("broadcast", blocks[r], blocks[r], n * size, peer=r)
@@ -334,7 +348,7 @@ def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -
     counts, blocks = _cut(p, count, how)
     size = SIZES[how.dtype]
     # Ranks that are not the root keep their array as it was.
-    result = blocks[rank] if rank == root else Span(-2)
+    result = blocks[rank] if rank == root else BufferRange(-2)
     phases, scratch = _exchanged(rank, blocks, counts, how, result)
     transfers = []
     if rank != root:
@@ -349,8 +363,8 @@ def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -
 
 
 def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction) -> Plan:
-    inputs = [Span(1 + r) for r in range(len(counts))]
-    phases, scratch = _exchanged(rank, inputs, counts, how, Span(0))
+    inputs = [BufferRange(1 + r) for r in range(len(counts))]
+    phases, scratch = _exchanged(rank, inputs, counts, how, BufferRange(0))
     return Plan(phases, (scratch,))
 
 

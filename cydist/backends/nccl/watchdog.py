@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cydist.backends.nccl.call_check import Comparison, Differ
+from cydist.backends.nccl.call_check import CallCheck, Differ
 from cydist.errors import DistError
 from cydist.groups.process_group import Call
 
@@ -29,7 +29,7 @@ class StreamCall(Call):
     __slots__ = ()
 
 
-class Flight:
+class InFlight:
     """One call, from its beginning until the stream has come past it.
 
     stream      that it is on
@@ -54,13 +54,13 @@ class Flight:
         self.reusable = False
 
 
-class Watched(Protocol):
+class WatchedGroup(Protocol):
     """A group, as the watchdog sees it."""
 
     def attend(self) -> None:
         """The calling thread looks from now on, until it looks at another group."""
 
-    def is_over(self, flight: Flight) -> bool:
+    def is_over(self, flight: InFlight) -> bool:
         """Has the stream come past it? Raises what the device says."""
 
     def async_error(self) -> str:
@@ -85,7 +85,7 @@ class Watched(Protocol):
         """The rank before is lost, or has failed: fail."""
 
 
-class Watch:
+class GroupWatch:
     """The calls of one group that are under way.
 
     comparison  None in a group of one rank
@@ -93,25 +93,25 @@ class Watch:
 
     def __init__(
         self,
-        group: Watched,
-        comparison: Comparison | None,
+        group: WatchedGroup,
+        comparison: CallCheck | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
         self.comparison = comparison
         self._clock = clock
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlight] = deque()
         self._spare: deque[Any] = deque()
         self.ended = False
         self._lock = threading.Lock()  # of looking
         self._seen_lost = False
 
-    def begin(self, flight: Flight) -> None:
+    def begin(self, flight: InFlight) -> None:
         """From now on the call is looked after."""
         self._flights.append(flight)
         WATCHDOG.wake()
 
-    def drop(self, flight: Flight) -> None:
+    def drop(self, flight: InFlight) -> None:
         """It was refused before anything happened."""
         with contextlib.suppress(ValueError):
             self._flights.remove(flight)
@@ -180,7 +180,7 @@ class Watch:
         return (lambda: group.late(first)) if self._clock() > first.deadline else None
 
     def _retire(self) -> None:
-        by_stream: dict[int, list[Flight]] = {}
+        by_stream: dict[int, list[InFlight]] = {}
         for flight in tuple(self._flights):
             if flight.event is None:
                 break
@@ -219,11 +219,11 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[GroupWatch] = weakref.WeakSet()
         self._work = threading.Event()
         self._pid = 0
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: GroupWatch) -> None:
         """Look after the calls of one more group."""
         with self._lock:
             if self._pid != os.getpid():

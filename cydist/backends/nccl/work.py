@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from cydist._native import fast_nccl
 from cydist.backends.nccl.reductions import at_once
-from cydist.backends.nccl.watchdog import Flight, StreamCall
+from cydist.backends.nccl.watchdog import InFlight, StreamCall
 from cydist.devices.array_libraries import loaded_torch
 from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Communicator
-    from cydist.backends.nccl.enqueue import Streams
-    from cydist.backends.nccl.watchdog import Watch
+    from cydist.backends.nccl.enqueue import EnqueueMixin
+    from cydist.backends.nccl.watchdog import GroupWatch
     from cydist.devices.array_libraries import ArrayLibrary
 
 LONGEST_NAP = 0.001  # seconds
@@ -38,8 +38,8 @@ class StreamWork(Work):
 
     def __init__(
         self,
-        group: Streams,
-        flight: Flight,
+        group: EnqueueMixin,
+        flight: InFlight,
         result: object,
         streams: list[int],
         library: ArrayLibrary | None,
@@ -110,10 +110,10 @@ class StreamWork(Work):
 
 
 def short_way(
-    group: Streams, comm: Communicator, watch: Watch, lock: threading.RLock, stream: int
+    group: EnqueueMixin, comm: Communicator, watch: GroupWatch, lock: threading.RLock, stream: int
 ) -> fast_nccl.Enqueuer:
     """What plain calls on a group go by."""
     return fast_nccl.Enqueuer(
         group, comm, watch, lock, stream, loaded_torch, partial(at_once, alone=group.size() == 1),
-        StreamCall, Flight, StreamWork,
+        StreamCall, InFlight, StreamWork,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY, OK,
-    REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Transport, WINDOWS, add, block_of, block_start,
+    REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Comm, WINDOWS, add, block_of, block_start,
     copy, copy_block, segment_of, segments_in,
 )
 from cydist._native.exposure cimport (
@@ -56,11 +56,11 @@ cdef enum:
 
 # Blocks that move
 
-cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.outputs, 1, NULL, 0, NULL, broadcast_body)
 
 
-cdef int broadcast_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
     """Every rank moves as much: the root pushes the end of the array, the others pull the rest."""
     cdef Block head = c.outputs[0]
     cdef Block tail
@@ -77,11 +77,11 @@ cdef int broadcast_body(Transport *t, Call *c, Access *a) noexcept nogil:
     return status
 
 
-cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, NULL, 0, keep_input, all_gather_body)
 
 
-cdef int all_gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int all_gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef int k, peer, status = OK
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
@@ -90,11 +90,11 @@ cdef int all_gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
     return status
 
 
-cdef void keep_input(Transport *t, Call *c) noexcept nogil:
+cdef void keep_input(Comm *t, Call *c) noexcept nogil:
     copy_block(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
 
 
-cdef int gather(Transport *t, Call *c) noexcept nogil:
+cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Move m = gathering(t, c)
     cdef bint over
     cdef int status = agree(t, c, &m, &over)
@@ -105,12 +105,12 @@ cdef int gather(Transport *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, NULL, 0, NULL, gather_body)
 
 
-cdef int gather_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef char *place = shown(t, c.root, a)[t.rank].ptr
     return push(t, c, a, c.root, place, c.inputs[0]) if t.rank != c.root else OK
 
 
-cdef int scatter(Transport *t, Call *c) noexcept nogil:
+cdef int scatter(Comm *t, Call *c) noexcept nogil:
     cdef Move m = scattering(t, c)
     cdef bint over
     cdef int status = agree(t, c, &m, &over)
@@ -121,20 +121,20 @@ cdef int scatter(Transport *t, Call *c) noexcept nogil:
     return run(t, c, c.outputs, 1, NULL, 0, NULL, scatter_body)
 
 
-cdef int scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef char *place = shown(t, c.root, a)[t.rank].ptr
     return pull(t, c, a, c.root, c.outputs[0], place) if t.rank != c.root else OK
 
 
-cdef void keep_share(Transport *t, Call *c) noexcept nogil:
+cdef void keep_share(Comm *t, Call *c) noexcept nogil:
     copy_block(c.outputs[0].ptr, c.inputs[t.rank].ptr, c.outputs[0].nbytes)
 
 
-cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, t.size, NULL, 0, keep_block, all_to_all_body)
 
 
-cdef int all_to_all_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int all_to_all_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef const Block *given
     cdef int k, peer, status
     for k in range(1, t.size):
@@ -148,7 +148,7 @@ cdef int all_to_all_body(Transport *t, Call *c, Access *a) noexcept nogil:
     return OK
 
 
-cdef void keep_block(Transport *t, Call *c) noexcept nogil:
+cdef void keep_block(Comm *t, Call *c) noexcept nogil:
     copy_block(c.outputs[t.rank].ptr, c.inputs[t.rank].ptr, c.outputs[t.rank].nbytes)
 
 
@@ -163,18 +163,18 @@ ctypedef struct Sum:            # one block, of which every rank shows a contrib
     int to_first, to_end        # peers that do
 
 
-cdef inline const void **two_for_each(const Transport *t, const void **few) noexcept nogil:
+cdef inline const void **two_for_each(const Comm *t, const void **few) noexcept nogil:
     """Room for two pointers for every rank, to be freed unless it is `few`; NULL: there is none."""
     return few if t.size <= FEW_RANKS else <const void **>malloc(2 * t.size * sizeof(void *))
 
 
-cdef inline char *scratch_of(Transport *t, const Access *a, int peer, size_t part) noexcept nogil:
+cdef inline char *scratch_of(Comm *t, const Access *a, int peer, size_t part) noexcept nogil:
     """Where what is pulled from a peer goes: `part` bytes."""
     cdef int k = (peer - t.rank - 1 + t.size) % t.size
     return slot_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
 
 
-cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept nogil:
+cdef int reduce_block(Comm *t, Call *c, Access *a, const Sum *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
     cdef const void *few[2 * FEW_RANKS]
     cdef const void **sources = two_for_each(t, few)
@@ -196,7 +196,7 @@ cdef int reduce_block(Transport *t, Call *c, Access *a, const Sum *m) noexcept n
     return status
 
 
-cdef bint lies_here(Transport *t, const Access *a, const Sum *m, const void **sources,
+cdef bint lies_here(Comm *t, const Access *a, const Sum *m, const void **sources,
                     char **results) noexcept nogil:
     """Find all contributions to a sum, and where it goes; False: not all of that lies here."""
     cdef int peer
@@ -213,7 +213,7 @@ cdef bint lies_here(Transport *t, const Access *a, const Sum *m, const void **so
     return True
 
 
-cdef int reduce_here(Transport *t, Call *c, Access *a, const Sum *m, const void **sources,
+cdef int reduce_here(Comm *t, Call *c, Access *a, const Sum *m, const void **sources,
                      char **results) noexcept nogil:
     """Sum what lies here, and hand the sum round piece by piece, out of the nearest cache.
 
@@ -244,7 +244,7 @@ cdef int reduce_here(Transport *t, Call *c, Access *a, const Sum *m, const void 
     return OK
 
 
-cdef inline void advance(const Transport *t, ptrdiff_t nbytes, const void **sources,
+cdef inline void advance(const Comm *t, ptrdiff_t nbytes, const void **sources,
                          char **results) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
@@ -253,7 +253,7 @@ cdef inline void advance(const Transport *t, ptrdiff_t nbytes, const void **sour
             results[peer] += nbytes
 
 
-cdef inline void reduce_piece(Transport *t, Call *c, size_t nbytes, int first,
+cdef inline void reduce_piece(Comm *t, Call *c, size_t nbytes, int first,
                               const void **sources, char **results) noexcept nogil:
     cdef int peer
     c.op.combine_all(c.op, results[first], sources, t.size, nbytes // c.op.itemsize)
@@ -262,7 +262,7 @@ cdef inline void reduce_piece(Transport *t, Call *c, size_t nbytes, int first,
             copy(results[peer], results[first], nbytes)
 
 
-cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block segment,
+cdef int reduce_segment(Comm *t, Call *c, Access *a, const Sum *m, Block segment,
                         size_t part, const void **sources) noexcept nogil:
     cdef size_t start = segment.ptr - m.own.ptr
     cdef Block into
@@ -294,7 +294,7 @@ cdef int reduce_segment(Transport *t, Call *c, Access *a, const Sum *m, Block se
     return OK
 
 
-cdef Sum part_of_sum(Transport *t, Call *c, char *result) noexcept nogil:
+cdef Sum part_of_sum(Comm *t, Call *c, char *result) noexcept nogil:
     """Block r of an array that all reduce; in a peer's table its output follows its input."""
     cdef Sum m
     m.own = block_of(c.inputs[0], t.rank, t.size, c.op.itemsize)
@@ -307,32 +307,32 @@ cdef Sum part_of_sum(Transport *t, Call *c, char *result) noexcept nogil:
     return m
 
 
-cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, c.outputs, 1, NULL, all_reduce_body)
 
 
-cdef int all_reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int all_reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr)
     return reduce_block(t, c, a, &m)
 
 
-cdef int reduce(Transport *t, Call *c) noexcept nogil:
+cdef int reduce(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, NULL,
                reduce_body)
 
 
-cdef int reduce_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr if t.rank == c.root else NULL)
     m.to_first = c.root
     m.to_end = c.root + 1
     return reduce_block(t, c, a, &m)
 
 
-cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, t.size, NULL, 0, NULL, reduce_scatter_body)
 
 
-cdef int reduce_scatter_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int reduce_scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef Sum m
     m.own = c.inputs[t.rank]
     m.entry = t.rank
@@ -350,35 +350,35 @@ ctypedef struct Sums:           # of one block: one sum for each rank
     int lowest                  # the first rank that is given a sum
 
 
-cdef int scan(Transport *t, Call *c) noexcept nogil:
+cdef int scan(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, c.outputs, 1, keep_first, scan_body)
 
 
-cdef void keep_first(Transport *t, Call *c) noexcept nogil:
+cdef void keep_first(Comm *t, Call *c) noexcept nogil:
     """The sum of the first rank is what it gave."""
     if t.rank == 0 and c.op.finish == NULL:
         copy_block(c.outputs[0].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
 
 
-cdef int scan_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int scan_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef Sums m
     m.own_too = 1
     m.lowest = 1 if c.op.finish == NULL else 0
     return sum_block(t, c, a, &m)
 
 
-cdef int exscan(Transport *t, Call *c) noexcept nogil:
+cdef int exscan(Comm *t, Call *c) noexcept nogil:
     return run(t, c, c.inputs, 1, c.outputs, 1, NULL, exscan_body)
 
 
-cdef int exscan_body(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int exscan_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef Sums m
     m.own_too = 0
     m.lowest = 1
     return sum_block(t, c, a, &m)
 
 
-cdef Block own_share(Transport *t, Call *c) noexcept nogil:
+cdef Block own_share(Comm *t, Call *c) noexcept nogil:
     """Block r, whose sums this rank makes for everybody. The first rank pushes all it makes, and
     others keep one: so it gets 1 share less than the 2 p shares of each of them."""
     cdef Block block = c.inputs[0]
@@ -392,7 +392,7 @@ cdef Block own_share(Transport *t, Call *c) noexcept nogil:
     return block
 
 
-cdef int sum_block(Transport *t, Call *c, Access *a, Sums *m) noexcept nogil:
+cdef int sum_block(Comm *t, Call *c, Access *a, Sums *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
     cdef const void *few[2 * FEW_RANKS]
     cdef const void **sources = two_for_each(t, few)
@@ -409,7 +409,7 @@ cdef int sum_block(Transport *t, Call *c, Access *a, Sums *m) noexcept nogil:
     return status
 
 
-cdef int sum_segment(Transport *t, Call *c, Access *a, const Sums *m, Block segment, size_t part,
+cdef int sum_segment(Comm *t, Call *c, Access *a, const Sums *m, Block segment, size_t part,
                      const void **sources) noexcept nogil:
     cdef char **results = <char **>(sources + t.size)
     cdef size_t offset = segment.ptr - c.inputs[0].ptr

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
     ALL_REDUCE, Block, COLLECTIVES, Call, EVEN, Entry, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST,
-    REDUCE, STREAM_BYTES, Transport, UNREACHABLE, Windows, copy, copy_block, find, head_of,
+    REDUCE, STREAM_BYTES, Comm, UNREACHABLE, Windows, copy, copy_block, find, head_of,
     index_of, now_ns, patiently, segment_of, segments_in, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, reach
@@ -25,7 +25,7 @@ cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: not one peer but all
 
 # Whether, and in which order
 
-cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
              int seconds, Alone alone, Body body) noexcept nogil:
     """Show these blocks, run the body, and leave when all have."""
     cdef Access a
@@ -77,20 +77,20 @@ cdef int run(Transport *t, Call *c, const Block *first, int firsts, const Block 
     return status
 
 
-cdef inline bint worth_asking(const Transport *t, const Call *c, size_t nbytes) noexcept nogil:
+cdef inline bint worth_asking(const Comm *t, const Call *c, size_t nbytes) noexcept nogil:
     """Where nobody reaches into others: may all arrays lie in memory that is shared, and are they
     so long that a step more is nothing? The same on all ranks."""
     return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
             and nbytes >= ASKING_BYTES)
 
 
-cdef int without(Transport *t, Call *c) noexcept nogil:
+cdef int without(Comm *t, Call *c) noexcept nogil:
     """The same through windows."""
     cdef int collective = c.fingerprint.collective
     return find(b"staged" if collective == ALL_REDUCE else b"flat", collective).run(t, c)
 
 
-cdef int scratch_slots(Transport *t, Call *c) noexcept nogil:
+cdef int scratch_slots(Comm *t, Call *c) noexcept nogil:
     """How many slots the call takes for what it pulls; 0: it cannot be run. The same everywhere."""
     cdef Windows *w = t.windows
     cdef int slots = 1
@@ -108,7 +108,7 @@ cdef int scratch_slots(Transport *t, Call *c) noexcept nogil:
 cdef uint64_t beacon = now_ns()     # what the others try to read
 
 
-cdef int find_reach(Transport *t, Call *c) noexcept nogil:
+cdef int find_reach(Comm *t, Call *c) noexcept nogil:
     """May everybody reach into everybody's memory? Two steps; all learn the same."""
     cdef uint64_t step = t.windows.step
     cdef uint64_t *light = <uint64_t *>slot_of(t, t.rank, step)
@@ -140,12 +140,12 @@ cdef int find_reach(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef inline void answer(Transport *t, Call *c, uint64_t step, bint yes) noexcept nogil:
+cdef inline void answer(Comm *t, Call *c, uint64_t step, bint yes) noexcept nogil:
     head_of(t.windows, t.rank, step).call.note = YES if yes else NO
     publish(t, c, step, 0)
 
 
-cdef bint all_say_yes(Transport *t, uint64_t step) noexcept nogil:
+cdef bint all_say_yes(Comm *t, uint64_t step) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         if call_of(t, peer, step).note != YES:
@@ -153,7 +153,7 @@ cdef bint all_say_yes(Transport *t, uint64_t step) noexcept nogil:
     return True
 
 
-cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block *second,
+cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
               int seconds, bint yes) noexcept nogil:
     """Say where these blocks lie, and whether this rank is for it."""
     cdef uint64_t step = t.windows.step
@@ -172,7 +172,7 @@ cdef int show(Transport *t, Call *c, const Block *first, int firsts, const Block
     return OK
 
 
-cdef bint readable(Transport *t, Block block) noexcept nogil:
+cdef bint readable(Comm *t, Block block) noexcept nogil:
     """Can others reach this memory? Not if it is a device's."""
     cdef Windows *w = t.windows
     cdef const char *last = block.ptr + block.nbytes - 1
@@ -195,7 +195,7 @@ cdef inline bint visits(const Windows *w, int peer, int rank) noexcept nogil:
     return visiting == <uint64_t>rank + 1 or visiting == EVERYBODY
 
 
-cdef void bar_the_others(Transport *t, Call *c) noexcept nogil:
+cdef void bar_the_others(Comm *t, Call *c) noexcept nogil:
     """The call has failed: let nobody read or write this rank's arrays any more."""
     cdef Windows *w = t.windows
     cdef int64_t until = now_ns() + GRACE_NS
@@ -230,7 +230,7 @@ ctypedef struct Trial:          # of calls of one collective and length
 cdef Trial trials[GROUPS][COLLECTIVES][LENGTHS]     # of calls for which this process chooses
 
 
-cdef Trial *trial_of(Transport *t, const Call *c, const Block *first, int firsts) noexcept nogil:
+cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noexcept nogil:
     """What this rank knows of such calls, if it is the one that chooses the way; or NULL."""
     cdef int collective = c.fingerprint.collective
     cdef size_t nbytes = firsts * first[0].nbytes
@@ -268,11 +268,11 @@ cdef void learn(int64_t *way_ns, int64_t began) noexcept nogil:
 
 # Moving bytes
 
-cdef inline bint is_barred(Transport *t, int peer) noexcept nogil:
+cdef inline bint is_barred(Comm *t, int peer) noexcept nogil:
     return load_u64(&t.windows.of[peer].flags.barred) != 0
 
 
-cdef inline bint begin_visit(Transport *t, int peer) noexcept nogil:
+cdef inline bint begin_visit(Comm *t, int peer) noexcept nogil:
     """Say that this rank is in a peer's arrays; False: it may not."""
     swap_u64(&t.windows.of[t.rank].flags.visiting, <uint64_t>peer + 1)
     fence()
@@ -280,7 +280,7 @@ cdef inline bint begin_visit(Transport *t, int peer) noexcept nogil:
     return not is_barred(t, peer)
 
 
-cdef inline bint end_visit(Transport *t, int peer) noexcept nogil:
+cdef inline bint end_visit(Comm *t, int peer) noexcept nogil:
     """False: the peer did not wait for the end, so what was read may not be what it gave."""
     fence()
     cdef bint barred = is_barred(t, peer)
@@ -288,7 +288,7 @@ cdef inline bint end_visit(Transport *t, int peer) noexcept nogil:
     return not barred
 
 
-cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil:
     swap_u64(&t.windows.of[t.rank].flags.visiting, EVERYBODY)
     fence()
     reach(SEND_MID)
@@ -299,14 +299,14 @@ cdef int begin_visits(Transport *t, Call *c, Access *a) noexcept nogil:
     return refused(t, c, a, peer, UNREACHABLE)
 
 
-cdef int end_visits(Transport *t, Call *c, Access *a) noexcept nogil:
+cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil:
     fence()
     cdef int peer = first_barred(t)
     store_u64(&t.windows.of[t.rank].flags.visiting, 0)
     return OK if peer < 0 else refused(t, c, a, peer, UNREACHABLE)
 
 
-cdef int first_barred(Transport *t) noexcept nogil:
+cdef int first_barred(Comm *t) noexcept nogil:
     """A peer whose arrays may not be visited; -1: none."""
     cdef int peer
     for peer in range(t.size):
@@ -315,7 +315,7 @@ cdef int first_barred(Transport *t) noexcept nogil:
     return -1
 
 
-cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
+cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
     """Every now and then: must the call end?"""
     cdef int64_t now = now_ns()
     cdef int status = OK
@@ -329,7 +329,7 @@ cdef int look(Transport *t, Call *c, Access *a, int peer) noexcept nogil:
     return status
 
 
-cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
+cdef int refused(Comm *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
     """A peer's memory could not be reached. Why?"""
     if is_barred(t, peer):
         # It has failed, and will not go on to another call: the wait for that says why.
@@ -341,7 +341,7 @@ cdef int refused(Transport *t, Call *c, const Access *a, int peer, int status) n
     return PEER_LOST if t.windows.gone(t, peer) else status if status != OK else UNREACHABLE
 
 
-cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
+cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
     cdef char *here = within(t, peer, theirs, into.nbytes)
     cdef size_t most = PIECE_BYTES if here == NULL else LONG_PIECE_BYTES
@@ -365,7 +365,7 @@ cdef int pull(Transport *t, Call *c, Access *a, int peer, Block into,
     return OK
 
 
-cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
+cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil:
     cdef char *here = within(t, peer, theirs, source.nbytes)
     cdef Block piece
@@ -388,7 +388,7 @@ cdef int push(Transport *t, Call *c, Access *a, int peer, char *theirs,
     return OK
 
 
-cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
+cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
                 size_t ours) noexcept nogil:
     """MISMATCH, if a peer gives or takes another number of bytes than we do."""
     if theirs == ours:
@@ -402,7 +402,7 @@ cdef int differ(Transport *t, Call *c, const Access *a, int peer, size_t theirs,
     return MISMATCH
 
 
-cdef int fetch(Transport *t, Call *c, Access *a, int peer, Block into, char *theirs,
+cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil:
     """Where a contribution of a peer can be read: there, in a visit, or here, pulled already."""
     source[0] = within(t, peer, theirs, into.nbytes)

@@ -24,7 +24,7 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY,
-    OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Transport, WINDOWS, add,
+    OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Comm, WINDOWS, add,
     contribute, copy, largest, segment_of, segments_in,
 )
 from cydist._native.size_exchange cimport Move, agree, everybody, gathering, moving, scattering
@@ -45,7 +45,7 @@ ctypedef struct Cut:
     size_t steps
 
 
-cdef bint cut(Transport *t, Call *c, int parts, size_t unit, size_t longest,
+cdef bint cut(Comm *t, Call *c, int parts, size_t unit, size_t longest,
               Cut *out) noexcept nogil:
     """Parts for blocks of up to `longest` bytes; False if not one element fits into a slot."""
     cdef size_t part = part_bytes(t, c, parts, unit)
@@ -63,7 +63,7 @@ cdef bint cut(Transport *t, Call *c, int parts, size_t unit, size_t longest,
 
 # Blocks that move
 
-cdef int move(Transport *t, Call *c, const Move *m) noexcept nogil:
+cdef int move(Comm *t, Call *c, const Move *m) noexcept nogil:
     cdef bint hears_all = everybody(t, m.from_first, m.from_end)
     cdef uint64_t step = t.windows.step
     cdef Cut slot
@@ -85,7 +85,7 @@ cdef int move(Transport *t, Call *c, const Move *m) noexcept nogil:
     return OK
 
 
-cdef void write(Transport *t, const Move *m, size_t i, const Cut *slot,
+cdef void write(Comm *t, const Move *m, size_t i, const Cut *slot,
                 uint64_t step) noexcept nogil:
     cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
@@ -98,7 +98,7 @@ cdef void write(Transport *t, const Move *m, size_t i, const Cut *slot,
             copy(place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int read(Transport *t, Call *c, const Move *m, size_t i, const Cut *slot,
+cdef int read(Comm *t, Call *c, const Move *m, size_t i, const Cut *slot,
               uint64_t step) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
@@ -115,7 +115,7 @@ cdef int read(Transport *t, Call *c, const Move *m, size_t i, const Cut *slot,
     return OK
 
 
-cdef int broadcast(Transport *t, Call *c) noexcept nogil:
+cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Move m = moving(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
     if t.rank == c.root:
         m.given = c.inputs
@@ -123,33 +123,33 @@ cdef int broadcast(Transport *t, Call *c) noexcept nogil:
     return move(t, c, &m)
 
 
-cdef int all_gather(Transport *t, Call *c) noexcept nogil:
+cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef Move m = moving(1, c.inputs, c.outputs, 0, t.size, largest(c.outputs, t.size))
     return move(t, c, &m)
 
 
-cdef int gather(Transport *t, Call *c) noexcept nogil:
+cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Move m = gathering(t, c)
     return move_uneven(t, c, &m)
 
 
-cdef int scatter(Transport *t, Call *c) noexcept nogil:
+cdef int scatter(Comm *t, Call *c) noexcept nogil:
     cdef Move m = scattering(t, c)
     return move_uneven(t, c, &m)
 
 
-cdef int all_to_all(Transport *t, Call *c) noexcept nogil:
+cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef Move m = moving(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
     return move_uneven(t, c, &m)
 
 
-cdef int move_uneven(Transport *t, Call *c, Move *m) noexcept nogil:
+cdef int move_uneven(Comm *t, Call *c, Move *m) noexcept nogil:
     cdef bint over
     cdef int status = agree(t, c, m, &over)
     return status if status != OK or over else move(t, c, m)
 
 
-cdef int barrier(Transport *t, Call *c) noexcept nogil:
+cdef int barrier(Comm *t, Call *c) noexcept nogil:
     cdef uint64_t step = t.windows.step
     cdef int status = claim(t, c, step, 0)
     if status == OK:
@@ -171,7 +171,7 @@ ctypedef struct Sum:
     size_t longest              # bytes of the longest block, on every rank
 
 
-cdef int reduce_windows(Transport *t, Call *c, const Sum *m) noexcept nogil:
+cdef int reduce_windows(Comm *t, Call *c, const Sum *m) noexcept nogil:
     cdef bint hears_all = everybody(t, m.from_first, m.from_end)
     cdef const void *few[FEW_RANKS]
     cdef const void **sources = few
@@ -201,7 +201,7 @@ cdef int reduce_windows(Transport *t, Call *c, const Sum *m) noexcept nogil:
     return status
 
 
-cdef inline void write_parts(Transport *t, Call *c, const Sum *m, size_t i, const Cut *slot,
+cdef inline void write_parts(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
                              uint64_t step) noexcept nogil:
     cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
@@ -212,7 +212,7 @@ cdef inline void write_parts(Transport *t, Call *c, const Sum *m, size_t i, cons
             contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, const Cut *slot,
+cdef int reduce_part(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
                      uint64_t step, const void **sources) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
@@ -232,7 +232,7 @@ cdef int reduce_part(Transport *t, Call *c, const Sum *m, size_t i, const Cut *s
     return OK
 
 
-cdef Sum summing(Transport *t, int parts, const Block *given, Block result,
+cdef Sum summing(Comm *t, int parts, const Block *given, Block result,
                  size_t longest) noexcept nogil:
     cdef Sum m
     m.parts = parts
@@ -244,12 +244,12 @@ cdef Sum summing(Transport *t, int parts, const Block *given, Block result,
     return m
 
 
-cdef int all_reduce(Transport *t, Call *c) noexcept nogil:
+cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     return reduce_windows(t, c, &m)
 
 
-cdef int reduce(Transport *t, Call *c) noexcept nogil:
+cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Sum m = summing(t, 1, c.inputs, c.inputs[0], c.inputs[0].nbytes)
     if t.rank == c.root:
         m.result = c.outputs[0]
@@ -258,18 +258,18 @@ cdef int reduce(Transport *t, Call *c) noexcept nogil:
     return reduce_windows(t, c, &m)
 
 
-cdef int reduce_scatter(Transport *t, Call *c) noexcept nogil:
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Sum m = summing(t, t.size, c.inputs, c.outputs[0], largest(c.inputs, t.size))
     return reduce_windows(t, c, &m)
 
 
-cdef int scan(Transport *t, Call *c) noexcept nogil:
+cdef int scan(Comm *t, Call *c) noexcept nogil:
     cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank + 1
     return reduce_windows(t, c, &m)
 
 
-cdef int exscan(Transport *t, Call *c) noexcept nogil:
+cdef int exscan(Comm *t, Call *c) noexcept nogil:
     cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank
     return reduce_windows(t, c, &m)

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
     Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, Request, TIMEOUT,
-    Transport, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
+    Comm, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
 )
 from cydist._native.window_protocol cimport call_of, consume
 from cydist._native.sync cimport load_int, load_u64, store_u64
@@ -36,7 +36,7 @@ cdef enum:
 cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/host/work.py
 
 
-cdef int leave(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+cdef int leave(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     cdef int status = OK
     if t.windows != NULL:
         status = compare_steps(t, c, alone)
@@ -53,11 +53,11 @@ cdef bint through_windows(const Fingerprint *call) noexcept nogil:
 
 # Through windows
 
-cdef inline bint has_posted(Transport *t, int rank, uint64_t step) noexcept nogil:
+cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
     return load_u64(&head_of(t.windows, rank, step).posted) == step + 1
 
 
-cdef void differ(Transport *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
+cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
     """So they do, after so many steps each; a rank without steps says nothing of its calls."""
     if ours > 0:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
@@ -71,7 +71,7 @@ cdef void differ(Transport *t, Call *c, int peer, uint64_t ours, uint64_t theirs
     c.failed_peer = peer
 
 
-cdef bint somebody_parted(Transport *t, Call *c) noexcept nogil:
+cdef bint somebody_parted(Comm *t, Call *c) noexcept nogil:
     """Has a member ended the group before the step that we wait for?"""
     cdef Windows *w = t.windows
     cdef uint64_t steps
@@ -85,7 +85,7 @@ cdef bint somebody_parted(Transport *t, Call *c) noexcept nogil:
     return False
 
 
-cdef bint somebody_went_on(Transport *t, Call *c) noexcept nogil:
+cdef bint somebody_went_on(Comm *t, Call *c) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int peer
     for peer in range(t.size):
@@ -95,7 +95,7 @@ cdef bint somebody_went_on(Transport *t, Call *c) noexcept nogil:
     return False
 
 
-cdef int compare_steps(Transport *t, Call *c, bint alone) noexcept nogil:
+cdef int compare_steps(Comm *t, Call *c, bint alone) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int64_t deadline = c.deadline_ns
     cdef int status = TIMEOUT
@@ -130,7 +130,7 @@ cdef bint same_call(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
     return memcmp(a, b, sizeof(Fingerprint) - sizeof(uint64_t)) == 0       # but for the note
 
 
-cdef bint under_way(Transport *t, Request *words, int count) noexcept nogil:
+cdef bint under_way(Comm *t, Request *words, int count) noexcept nogil:
     cdef int i
     for i in range(count):
         if load_int(&words[i].status) == PENDING and t.test(t, &words[i]) == PENDING:
@@ -138,7 +138,7 @@ cdef bint under_way(Transport *t, Request *words, int count) noexcept nogil:
     return False
 
 
-cdef int exchange_words(Transport *t, Call *c, bint known, bint alone) noexcept nogil:
+cdef int exchange_words(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     cdef Fingerprint mine = c.fingerprint
     cdef Fingerprint own = c.fingerprint
     cdef Request words[ROUNDS]

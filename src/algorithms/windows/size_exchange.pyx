@@ -7,7 +7,7 @@ block, if this step carries it.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Transport, copy, head_of,
+    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Comm, copy, head_of,
     largest,
 )
 from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
@@ -30,17 +30,17 @@ cdef Move moving(int parts, const Block *given, const Block *due, int from_first
     return m
 
 
-cdef Move gathering(Transport *t, Call *c) noexcept nogil:
+cdef Move gathering(Comm *t, Call *c) noexcept nogil:
     return moving(1, c.inputs, c.outputs, 0, t.size if t.rank == c.root else 0,
                   c.inputs[0].nbytes)
 
 
-cdef Move scattering(Transport *t, Call *c) noexcept nogil:
+cdef Move scattering(Comm *t, Call *c) noexcept nogil:
     return moving(t.size, c.inputs if t.rank == c.root else NULL, c.outputs, c.root, c.root + 1,
                   c.outputs[0].nbytes)
 
 
-cdef size_t most_carried(const Transport *t, int parts) noexcept nogil:
+cdef size_t most_carried(const Comm *t, int parts) noexcept nogil:
     """Bytes of a block that fit into its part of a slot, with its size; 0: none does."""
     cdef size_t room = t.windows.slot_bytes // parts // LINE * LINE
     return min(<size_t>MOST_CARRIED, room - sizeof(uint64_t)) if room > LINE else 0
@@ -53,13 +53,13 @@ cdef inline size_t part_of(size_t longest, size_t most) noexcept nogil:
     return (sizeof(uint64_t) + longest + LINE - 1) // LINE * LINE
 
 
-cdef inline char *blocks_at(Transport *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
+cdef inline char *blocks_at(Comm *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
     """Where the first block lies of a rank whose parts are so many bytes in all. A block's size is
     the word before it: of short parts the first one is in the head's line."""
     return place_of(t, rank, step, TINY_BYTES + nbytes)
 
 
-cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
+cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil:
     cdef uint64_t step = t.windows.step
     cdef size_t most
     cdef bint from_root = c.fingerprint.collective == SCATTER
@@ -90,7 +90,7 @@ cdef int agree(Transport *t, Call *c, Move *m, bint *over) noexcept nogil:
     return status
 
 
-cdef size_t write(Transport *t, const Move *m, uint64_t step, size_t most) noexcept nogil:
+cdef size_t write(Comm *t, const Move *m, uint64_t step, size_t most) noexcept nogil:
     """Bytes written."""
     cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
     cdef size_t part = part_of(longest, most)
@@ -106,7 +106,7 @@ cdef size_t write(Transport *t, const Move *m, uint64_t step, size_t most) noexc
     return m.parts * part
 
 
-cdef int read(Transport *t, Call *c, const Move *m, uint64_t step, size_t most,
+cdef int read(Comm *t, Call *c, const Move *m, uint64_t step, size_t most,
               bint carried) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef size_t part, size

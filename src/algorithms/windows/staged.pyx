@@ -22,7 +22,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, NO_MEMORY, OK, Transport, WINDOWS, add, block_of, contribute, copy,
+    ALL_REDUCE, Block, Call, NO_MEMORY, OK, Comm, WINDOWS, add, block_of, contribute, copy,
     segment_of, segments_in,
 )
 from cydist._native.window_protocol cimport (
@@ -41,7 +41,7 @@ ctypedef struct Stage:
     const void **sources
 
 
-cdef int staged(Transport *t, Call *c) noexcept nogil:
+cdef int staged(Comm *t, Call *c) noexcept nogil:
     cdef size_t p = t.size
     cdef size_t room = part_bytes(t, c, 1, 3 * c.op.itemsize) // c.op.itemsize
     cdef const void *few[FEW_RANKS]
@@ -67,7 +67,7 @@ cdef int staged(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
+cdef int stage(Comm *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     cdef uint64_t step = s.first + k
     cdef char *slot = slot_of(t, t.rank, step)
     cdef int status = OK
@@ -89,7 +89,7 @@ cdef int stage(Transport *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     return consume(t, c, step, True) if k > 0 else OK
 
 
-cdef inline void show(Transport *t, Call *c, Block segment, char *slot) noexcept nogil:
+cdef inline void show(Comm *t, Call *c, Block segment, char *slot) noexcept nogil:
     """All blocks, or all but this rank's."""
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef size_t before = block.ptr - segment.ptr
@@ -101,7 +101,7 @@ cdef inline void show(Transport *t, Call *c, Block segment, char *slot) noexcept
         contribute(c.op, slot, segment.ptr, segment.nbytes)
 
 
-cdef inline void reduce_own_block(Transport *t, Call *c, const Stage *s, Block segment,
+cdef inline void reduce_own_block(Comm *t, Call *c, const Stage *s, Block segment,
                                   uint64_t step, char *out) noexcept nogil:
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef int peer
@@ -112,7 +112,7 @@ cdef inline void reduce_own_block(Transport *t, Call *c, const Stage *s, Block s
     c.op.combine_all(c.op, out, s.sources, t.size, block.nbytes // c.op.itemsize)
 
 
-cdef inline void copy_results(Transport *t, Call *c, const Stage *s, Block segment,
+cdef inline void copy_results(Comm *t, Call *c, const Stage *s, Block segment,
                               uint64_t step) noexcept nogil:
     cdef Block block
     cdef int peer

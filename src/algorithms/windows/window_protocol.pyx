@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
-    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Transport,
+    Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Comm,
     Windows, has_left, head_of, now_ns, patiently,
 )
 from cydist._native.sync cimport load_u64 as peek, spin
@@ -29,11 +29,11 @@ cdef enum:
     LONGEST_SUSPICION_NS = 1600000000
 
 
-cdef inline bint has_posted(Transport *t, int rank, uint64_t step) noexcept nogil:
+cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
     return peek(&head_of(t.windows, rank, step).posted) == step + 1
 
 
-cdef int compare(Transport *t, Call *c, int peer, uint64_t step,
+cdef int compare(Comm *t, Call *c, int peer, uint64_t step,
                  const Fingerprint *ours) noexcept nogil:
     """Is the peer in the same call as we are, or were, in this step?"""
     cdef const Fingerprint *theirs = call_of(t, peer, step)
@@ -48,7 +48,7 @@ cdef int compare(Transport *t, Call *c, int peer, uint64_t step,
     return MISMATCH
 
 
-cdef int suspect(Transport *t, Call *c, uint64_t last) noexcept nogil:
+cdef int suspect(Comm *t, Call *c, uint64_t last) noexcept nogil:
     """Having waited for long in a step: is any peer in another call than we are, or were?"""
     cdef const Fingerprint *ours
     cdef uint64_t step = t.windows.consumed
@@ -63,7 +63,7 @@ cdef int suspect(Transport *t, Call *c, uint64_t last) noexcept nogil:
     return OK
 
 
-cdef bint sent_for_another(Transport *t, Call *c) noexcept nogil:
+cdef bint sent_for_another(Comm *t, Call *c) noexcept nogil:
     """Has anybody sent us a message of this call? It is not made of messages here."""
     cdef Request probe
     memset(&probe, 0, sizeof(Request))
@@ -78,7 +78,7 @@ cdef bint sent_for_another(Transport *t, Call *c) noexcept nogil:
     return True
 
 
-cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
+cdef int reach(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
                uint64_t step) noexcept nogil:
     """Wait in a step for a peer's flag."""
     cdef Windows *w = t.windows
@@ -111,7 +111,7 @@ cdef int reach(Transport *t, Call *c, int peer, uint64_t *flag, uint64_t value,
     return OK
 
 
-cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
+cdef int hear(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil:
     cdef int status = OK
     if peer != t.rank:
         status = reach(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
@@ -120,7 +120,7 @@ cdef int hear(Transport *t, Call *c, int peer, uint64_t step) noexcept nogil:
     return status
 
 
-cdef int hear_all(Transport *t, Call *c, uint64_t step) noexcept nogil:
+cdef int hear_all(Comm *t, Call *c, uint64_t step) noexcept nogil:
     cdef int peer, status
     for peer in range(t.size):
         status = hear(t, c, peer, step)
@@ -129,7 +129,7 @@ cdef int hear_all(Transport *t, Call *c, uint64_t step) noexcept nogil:
     return OK
 
 
-cdef bint all_posted(Transport *t, uint64_t step) noexcept nogil:
+cdef bint all_posted(Comm *t, uint64_t step) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         if peek(&head_of(t.windows, peer, step).posted) <= step:
@@ -137,7 +137,7 @@ cdef bint all_posted(Transport *t, uint64_t step) noexcept nogil:
     return True
 
 
-cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
+cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
     cdef uint64_t step = t.windows.consumed
     cdef int status = OK
     while step < steps:
@@ -152,7 +152,7 @@ cdef int consume(Transport *t, Call *c, uint64_t steps, bint patient) noexcept n
     return status
 
 
-cdef int look_for_late(Transport *t, Call *c) noexcept nogil:
+cdef int look_for_late(Comm *t, Call *c) noexcept nogil:
     """Has anybody gone who has not come as far as we are? There is room yet to wait for them."""
     cdef uint64_t step = t.windows.consumed
     cdef int peer
@@ -166,7 +166,7 @@ cdef int look_for_late(Transport *t, Call *c) noexcept nogil:
     return OK
 
 
-cdef int heard(Transport *t, Call *c, uint64_t step) noexcept nogil:
+cdef int heard(Comm *t, Call *c, uint64_t step) noexcept nogil:
     if t.windows.consumed < step:
         return consume(t, c, step + 1, True)
     settle(t, step + 1)
@@ -178,7 +178,7 @@ cdef inline uint64_t some_slots(const Windows *w) noexcept nogil:
     return w.slots // 2 if w.slots > 1 else 1
 
 
-cdef inline void settle(Transport *t, uint64_t steps) noexcept nogil:
+cdef inline void settle(Comm *t, uint64_t steps) noexcept nogil:
     """This rank has consumed so many steps; so have others, as they said in the last one."""
     cdef Windows *w = t.windows
     cdef uint64_t *own = &w.of[t.rank].flags.consumed
@@ -196,7 +196,7 @@ cdef inline void settle(Transport *t, uint64_t steps) noexcept nogil:
         t.raise_flag(t, own, steps)
 
 
-cdef inline void note_released(Transport *t) noexcept nogil:
+cdef inline void note_released(Comm *t) noexcept nogil:
     cdef uint64_t least = t.windows.consumed
     cdef uint64_t there
     cdef int peer
@@ -207,7 +207,7 @@ cdef inline void note_released(Transport *t) noexcept nogil:
     t.windows.released = least
 
 
-cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
+cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Windows *w = t.windows
     cdef uint64_t ahead = w.slots if nbytes > w.short_bytes else w.heads
     cdef uint64_t needed = step + 1 - ahead
@@ -234,7 +234,7 @@ cdef int claim(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nog
     return status
 
 
-cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
+cdef void publish(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Head *own = head_of(t.windows, t.rank, step)
     memcpy(&own.call, &c.fingerprint, sizeof(Fingerprint) - sizeof(uint64_t))     # no note
     own.behind = <uint32_t>(step - t.windows.consumed)
@@ -244,7 +244,7 @@ cdef void publish(Transport *t, Call *c, uint64_t step, size_t nbytes) noexcept 
         fetch_to_write(place_of(t, t.rank, step + 1, nbytes), min(nbytes, <size_t>MOST_AHEAD))
 
 
-cdef size_t part_bytes(Transport *t, Call *c, size_t parts, size_t unit) noexcept nogil:
+cdef size_t part_bytes(Comm *t, Call *c, size_t parts, size_t unit) noexcept nogil:
     cdef size_t nbytes = t.windows.slot_bytes
     if c.segment_bytes > 0 and c.segment_bytes < nbytes:
         nbytes = c.segment_bytes

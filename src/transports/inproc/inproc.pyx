@@ -6,7 +6,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Link, OK, Transport, Window, Windows, copy
+from cydist._native.abi cimport Link, OK, Comm, Window, Windows, copy
 from cydist._native.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, getpid, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
@@ -21,27 +21,27 @@ from cydist._native.sync cimport LOOKS, SPINS, cores, load_int
 from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
 
-cdef bint gone(Transport *t, int peer) noexcept nogil:
+cdef bint gone(Comm *t, int peer) noexcept nogil:
     return load_int(&(<End *>t.link).boxes[t.peers[peer]].closed) != OK
 
 
-cdef bint ended(Transport *t, int peer) noexcept nogil:
+cdef bint ended(Comm *t, int peer) noexcept nogil:
     return False                # a thread of this process may always be there still
 
 
-cdef int pull(Transport *t, int peer, char *into, const char *theirs,
+cdef int pull(Comm *t, int peer, char *into, const char *theirs,
               size_t nbytes) noexcept nogil:
     copy(into, theirs, nbytes)
     return OK
 
 
-cdef int push(Transport *t, int peer, char *theirs, const char *source,
+cdef int push(Comm *t, int peer, char *theirs, const char *source,
               size_t nbytes) noexcept nogil:
     copy(theirs, source, nbytes)
     return OK
 
 
-cdef char *mapped(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return theirs
 
 
@@ -216,7 +216,7 @@ cdef class InprocLink(Link):
         cdef int spins = SPINS if cores() >= hub.size else 0
         self.end = End(rank, hub.size, spins, spins, hub.boxes)
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         t.link = &self.end
         t.windows = NULL
         t.send = send
@@ -235,7 +235,7 @@ cdef class InprocLink(Link):
             raise MemoryError("no memory for a group")
         return 0
 
-    cdef int open_windows(self, Transport *t) except -1:
+    cdef int open_windows(self, Comm *t) except -1:
         cdef char *memory = self.hub.segment(t.context, t.size)
         cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
         if windows == NULL:
@@ -252,7 +252,7 @@ cdef class InprocLink(Link):
         t.windows = windows
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         with nogil:
             drop_context(&self.end, t.context)
         free(t.windows)

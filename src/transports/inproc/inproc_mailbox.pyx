@@ -10,7 +10,7 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING,
-    Request, Transport, copy, has_left, now_ns, slice_end,
+    Request, Comm, copy, has_left, now_ns, slice_end,
 )
 from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -49,7 +49,7 @@ cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
         futex_wake(&owner.bell)
 
 
-cdef int deliver(Request *r, const Transport *view, int sender, const Fingerprint *theirs,
+cdef int deliver(Request *r, const Comm *view, int sender, const Fingerprint *theirs,
                  const char *data, size_t nbytes) noexcept nogil:
     """Fill a claimed receive; returns the status to complete it with."""
     cdef int status = compare(r, theirs, nbytes)
@@ -59,7 +59,7 @@ cdef int deliver(Request *r, const Transport *view, int sender, const Fingerprin
     return status
 
 
-cdef int send(Transport *t, Request *r) noexcept nogil:
+cdef int send(Comm *t, Request *r) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *box = &end.boxes[t.peers[r.peer]]
     cdef Item *message
@@ -113,7 +113,7 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
     return OK
 
 
-cdef int recv(Transport *t, Request *r) noexcept nogil:
+cdef int recv(Comm *t, Request *r) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *box = &end.boxes[end.rank]
     cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
@@ -171,7 +171,7 @@ cdef void end_hopeless(End *end, Box *box) noexcept nogil:
         free_item(item)
 
 
-cdef void take(End *end, Transport *t, Request *r, Item *item) noexcept nogil:
+cdef void take(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
     """Receive a message that was claimed from our box, and let its sender go."""
     cdef const char *data = item.request.ptr if item.request != NULL else item.data
     r.status = deliver(r, t, item.peer, &item.fingerprint, data, item.nbytes)
@@ -180,7 +180,7 @@ cdef void take(End *end, Transport *t, Request *r, Item *item) noexcept nogil:
     free_item(item)
 
 
-cdef bint nobody_left(const Transport *t, int peer) noexcept nogil:
+cdef bint nobody_left(const Comm *t, int peer) noexcept nogil:
     """Has the link peer left, or everybody else of the group for ANY_SOURCE?"""
     cdef End *end = <End *>t.link
     cdef int i
@@ -195,11 +195,11 @@ cdef bint nobody_left(const Transport *t, int peer) noexcept nogil:
     return t.size > 1
 
 
-cdef int test(Transport *t, Request *r) noexcept nogil:
+cdef int test(Comm *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *own = &end.boxes[end.rank]
     cdef int i, status
@@ -240,7 +240,7 @@ cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
             until = slice_until(now, deadline_ns)
 
 
-cdef bint contradicted(Transport *t, Request *r) noexcept nogil:
+cdef bint contradicted(Comm *t, Request *r) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *own = &end.boxes[end.rank]
     cdef bint found
@@ -250,7 +250,7 @@ cdef bint contradicted(Transport *t, Request *r) noexcept nogil:
     return found
 
 
-cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
+cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil:
     cdef End *end = <End *>t.link
     cdef Box *own = &end.boxes[end.rank]
     cdef bint found
@@ -260,7 +260,7 @@ cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
     return found
 
 
-cdef void cancel(Transport *t, Request *r) noexcept nogil:
+cdef void cancel(Comm *t, Request *r) noexcept nogil:
     cdef Box *box = <Box *>r.place
     cdef Item *item
     pthread_mutex_lock(&box.lock)
@@ -279,7 +279,7 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
 
 # Leaving
 
-cdef int enter_context(End *end, Transport *t) noexcept nogil:
+cdef int enter_context(End *end, Comm *t) noexcept nogil:
     cdef Box *own = &end.boxes[end.rank]
     cdef int status
     pthread_mutex_lock(&own.lock)

@@ -17,12 +17,12 @@ from libc.string cimport memset
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
     Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
-    Request, TIMEOUT, Transport, complete, copy, exchange, now_ns, patiently, post_recv, post_send,
+    Request, TIMEOUT, Comm, complete, copy, exchange, now_ns, patiently, post_recv, post_send,
     slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_messages cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport MpiRequest, Mpi, added, mpi_of, new_move, next_of, refused
 from cydist._native.mpi_pairwise cimport is_pairs, swap, wait_beside
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
@@ -72,7 +72,7 @@ cdef inline bint reduces(const Call *c) noexcept nogil:
     return c.op != NULL
 
 
-cdef bint is_mpis(const Transport *t, const Call *c) noexcept nogil:
+cdef bint is_mpis(const Comm *t, const Call *c) noexcept nogil:
     """Does MPI have this call? All ranks say the same."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
@@ -95,7 +95,7 @@ cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
     return True
 
 
-cdef int prepare(const Transport *t, const Call *c, Buffers *b) noexcept nogil:
+cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
     """Where lists of blocks lie apart, copy them together."""
     cdef int collective = c.fingerprint.collective
     cdef int size = t.size, i
@@ -123,7 +123,7 @@ cdef int prepare(const Transport *t, const Call *c, Buffers *b) noexcept nogil:
     return OK
 
 
-cdef void deliver(const Transport *t, const Call *c, const Buffers *b) noexcept nogil:
+cdef void deliver(const Comm *t, const Call *c, const Buffers *b) noexcept nogil:
     cdef int i
     if b.gathered != NULL:
         for i in range(t.size):
@@ -146,7 +146,7 @@ cdef int calls_for(const Mpi *mpi, const Call *c) noexcept nogil:
     return 1
 
 
-cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t start,
+cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
                   Handle *request) noexcept nogil:
     """Begin one call of MPI; of an array that is cut, the one from this byte on."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
@@ -182,11 +182,11 @@ cdef int call_one(const Transport *t, const Call *c, const Buffers *b, size_t st
     return lib.ireduce(source, b.output + start, count, kind, op, c.root, t.comm, request)
 
 
-cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
+cdef int begin(Comm *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     cdef int i, count = calls_for(mpi, c), code = SUCCESS, status = OK
-    cdef Move *move
+    cdef MpiRequest *move
     if count == 0:
         r.status = OK
         return OK
@@ -206,12 +206,12 @@ cdef int begin(Transport *t, Call *c, const Buffers *b, Request *r) noexcept nog
     return status
 
 
-cdef void let_go(Transport *t, Request *r, Buffers *b) noexcept nogil:
+cdef void let_go(Comm *t, Request *r, Buffers *b) noexcept nogil:
     """It failed. What MPI may still use lives as long as that."""
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     if r.status == PENDING and r.link != NULL:
-        (<Move *>r.link).data = b.scratch
+        (<MpiRequest *>r.link).data = b.scratch
         b.scratch = NULL
     pthread_mutex_unlock(&net.lock)
     t.cancel(t, r)
@@ -224,7 +224,7 @@ cdef void note(Call *c, const Request *r, int status) noexcept nogil:
         c.theirs_bytes = r.theirs_bytes
 
 
-cdef int lost_member(const Transport *t) noexcept nogil:
+cdef int lost_member(const Comm *t) noexcept nogil:
     """A group rank that has left or died; -1: none."""
     cdef const Net *net = <const Net *>t.link
     cdef int rank
@@ -234,7 +234,7 @@ cdef int lost_member(const Transport *t) noexcept nogil:
     return -1
 
 
-cdef int explained(Transport *t, Call *c, Request *check) noexcept nogil:
+cdef int explained(Comm *t, Call *c, Request *check) noexcept nogil:
     """MPI reports an error: mostly, that ranks disagree. Who has seen how will say so soon."""
     cdef int status = OK
     cdef int64_t until = now_ns() + EXPLAIN_NS
@@ -246,14 +246,14 @@ cdef int explained(Transport *t, Call *c, Request *check) noexcept nogil:
     return PEER_LOST if status == OK else status
 
 
-cdef int compared(Transport *t, Call *c, Request *check) noexcept nogil:
+cdef int compared(Comm *t, Call *c, Request *check) noexcept nogil:
     """Wait for a neighbour's fingerprint, and find out what it is doing if it does not come."""
     cdef int status = complete(t, c, check, 1)
     c.failed_step = -1
     return status
 
 
-cdef int compare(Transport *t, Call *c) noexcept nogil:
+cdef int compare(Comm *t, Call *c) noexcept nogil:
     """Before a call, whoever runs it: what runs by our algorithms comes after MPI's own, too."""
     cdef Checks *checks = <Checks *>t.own
     cdef Request *check = &checks.of[(checks.turn + 1) & 1].request
@@ -264,7 +264,7 @@ cdef int compare(Transport *t, Call *c) noexcept nogil:
     return compared(t, c, check)
 
 
-cdef int waited(Transport *t, Call *c, Request *running, Request *check) noexcept nogil:
+cdef int waited(Comm *t, Call *c, Request *running, Request *check) noexcept nogil:
     """Wait for MPI. If that takes long, also for the neighbour's fingerprint, whichever is first:
     the neighbour may not come while it waits for what this rank does next."""
     cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
@@ -294,7 +294,7 @@ cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
     r.attended = True
 
 
-cdef int left_after(Transport *t, Call *c) noexcept nogil:
+cdef int left_after(Comm *t, Call *c) noexcept nogil:
     """Has the next rank left when it had made this call, too? OK, MISMATCH, or PEER_LOST: it has
     said nothing of this call."""
     cdef Request word
@@ -309,7 +309,7 @@ cdef int left_after(Transport *t, Call *c) noexcept nogil:
     return MISMATCH
 
 
-cdef int settle(Transport *t, Call *c) noexcept nogil:
+cdef int settle(Comm *t, Call *c) noexcept nogil:
     cdef Checks *checks = <Checks *>t.own
     cdef Check *last = &checks.of[(checks.turn + 1) & 1]
     cdef Request word
@@ -330,14 +330,14 @@ cdef int settle(Transport *t, Call *c) noexcept nogil:
     return OK if status == TIMEOUT or status == PEER_LOST else status
 
 
-cdef bint rides(const Transport *t, const Call *c) noexcept nogil:
+cdef bint rides(const Comm *t, const Call *c) noexcept nogil:
     """Do its numbers travel with the fingerprint?"""
     return (t.size == 2 and c.fingerprint.collective == BROADCAST
             and c.fingerprint.flags & JOINED == 0       # MPI reads a GPU's memory, and we do not
             and c.inputs[0].nbytes <= riding_bytes)
 
 
-cdef bint harmless(const Transport *t, const Call *c) noexcept nogil:
+cdef bint harmless(const Comm *t, const Call *c) noexcept nogil:
     """May MPI begin it while other ranks may be in another call? So short messages do no harm, and
     all that a rank may send is as many bytes as all its blocks have together."""
     cdef int collective = c.fingerprint.collective
@@ -347,7 +347,7 @@ cdef bint harmless(const Transport *t, const Call *c) noexcept nogil:
             or c.inputs[0].nbytes <= harmless_bytes // (t.size if in_blocks else 1))
 
 
-cdef int agree(Transport *t, Call *c) noexcept nogil:
+cdef int agree(Comm *t, Call *c) noexcept nogil:
     """Wait until all ranks are known to be in this call: as dissemination.pyx's barrier. Step 0 is
     the message that a harmless call sends beside MPI's, so these find each other, too."""
     cdef int distance = 1, step = 0, status = OK
@@ -360,7 +360,7 @@ cdef int agree(Transport *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int run_after(Transport *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+cdef int run_after(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
     """All ranks have agreed, so nothing is compared beside it."""
     cdef Request agreed
     cdef int status = begin(t, c, b, running)
@@ -372,7 +372,7 @@ cdef int run_after(Transport *t, Call *c, Buffers *b, Request *running) noexcept
     return status
 
 
-cdef int run_beside(Transport *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
     """MPI's call, or a short broadcast, beside the comparison with the neighbours."""
     cdef Checks *checks = <Checks *>t.own
     cdef Check *check = &checks.of[checks.turn & 1]
@@ -407,7 +407,7 @@ cdef int run_beside(Transport *t, Call *c, Buffers *b, Request *running) noexcep
     return status
 
 
-cdef int collective(Transport *t, Call *c) noexcept nogil:
+cdef int collective(Comm *t, Call *c) noexcept nogil:
     cdef Request running
     cdef Buffers b
     cdef bint first             # must all ranks agree before MPI begins?

@@ -7,16 +7,17 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Transport, now_ns
+from cydist._native.abi cimport Comm, now_ns
 from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from cydist._native.mpi_collectives cimport Checks, collective, compare, settle
 from cydist._native.mpi_messages cimport (
-    INLINE_BYTES, Move, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of, progress,
+    INLINE_BYTES, MpiRequest, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of,
+    progress,
 )
-from cydist._native.shm_peers cimport Neighbours
+from cydist._native.shm_peers cimport LocalPeersHandle
 from cydist._native.stream_send cimport is_near
 from cydist._native.stream_progress cimport progress as move_all
 from cydist._native.stream cimport DIED, Net
@@ -28,7 +29,7 @@ cdef enum:
     CANCEL_NS = 1000000000      # how long the receives of headers may take to end
 
 
-cdef bint lingers(Transport *t) noexcept nogil:
+cdef bint lingers(Comm *t) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     pthread_mutex_lock(&net.lock)
@@ -54,7 +55,7 @@ cdef void end_slots(Mpi *mpi) noexcept nogil:
 
 
 cdef bint all_linger(const Mpi *mpi) noexcept nogil:
-    cdef const Move *move = mpi.moves.next
+    cdef const MpiRequest *move = mpi.moves.next
     while move != &mpi.moves:
         if not move.lingers:
             return False
@@ -117,7 +118,7 @@ cdef class MpiLink(MessageLink):
             free(self.mpi.outbox)
             free(self.mpi)
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         t.own = calloc(1, sizeof(Checks))
         if t.own == NULL:
             raise MemoryError("no memory for a group")
@@ -128,7 +129,7 @@ cdef class MpiLink(MessageLink):
         t.settle = settle
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         MessageLink.close_view(self, t)
         if self.net.pid == getpid():
             with nogil:
@@ -138,7 +139,7 @@ cdef class MpiLink(MessageLink):
         free(t.own)
         t.own = NULL
 
-    def share(self, Neighbours neighbours not None):
+    def share(self, LocalPeersHandle neighbours not None):
         """As MessageLink's; MPI carries what goes to the others, and does not run without any."""
         MessageLink.share(self, neighbours)
         self.mpi.far.needed = neighbours.table.places < self.size

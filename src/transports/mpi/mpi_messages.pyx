@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy, now_ns,
+    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm, copy, now_ns,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, is_done, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
@@ -50,8 +50,9 @@ cdef bint may_call(const Net *net) noexcept nogil:
     return is_among(mpi_of(net).callers, mpi_of(net).one)
 
 
-cdef int postpone(Mpi *mpi, Request *r, int peer, int later, const Header *header) noexcept nogil:
-    cdef Move *move = new_move(mpi, r, header.context, peer, 0)
+cdef int postpone(Mpi *mpi, Request *r, int peer, int later,
+                  const MpiHeader *header) noexcept nogil:
+    cdef MpiRequest *move = new_move(mpi, r, header.context, peer, 0)
     if move == NULL:
         return NO_MEMORY
     move.later = later
@@ -59,10 +60,10 @@ cdef int postpone(Mpi *mpi, Request *r, int peer, int later, const Header *heade
     return OK
 
 
-cdef void begin_postponed(Mpi *mpi, Move *move) noexcept nogil:
+cdef void begin_postponed(Mpi *mpi, MpiRequest *move) noexcept nogil:
     cdef Request *r = move.request
     cdef int later = move.later, peer = move.peer, status
-    cdef Header header = move.header
+    cdef MpiHeader header = move.header
     move.request = NULL
     end_move(mpi, move, OK)
     if later == TO_RECEIVE:
@@ -80,19 +81,20 @@ cdef void begin_postponed(Mpi *mpi, Move *move) noexcept nogil:
 
 # What MPI moves
 
-cdef inline void join_ring(Move *move, Move *following) noexcept nogil:
+cdef inline void join_ring(MpiRequest *move, MpiRequest *following) noexcept nogil:
     move.next = following
     move.prev = following.prev
     move.prev.next = move.next.prev = move
 
 
-cdef inline void leave_ring(Move *move) noexcept nogil:
+cdef inline void leave_ring(MpiRequest *move) noexcept nogil:
     move.prev.next = move.next
     move.next.prev = move.prev
 
 
-cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil:
-    cdef Move *move = <Move *>calloc(1, sizeof(Move) + room * sizeof(Handle))
+cdef MpiRequest *new_move(Mpi *mpi, Request *r, uint64_t context, int peer,
+                          int room) noexcept nogil:
+    cdef MpiRequest *move = <MpiRequest *>calloc(1, sizeof(MpiRequest) + room * sizeof(Handle))
     if move == NULL:
         return NULL
     move.request = r
@@ -105,7 +107,7 @@ cdef Move *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) 
     return move
 
 
-cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil:
+cdef void end_move(Mpi *mpi, MpiRequest *move, int status) noexcept nogil:
     cdef Request *r = move.request
     leave_ring(move)
     mpi.lingering -= move.lingers
@@ -115,7 +117,7 @@ cdef void end_move(Mpi *mpi, Move *move, int status) noexcept nogil:
         complete(mpi.net, r, status)
 
 
-cdef void detach(Mpi *mpi, Move *move) noexcept nogil:
+cdef void detach(Mpi *mpi, MpiRequest *move) noexcept nogil:
     """Nobody waits for it any more; MPI goes on."""
     move.request = NULL
     if move.borrows:
@@ -123,7 +125,7 @@ cdef void detach(Mpi *mpi, Move *move) noexcept nogil:
         mpi.lingering += 1
 
 
-cdef int refused(Mpi *mpi, Move *move, int code) noexcept nogil:
+cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil:
     mpi.error = code
     bury(mpi)
     if move.count > 0:
@@ -139,10 +141,10 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
     """Begin to receive what a header announced; without a request: into nothing."""
     cdef size_t i, count = pieces(mpi, nbytes)
     cdef int code = SUCCESS
-    cdef Header header
-    cdef Move *move
+    cdef MpiHeader header
+    cdef MpiRequest *move
     if not may_call(mpi.net):
-        memset(&header, 0, sizeof(Header))
+        memset(&header, 0, sizeof(MpiHeader))
         header.context, header.under, header.nbytes = context, under, nbytes
         return postpone(mpi, r, peer, TO_RECEIVE, &header)
     move = new_move(mpi, r, context, peer, <int>count)
@@ -166,7 +168,7 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
     return OK if code == SUCCESS else refused(mpi, move, code)
 
 
-cdef bint ended(Mpi *mpi, Move *move) noexcept nogil:
+cdef bint ended(Mpi *mpi, MpiRequest *move) noexcept nogil:
     """Has MPI done all of it? Then it is no more."""
     while move.done < move.count and is_done(&move.handles[move.done], &move.error):
         move.done += 1
@@ -182,8 +184,8 @@ cdef bint ended(Mpi *mpi, Move *move) noexcept nogil:
 cdef bint end_some(Mpi *mpi) noexcept nogil:
     """End the moves that are over. Each question about one that is not takes as long as all that
     MPI does meanwhile, so only so many are asked about, by turns."""
-    cdef Move *move = mpi.moves.next
-    cdef Move *following
+    cdef MpiRequest *move = mpi.moves.next
+    cdef MpiRequest *following
     cdef int asked = 0
     cdef bint moved = False
     while move != &mpi.moves and asked < QUESTIONS:
@@ -235,7 +237,7 @@ cdef bint progress(Net *net) noexcept nogil:
 cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
     cdef int _time
     for _time in range(2):
-        if lib.irecv(&slot.header, sizeof(Header) + INLINE_BYTES, mpi.byte, mpi.any_source,
+        if lib.irecv(&slot.header, sizeof(MpiHeader) + INLINE_BYTES, mpi.byte, mpi.any_source,
                      HEADER_TAG, mpi.comm, &slot.request) == SUCCESS:
             return
         slot.request = 0
@@ -244,11 +246,11 @@ cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
 
 # Sending
 
-cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
+cdef int begin_send(Net *net, const Comm *t, Request *r) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
-    cdef Header header
+    cdef MpiHeader header
     cdef int status
-    memset(&header, 0, sizeof(Header))
+    memset(&header, 0, sizeof(MpiHeader))
     header.context = t.context
     header.tag = r.tag
     header.nbytes = r.nbytes
@@ -266,7 +268,7 @@ cdef int begin_send(Net *net, const Transport *t, Request *r) noexcept nogil:
     return OK if status == PENDING else status
 
 
-cdef int send(Mpi *mpi, Request *r, int peer, Header *header) noexcept nogil:
+cdef int send(Mpi *mpi, Request *r, int peer, MpiHeader *header) noexcept nogil:
     """OK: it is over; PENDING: its request will tell."""
     if r.nbytes <= INLINE_BYTES:
         return send_whole(mpi, r, peer, header)
@@ -276,22 +278,22 @@ cdef int send(Mpi *mpi, Request *r, int peer, Header *header) noexcept nogil:
     return send_apart(mpi, r, peer, header)
 
 
-cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
+cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil:
     """A small message is copied behind its header. It is over when MPI is: what MPI keeps, it may
     send only when it is called again, and nobody calls it for a send that is over; a notice only
     when its receiver's MPI has taken it, as whoever asks would ask again. Without a request the
     header goes alone."""
-    cdef size_t nbytes = sizeof(Header) + (r.nbytes if r != NULL else 0)
+    cdef size_t nbytes = sizeof(MpiHeader) + (r.nbytes if r != NULL else 0)
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
-    cdef Move *move
+    cdef MpiRequest *move
     if mpi.outbox == NULL:
-        mpi.outbox = <char *>malloc(sizeof(Header) + INLINE_BYTES)
+        mpi.outbox = <char *>malloc(sizeof(MpiHeader) + INLINE_BYTES)
         if mpi.outbox == NULL:
             return NO_MEMORY
-    memcpy(mpi.outbox, header, sizeof(Header))
+    memcpy(mpi.outbox, header, sizeof(MpiHeader))
     if r != NULL:
-        copy(mpi.outbox + sizeof(Header), r.ptr, r.nbytes)
+        copy(mpi.outbox + sizeof(MpiHeader), r.ptr, r.nbytes)
     code = (lib.issend if header.tag == NOTICE_TAG else lib.isend)(
         mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
@@ -309,18 +311,18 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     return PENDING
 
 
-cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexcept nogil:
+cdef int send_apart(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil:
     cdef size_t i, count = pieces(mpi, r.nbytes)
     cdef int code
-    cdef Move *move = new_move(mpi, NULL, header.context, peer, 1 + <int>count)
+    cdef MpiRequest *move = new_move(mpi, NULL, header.context, peer, 1 + <int>count)
     if move == NULL:
         return NO_MEMORY
-    move.data = <char *>malloc(sizeof(Header))
+    move.data = <char *>malloc(sizeof(MpiHeader))
     if move.data == NULL:
         end_move(mpi, move, OK)
         return NO_MEMORY
-    memcpy(move.data, header, sizeof(Header))
-    code = added(move, lib.isend(move.data, sizeof(Header), mpi.byte, peer, HEADER_TAG, mpi.comm,
+    memcpy(move.data, header, sizeof(MpiHeader))
+    code = added(move, lib.isend(move.data, sizeof(MpiHeader), mpi.byte, peer, HEADER_TAG, mpi.comm,
                                  next_of(move)))
     if code == SUCCESS and r.layout != 0:
         code = added(move, lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm,
@@ -338,7 +340,7 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const Header *header) noexce
     return PENDING
 
 
-cdef void attach(Mpi *mpi, Move *move, Request *r) noexcept nogil:
+cdef void attach(Mpi *mpi, MpiRequest *move, Request *r) noexcept nogil:
     move.request = r
     r.status = PENDING
     r.link = move
@@ -348,7 +350,7 @@ cdef void attach(Mpi *mpi, Move *move, Request *r) noexcept nogil:
 
 # Messages that have come
 
-cdef void arrived(Mpi *mpi, const Header *header, const char *data) noexcept nogil:
+cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept nogil:
     cdef Net *net = mpi.net
     cdef Item *item
     cdef Request *r
@@ -373,7 +375,7 @@ cdef void arrived(Mpi *mpi, const Header *header, const char *data) noexcept nog
         keep(net, header, data)
 
 
-cdef void keep(Net *net, const Header *header, const char *data) noexcept nogil:
+cdef void keep(Net *net, const MpiHeader *header, const char *data) noexcept nogil:
     """Nobody has asked for it yet."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
@@ -392,7 +394,7 @@ cdef void keep(Net *net, const Header *header, const char *data) noexcept nogil:
     add_arrived(&net.queues, item)
 
 
-cdef void deliver(Mpi *mpi, Request *r, const Header *header, const char *data,
+cdef void deliver(Mpi *mpi, Request *r, const MpiHeader *header, const char *data,
                   int fit) noexcept nogil:
     """Fill a receive that stands in no queue, or begin to."""
     cdef int status = fit
@@ -408,22 +410,22 @@ cdef void deliver(Mpi *mpi, Request *r, const Header *header, const char *data,
 
 
 cdef void take(Net *net, Item *item, Request *r, int fit) noexcept nogil:
-    cdef Header header = header_of(item)
+    cdef MpiHeader header = header_of(item)
     deliver(mpi_of(net), r, &header, item.data, fit)
 
 
-cdef void refuse(Mpi *mpi, const Header *header) noexcept nogil:
+cdef void refuse(Mpi *mpi, const MpiHeader *header) noexcept nogil:
     if header.under > 0:
         pull(mpi, NULL, header.context, header.peer, header.under, NULL, header.nbytes)
 
 
 cdef void refuse_item(Net *net, Item *item) noexcept nogil:
-    cdef Header header = header_of(item)
+    cdef MpiHeader header = header_of(item)
     refuse(mpi_of(net), &header)
 
 
-cdef Header header_of(const Item *item) noexcept nogil:
-    cdef Header header
+cdef MpiHeader header_of(const Item *item) noexcept nogil:
+    cdef MpiHeader header
     header.context, header.tag, header.nbytes = item.context, item.tag, item.nbytes
     header.peer, header.under = item.peer, <int>incoming(item).id
     header.fingerprint = item.fingerprint
@@ -435,15 +437,15 @@ cdef Header header_of(const Item *item) noexcept nogil:
 cdef void withdraw(Net *net, Request *r) noexcept nogil:
     """What MPI has begun gets a moment to complete; but a notice, which is MPI's alone by now."""
     cdef Mpi *mpi = mpi_of(net)
-    cdef Move *move
+    cdef MpiRequest *move
     cdef int64_t until = 0 if r.tag == NOTICE_TAG else now_ns() + PATIENCE_NS
-    while (r.status == PENDING and r.link != NULL and (<Move *>r.link).later == NOTHING
+    while (r.status == PENDING and r.link != NULL and (<MpiRequest *>r.link).later == NOTHING
            and now_ns() < until):
         progress(net)
         pthread_mutex_unlock(&net.lock)
         usleep(PAUSE_US)
         pthread_mutex_lock(&net.lock)
-    move = <Move *>r.link
+    move = <MpiRequest *>r.link
     if r.status == PENDING and move != NULL:
         forget(net, r)
         detach(mpi, move)
@@ -452,7 +454,7 @@ cdef void withdraw(Net *net, Request *r) noexcept nogil:
 cdef void give_up(Net *net, Request *r) noexcept nogil:
     """A message whose other side left a while ago does not complete."""
     cdef Mpi *mpi = mpi_of(net)
-    cdef Move *move = <Move *>r.link
+    cdef MpiRequest *move = <MpiRequest *>r.link
     if (move != NULL and move.peer >= 0 and mpi.left_at[move.peer] != 0
             and now_ns() > mpi.left_at[move.peer] + GRACE_NS
             and (move.later != NOTHING or not may_call(net) or not ended(mpi, move))):
@@ -461,7 +463,7 @@ cdef void give_up(Net *net, Request *r) noexcept nogil:
 
 
 cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
-    cdef Move *move = mpi.moves.next
+    cdef MpiRequest *move = mpi.moves.next
     cdef Request *r
     while move != &mpi.moves:
         r = move.request

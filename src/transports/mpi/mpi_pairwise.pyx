@@ -11,12 +11,12 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, Block, Call, Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK,
-    PEER_LOST, PENDING, Request, TIMEOUT, Transport, complete, copy_block, has_left, now_ns,
+    PEER_LOST, PENDING, Request, TIMEOUT, Comm, complete, copy_block, has_left, now_ns,
     post_recv, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_messages cimport Move, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport MpiRequest, Mpi, added, mpi_of, new_move, next_of, refused
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
@@ -27,7 +27,7 @@ cdef enum:
     GRACE_NS = 1000000000       # what a rank sent before it left may still come
 
 
-cdef bint is_pairs(const Transport *t, const Call *c) noexcept nogil:
+cdef bint is_pairs(const Comm *t, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if t.size != 2 or c.fingerprint.flags & JOINED:     # only MPI reads a GPU's memory
         return False
@@ -44,15 +44,15 @@ cdef int tag_of(const Fingerprint *call, int largest) noexcept nogil:
     return <int>((mixed >> 32) % <uint64_t>largest)
 
 
-cdef bint sends(const Transport *t, const Call *c) noexcept nogil:
+cdef bint sends(const Comm *t, const Call *c) noexcept nogil:
     return c.fingerprint.collective != BROADCAST or t.rank == c.root
 
 
-cdef bint receives(const Transport *t, const Call *c) noexcept nogil:
+cdef bint receives(const Comm *t, const Call *c) noexcept nogil:
     return c.fingerprint.collective != BROADCAST or t.rank != c.root
 
 
-cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
+cdef int begin(Comm *t, Call *c, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     cdef int peer = r.peer, tag = tag_of(&c.fingerprint, mpi.largest_tag), code = SUCCESS
@@ -60,7 +60,7 @@ cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
     cdef char *out = c.inputs[peer if c.fingerprint.collective == ALL_TO_ALL else 0].ptr
     cdef char *into = c.inputs[0].ptr if c.fingerprint.collective == BROADCAST \
         else c.outputs[peer].ptr
-    cdef Move *move
+    cdef MpiRequest *move
     cdef int status = OK
     pthread_mutex_lock(&net.lock)
     mpi.far.needed = True
@@ -81,7 +81,7 @@ cdef int begin(Transport *t, Call *c, Request *r) noexcept nogil:
     return status
 
 
-cdef void copy_own(const Transport *t, const Call *c) noexcept nogil:
+cdef void copy_own(const Comm *t, const Call *c) noexcept nogil:
     cdef Block own
     if c.fingerprint.collective != BROADCAST:
         own = c.inputs[t.rank if c.fingerprint.collective == ALL_TO_ALL else 0]
@@ -89,13 +89,13 @@ cdef void copy_own(const Transport *t, const Call *c) noexcept nogil:
             copy_block(c.outputs[t.rank].ptr, own.ptr, own.nbytes)
 
 
-cdef int heard(Transport *t, Call *c, Request *word) noexcept nogil:
+cdef int heard(Comm *t, Call *c, Request *word) noexcept nogil:
     """Why the other rank does not come to this call."""
     cdef int status = complete(t, c, word, 1)
     return status if status != OK else MISMATCH         # of this call there is no such message
 
 
-cdef int wait_beside(Transport *t, Call *c, Request *running, Request *word) noexcept nogil:
+cdef int wait_beside(Comm *t, Call *c, Request *running, Request *word) noexcept nogil:
     cdef int64_t patience = SOON_NS, now = now_ns(), asks_at = now
     cdef int status = TIMEOUT
     while status == TIMEOUT and now < c.deadline_ns and load_int(&word.status) == PENDING:
@@ -109,7 +109,7 @@ cdef int wait_beside(Transport *t, Call *c, Request *running, Request *word) noe
     return status
 
 
-cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
+cdef int met(Comm *t, Call *c, Request *running) noexcept nogil:
     """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
     message of another call, or has left."""
     cdef Request word
@@ -126,7 +126,7 @@ cdef int met(Transport *t, Call *c, Request *running) noexcept nogil:
     return status
 
 
-cdef int swap(Transport *t, Call *c) noexcept nogil:
+cdef int swap(Comm *t, Call *c) noexcept nogil:
     cdef Request running, word
     cdef int status, peer = 1 - t.rank
     if (<Net *>t.link).lost[t.peers[peer]] != 0 or has_left(t, peer):

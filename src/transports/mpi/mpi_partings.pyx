@@ -5,7 +5,7 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport now_ns
 from cydist._native.libmpi cimport find_dead
-from cydist._native.mpi_messages cimport GOODBYE, Header, Mpi, mpi_of, progress, send_whole
+from cydist._native.mpi_messages cimport GOODBYE, MpiHeader, Mpi, mpi_of, progress, send_whole
 from cydist._native.stream_send cimport is_near
 from cydist._native.stream_peers cimport lose
 from cydist._native.stream cimport DIED, LEFT, Net
@@ -46,8 +46,8 @@ cdef void leave(Net *net) noexcept nogil:
 
 
 cdef void say(Mpi *mpi, int peer, int what, uint64_t context) noexcept nogil:
-    cdef Header header
-    memset(&header, 0, sizeof(Header))
+    cdef MpiHeader header
+    memset(&header, 0, sizeof(MpiHeader))
     header.context = context
     header.peer = mpi.net.rank
     header.under = what

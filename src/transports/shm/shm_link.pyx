@@ -4,10 +4,10 @@ from libc.errno cimport ESRCH, errno
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Link, OK, PEER_LOST, Transport, UNREACHABLE, Window, Windows
+from cydist._native.abi cimport Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows
 from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev
 from cydist._native.shm_memory cimport LEAVING, SharedMemory, whole_pages
-from cydist._native.shm_peers cimport Nearby, Neighbours, close_nearby, has_ended
+from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_nearby, has_ended
 from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
 from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
@@ -18,25 +18,25 @@ cdef enum:
 
 ctypedef struct View:           # what t.windows points to
     Windows windows             # first
-    Nearby *nearby
+    LocalPeers *nearby
 
 
-cdef bint gone(Transport *t, int peer) noexcept nogil:
+cdef bint gone(Comm *t, int peer) noexcept nogil:
     """Has this rank said goodbye, or has its process ended?"""
-    cdef Nearby *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).nearby
     cdef int place = n.place[t.peers[peer]]
     return load_int(&n.members[place].left) != 0 or has_ended(n, place)
 
 
-cdef bint ended(Transport *t, int peer) noexcept nogil:
-    cdef Nearby *n = (<View *>t.windows).nearby
+cdef bint ended(Comm *t, int peer) noexcept nogil:
+    cdef LocalPeers *n = (<View *>t.windows).nearby
     return has_ended(n, n.place[t.peers[peer]])
 
 
-cdef int reach_into(Transport *t, int peer, char *ours, char *theirs, size_t nbytes,
+cdef int reach_into(Comm *t, int peer, char *ours, char *theirs, size_t nbytes,
                     bint writing) noexcept nogil:
     """Copy between the memories of two processes."""
-    cdef Nearby *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).nearby
     cdef int pid = n.pids[n.place[t.peers[peer]]]
     cdef iovec here = iovec(ours, nbytes)
     cdef iovec there = iovec(theirs, nbytes)
@@ -56,25 +56,25 @@ cdef int reach_into(Transport *t, int peer, char *ours, char *theirs, size_t nby
         there = iovec(<char *>there.iov_base + done, here.iov_len)
 
 
-cdef int pull(Transport *t, int peer, char *into, const char *theirs,
+cdef int pull(Comm *t, int peer, char *into, const char *theirs,
               size_t nbytes) noexcept nogil:
     return reach_into(t, peer, into, <char *>theirs, nbytes, False)
 
 
-cdef int push(Transport *t, int peer, char *theirs, const char *source,
+cdef int push(Comm *t, int peer, char *theirs, const char *source,
               size_t nbytes) noexcept nogil:
     return reach_into(t, peer, <char *>source, theirs, nbytes, True)
 
 
-cdef char *mapped(Transport *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
-    cdef Nearby *n = (<View *>t.windows).nearby
+cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+    cdef LocalPeers *n = (<View *>t.windows).nearby
     cdef uint64_t offset = <uint64_t>theirs - n.members[n.place[t.peers[peer]]].base
     if n.limit <= offset < n.nbytes and nbytes <= n.nbytes - offset:
         return n.base + offset
     return NULL
 
 
-cdef bint all_near(const Nearby *n, const Transport *t) noexcept nogil:
+cdef bint all_near(const LocalPeers *n, const Comm *t) noexcept nogil:
     """Do all members of the group share memory?"""
     cdef int i
     for i in range(t.size):
@@ -97,8 +97,8 @@ cdef class ShmLink(Link):
     cdef readonly Link messages
     cdef readonly SharedMemory memory
     cdef readonly object heap
-    cdef Neighbours neighbours
-    cdef Nearby *nearby
+    cdef LocalPeersHandle neighbours
+    cdef LocalPeers *nearby
     cdef bint closed
     cdef int most_spins
 
@@ -107,20 +107,20 @@ cdef class ShmLink(Link):
         self.memory = memory
         self.rank = messages.rank
         self.size = messages.size
-        self.neighbours = Neighbours(memory, self.rank, self.size, sharers)
+        self.neighbours = LocalPeersHandle(memory, self.rank, self.size, sharers)
         self.nearby = self.neighbours.table
         self.heap = memory.heap(self.nearby.own)
         messages.share(self.neighbours)
         self.most_spins = SPINS if cores() >= len(sharers) else 0
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         return self.messages.open_view(t)
 
-    cdef int open_windows(self, Transport *t) except -1:
+    cdef int open_windows(self, Comm *t) except -1:
         cdef size_t nbytes = t.size * window_bytes(SLOTS, SLOT_BYTES)
         cdef uint64_t offset
         cdef View *view
-        cdef Nearby *n = self.nearby
+        cdef LocalPeers *n = self.nearby
         cdef int i
         if not all_near(n, t):
             return 0
@@ -152,9 +152,9 @@ cdef class ShmLink(Link):
         t.windows = &view.windows
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         self.messages.close_view(t)
-        cdef Nearby *n = self.nearby
+        cdef LocalPeers *n = self.nearby
         # A forked child leaves nobody's group.
         if getpid() == self.memory.pid and all_near(n, t):
             with nogil:

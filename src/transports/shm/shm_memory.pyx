@@ -34,18 +34,18 @@ cdef enum:
 cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice as many
 
 
-cdef void lock(Head *head) noexcept nogil:
+cdef void lock(SegmentHead *head) noexcept nogil:
     if pthread_mutex_lock(&head.lock) == EOWNERDEAD:
         # Its holder died between two stores. Each of them leaves the table whole, in the order
         # in which they stand: where it matters, they are releases.
         pthread_mutex_consistent(&head.lock)
 
 
-cdef void unlock(Head *head) noexcept nogil:
+cdef void unlock(SegmentHead *head) noexcept nogil:
     pthread_mutex_unlock(&head.lock)
 
 
-cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
+cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes,
                       bint *raced) noexcept nogil:
     cdef uint64_t offset = load_u64(&head.used), done = 0, piece
     cdef int error
@@ -73,7 +73,7 @@ cdef uint64_t reserve(Head *head, int fd, uint64_t limit, uint64_t nbytes,
     return 0
 
 
-cdef bint give_back(Head *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
+cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
     cdef uint64_t end = offset + nbytes
     return take_turn(&head.used, &end, offset)
 
@@ -155,7 +155,7 @@ cdef class SharedMemory:
             raise OSError(errno, f"cannot map shared memory: {os.strerror(errno)}")
         self.base = <char *>base
         self.nbytes = nbytes
-        self.head = <Head *>base
+        self.head = <SegmentHead *>base
         return 0
 
     cdef void learn(self) noexcept:

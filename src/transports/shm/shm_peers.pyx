@@ -38,7 +38,7 @@ cdef enum:
 
 # A link that ends needs the memory, so the collector must not clear it before.
 @cython.no_gc_clear
-cdef class Neighbours:
+cdef class LocalPeersHandle:
     """The ranks of a link that share memory, and how each of them is reached.
 
     rank, size      of the link
@@ -49,7 +49,7 @@ cdef class Neighbours:
     """
 
     def __cinit__(self, SharedMemory memory not None, int rank, int size, sharers not None):
-        cdef Nearby *n
+        cdef LocalPeers *n
         cdef int i, place, peer, pid
         if rank not in sharers or len(sharers) > memory.ranks:
             raise ValueError(f"rank {rank} shares no memory with {sharers}")
@@ -76,8 +76,9 @@ cdef class Neighbours:
         free(self.table)
 
 
-cdef Nearby *new_nearby(int size, int places) noexcept nogil:
-    cdef Nearby *n = <Nearby *>calloc(1, sizeof(Nearby) + (size + 4 * places) * sizeof(int))
+cdef LocalPeers *new_nearby(int size, int places) noexcept nogil:
+    cdef size_t nbytes = sizeof(LocalPeers) + (size + 4 * places) * sizeof(int)
+    cdef LocalPeers *n = <LocalPeers *>calloc(1, nbytes)
     cdef int i
     if n == NULL:
         return NULL
@@ -98,7 +99,7 @@ cdef Nearby *new_nearby(int size, int places) noexcept nogil:
 
 # Processes
 
-cdef bint watch_process(Nearby *n, int place) noexcept nogil:
+cdef bint watch_process(LocalPeers *n, int place) noexcept nogil:
     """False: there are too few descriptors."""
     if n.pids[place] == n.pid:
         return True                 # a thread of ours
@@ -109,12 +110,12 @@ cdef bint watch_process(Nearby *n, int place) noexcept nogil:
     return errno != EMFILE and errno != ENFILE and errno != ENOMEM
 
 
-cdef void lock_watched(Nearby *n) noexcept nogil:
+cdef void lock_watched(LocalPeers *n) noexcept nogil:
     while exchange_int(&n.busy, 1) != 0:
         sched_yield()
 
 
-cdef bint has_ended(Nearby *n, int place) noexcept nogil:
+cdef bint has_ended(LocalPeers *n, int place) noexcept nogil:
     cdef pollfd process
     cdef bint ended
     lock_watched(n)
@@ -129,7 +130,7 @@ cdef bint has_ended(Nearby *n, int place) noexcept nogil:
     return ended
 
 
-cdef void close_nearby(Nearby *n) noexcept nogil:
+cdef void close_nearby(LocalPeers *n) noexcept nogil:
     cdef int i
     # In a forked child whoever was busy with them is not there to end.
     if n.pid == getpid():
@@ -151,7 +152,7 @@ cdef void close_one(int *fd) noexcept nogil:
 
 # Bells
 
-cdef int hang_bell(Nearby *n) noexcept nogil:
+cdef int hang_bell(LocalPeers *n) noexcept nogil:
     cdef Member *member = &n.members[n.own]
     cdef stat_t status
     if pipe2(n.bell, O_CLOEXEC | O_NONBLOCK) != 0:
@@ -164,7 +165,7 @@ cdef int hang_bell(Nearby *n) noexcept nogil:
     return OK
 
 
-cdef void open_bell(Nearby *n, int place) noexcept nogil:
+cdef void open_bell(LocalPeers *n, int place) noexcept nogil:
     """Where that fails the rank is not woken, but looks by itself when its slice of sleep ends."""
     cdef Member *member = &n.members[place]
     cdef char path[64]
@@ -185,7 +186,7 @@ cdef void open_bell(Nearby *n, int place) noexcept nogil:
     n.bells[place] = fd
 
 
-cdef void ring_bell(Nearby *n, int place) noexcept nogil:
+cdef void ring_bell(LocalPeers *n, int place) noexcept nogil:
     cdef Member *member = &n.members[place]
     fence()
     if load_u32(&member.asleep) == 0:
@@ -196,31 +197,31 @@ cdef void ring_bell(Nearby *n, int place) noexcept nogil:
         return                      # it is full: the rank will hear it
 
 
-cdef void fall_asleep(Nearby *n) noexcept nogil:
+cdef void fall_asleep(LocalPeers *n) noexcept nogil:
     n.asleep += 1
     store_u32(&n.members[n.own].asleep, 1)
     fence()
 
 
-cdef void wake_up(Nearby *n) noexcept nogil:
+cdef void wake_up(LocalPeers *n) noexcept nogil:
     n.asleep -= 1
     # Whoever rang may have meant another thread of ours that sleeps.
     store_u32(&n.members[n.own].asleep, n.asleep != 0)
     fence()
 
 
-cdef void silence_bell(Nearby *n) noexcept nogil:
+cdef void silence_bell(LocalPeers *n) noexcept nogil:
     cdef char nothing[NOTHING]
     while read(n.bell[0], nothing, NOTHING) == NOTHING:
         pass
 
 
-cdef void tell_news(Nearby *n, int place) noexcept nogil:
+cdef void tell_news(LocalPeers *n, int place) noexcept nogil:
     add_u32(&n.members[place].news, 1)
     ring_bell(n, place)
 
 
-cdef void spread_news(Nearby *n) noexcept nogil:
+cdef void spread_news(LocalPeers *n) noexcept nogil:
     cdef int place
     for place in range(n.places):
         if place != n.own:

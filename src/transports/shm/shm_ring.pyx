@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport copy
 from cydist._native.shm_memory cimport PORTION, give_back, reserve
-from cydist._native.shm_peers cimport Nearby, ring_bell, tell_news
+from cydist._native.shm_peers cimport LocalPeers, ring_bell, tell_news
 from cydist._native.sync cimport (
     fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64, take_turn,
 )
@@ -14,16 +14,16 @@ cdef enum:
 
 # Pairs
 
-cdef uint64_t *pair_word(const Nearby *n, int place) noexcept nogil:
+cdef uint64_t *pair_word(const LocalPeers *n, int place) noexcept nogil:
     cdef int low = min(n.own, place), high = max(n.own, place)
     return &n.pairs[<size_t>low * n.ranks_of_memory + high]
 
 
-cdef inline uint64_t each_bytes(const Nearby *n) noexcept nogil:
+cdef inline uint64_t each_bytes(const LocalPeers *n) noexcept nogil:
     return sizeof(Control) + n.ring_bytes
 
 
-cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil:
+cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil:
     cdef uint64_t *word = pair_word(n, place)
     cdef uint64_t found = load_u64(word)
     cdef uint64_t offset = 0
@@ -42,7 +42,7 @@ cdef uint64_t make_rings(Nearby *n, int place) noexcept nogil:
     return NO_RINGS if offset == 0 else offset
 
 
-cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
+cdef bint find_rings(LocalPeers *n, int place, uint64_t word, Ring *inbound,
                      Ring *outbound) noexcept nogil:
     cdef char *first = n.base + word
     cdef char *second = first + each_bytes(n)
@@ -57,7 +57,8 @@ cdef bint find_rings(Nearby *n, int place, uint64_t word, Ring *inbound,
 
 # Writing and reading
 
-cdef inline void put(const Nearby *n, Ring *ring, const char *bytes, size_t nbytes) noexcept nogil:
+cdef inline void put(const LocalPeers *n, Ring *ring, const char *bytes,
+                     size_t nbytes) noexcept nogil:
     cdef size_t place = ring.at & (n.ring_bytes - 1)
     cdef size_t part = min(nbytes, n.ring_bytes - place)
     copy(ring.data + place, bytes, part)
@@ -65,11 +66,11 @@ cdef inline void put(const Nearby *n, Ring *ring, const char *bytes, size_t nbyt
     ring.at += nbytes
 
 
-cdef inline size_t room_in(const Nearby *n, const Ring *ring) noexcept nogil:
+cdef inline size_t room_in(const LocalPeers *n, const Ring *ring) noexcept nogil:
     return n.ring_bytes - (ring.at - ring.seen)
 
 
-cdef inline bint look_at_head(const Nearby *n, Ring *ring) noexcept nogil:
+cdef inline bint look_at_head(const LocalPeers *n, Ring *ring) noexcept nogil:
     """False: it cannot be."""
     ring.seen = load_u64(&ring.control.head)
     if ring.at - ring.seen <= n.ring_bytes:
@@ -78,16 +79,16 @@ cdef inline bint look_at_head(const Nearby *n, Ring *ring) noexcept nogil:
     return False
 
 
-cdef bint has_room(Nearby *n, Ring *ring) noexcept nogil:
+cdef bint has_room(LocalPeers *n, Ring *ring) noexcept nogil:
     return not look_at_head(n, ring) or room_in(n, ring) >= PORTION
 
 
-cdef bint has_room_for(Nearby *n, Ring *ring, size_t nbytes) noexcept nogil:
+cdef bint has_room_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil:
     return room_in(n, ring) >= nbytes or not look_at_head(n, ring) or room_in(n, ring) >= nbytes
 
 
-cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, size_t header_bytes,
-                        const char *data, size_t nbytes) noexcept nogil:
+cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header,
+                        size_t header_bytes, const char *data, size_t nbytes) noexcept nogil:
     cdef uint64_t began = ring.at
     cdef size_t part
     cdef bint first = True
@@ -119,13 +120,13 @@ cdef ssize_t write_ring(Nearby *n, int place, Ring *ring, const char *header, si
     return <ssize_t>(ring.at - began)
 
 
-cdef bint want_room(Nearby *n, Ring *ring) noexcept nogil:
+cdef bint want_room(LocalPeers *n, Ring *ring) noexcept nogil:
     store_u32(&ring.control.wants_room, 1)
     fence()
     return not has_room(n, ring)
 
 
-cdef const char *unread(Nearby *n, Ring *ring, size_t *nbytes) noexcept nogil:
+cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil:
     cdef size_t place = ring.at & (n.ring_bytes - 1)
     cdef uint64_t there = ring.seen - ring.at
     if there == 0:
@@ -138,7 +139,7 @@ cdef const char *unread(Nearby *n, Ring *ring, size_t *nbytes) noexcept nogil:
     return ring.data + place
 
 
-cdef void was_read(Nearby *n, int place, Ring *ring, size_t nbytes) noexcept nogil:
+cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil:
     cdef bint nearly_empty = ring.seen - ring.at < n.ring_bytes // SEEN_FULL
     ring.at += nbytes
     store_u64(&ring.control.head, ring.at)
@@ -152,7 +153,7 @@ cdef void was_read(Nearby *n, int place, Ring *ring, size_t nbytes) noexcept nog
         ring_bell(n, place)
 
 
-cdef void say_over(Nearby *n, int place, Ring *ring, int how) noexcept nogil:
+cdef void say_over(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil:
     if ring.control != NULL and load_int(&ring.control.over) == 0:
         store_int(&ring.control.over, how)
         ring_bell(n, place)

@@ -5,9 +5,9 @@ from libc.stdint cimport int64_t, uint64_t
 from cydist._native.abi cimport now_ns
 from cydist._native.failpoints cimport RECV_MID, SEND_MID, reach
 from cydist._native.linux cimport iovec, process_vm_readv, process_vm_writev
-from cydist._native.shm_peers cimport Nearby, has_ended, ring_bell
+from cydist._native.shm_peers cimport LocalPeers, has_ended, ring_bell
 from cydist._native.shm_ring cimport Control
-from cydist._native.stream cimport Joint
+from cydist._native.stream cimport CoopCopy
 from cydist._native.sync cimport (
     GRACE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
 )
@@ -44,7 +44,7 @@ cdef inline uint64_t name_of(uint64_t name) noexcept nogil:
     return name & ((1ULL << (64 - NAME_SHIFT)) - 1)
 
 
-cdef void describe(Joint *j, uint64_t name, char *ours, uint64_t theirs,
+cdef void describe(CoopCopy *j, uint64_t name, char *ours, uint64_t theirs,
                    size_t nbytes) noexcept nogil:
     """Both sides cut the message alike."""
     cdef size_t piece = max(<size_t>LEAST_PIECE, min(<size_t>MOST_PIECE, nbytes // 4))
@@ -59,7 +59,7 @@ cdef void describe(Joint *j, uint64_t name, char *ours, uint64_t theirs,
     j.rung = j.lost = False
 
 
-cdef uint64_t claim(Control *control, const Joint *j, uint64_t one) noexcept nogil:
+cdef uint64_t claim(Control *control, const CoopCopy *j, uint64_t one) noexcept nogil:
     """The number of a piece to copy, counted from one's own end; j.pieces: there is none."""
     cdef uint64_t claims = load_u64(&control.claims)
     while is_open(claims, j.name) and front_of(claims) + back_of(claims) < j.pieces:
@@ -68,7 +68,7 @@ cdef uint64_t claim(Control *control, const Joint *j, uint64_t one) noexcept nog
     return j.pieces
 
 
-cdef bint close_claims(Control *control, const Joint *j, uint64_t *claims) noexcept nogil:
+cdef bint close_claims(Control *control, const CoopCopy *j, uint64_t *claims) noexcept nogil:
     """False: it was closed before. The claims at that time."""
     claims[0] = load_u64(&control.claims)
     while is_open(claims[0], j.name):
@@ -77,8 +77,8 @@ cdef bint close_claims(Control *control, const Joint *j, uint64_t *claims) noexc
     return False
 
 
-cdef int copy_piece(Connection *c, const Joint *j, uint64_t index, bint writing) noexcept nogil:
-    cdef Nearby *n = c.net.nearby
+cdef int copy_piece(Connection *c, const CoopCopy *j, uint64_t index, bint writing) noexcept nogil:
+    cdef LocalPeers *n = c.net.nearby
     cdef int pid = n.pids[n.place[c.peer]]
     cdef size_t start = index * j.piece
     cdef iovec here = iovec(j.ours + start, min(j.piece, j.nbytes - start))
@@ -120,7 +120,7 @@ cdef inline bint heard_all(const Connection *c) noexcept nogil:
 
 cdef int take_some(Connection *c) noexcept nogil:
     cdef Control *control = c.inbound.control
-    cdef Joint *j = &c.taking
+    cdef CoopCopy *j = &c.taking
     cdef uint64_t index, claims
     cdef size_t done = 0
     cdef int how
@@ -151,7 +151,7 @@ cdef int take_some(Connection *c) noexcept nogil:
 
 cdef bint stop_taking(Connection *c) noexcept nogil:
     cdef Control *control = c.inbound.control
-    cdef Nearby *n = c.net.nearby
+    cdef LocalPeers *n = c.net.nearby
     cdef int64_t until = now_ns() + GRACE_NS
     cdef uint64_t claims
     close_claims(control, &c.taking, &claims)
@@ -179,7 +179,7 @@ cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil:
 
 cdef int give_some(Connection *c) noexcept nogil:
     cdef Control *control = c.outbound.control
-    cdef Joint *j = &c.giving
+    cdef CoopCopy *j = &c.giving
     cdef uint64_t index
     cdef size_t done = 0
     while done < TURN_BYTES and not j.rung:
@@ -220,7 +220,7 @@ cdef void take_back(Connection *c) noexcept nogil:
 
 cdef bint joint_waits(const Connection *c) noexcept nogil:
     cdef uint64_t claims
-    cdef const Joint *j = &c.taking
+    cdef const CoopCopy *j = &c.taking
     if c.given != NULL and not c.giving.rung:
         return True
     if j.pieces == 0 or j.lost:

@@ -2,7 +2,7 @@
 from libc.stddef cimport size_t
 from libc.string cimport memcmp, memcpy
 
-from cydist._native.abi cimport Fingerprint, PENDING, Request, Transport, OK
+from cydist._native.abi cimport Fingerprint, PENDING, Request, Comm, OK
 from cydist._native.linux cimport pthread_mutex_trylock, pthread_mutex_unlock
 from cydist._native.matching cimport find_arrived, find_posted
 from cydist._native.stream_send cimport post_send, release
@@ -17,7 +17,7 @@ cdef enum:
     BRIEF_BYTES = 8192          # a longer message takes longer than what is saved here
 
 
-cdef int at_once(Transport *t, Request *r, bint sending) noexcept nogil:
+cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Connection *c
     cdef int status = PENDING
@@ -46,13 +46,13 @@ cdef inline bint nothing_else(Net *net, const Connection *but) noexcept nogil:
     return True
 
 
-cdef inline int send_now(Net *net, Connection *c, Transport *t, Request *r) noexcept nogil:
+cdef inline int send_now(Net *net, Connection *c, Comm *t, Request *r) noexcept nogil:
     if c.out != NULL or not has_room_for(net.nearby, &c.outbound, sizeof(Header) + r.nbytes):
         return PENDING
     return post_send(net, t, r) or r.status
 
 
-cdef inline int recv_now(Net *net, Connection *c, Transport *t, Request *r) noexcept nogil:
+cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept nogil:
     cdef Header header
     cdef const char *bytes = NULL
     cdef size_t charge = sizeof(Header) + r.nbytes
@@ -83,7 +83,7 @@ cdef inline int recv_now(Net *net, Connection *c, Transport *t, Request *r) noex
     return OK
 
 
-cdef inline bint is_for(const Header *h, const Connection *c, const Transport *t,
+cdef inline bint is_for(const Header *h, const Connection *c, const Comm *t,
                         const Request *r) noexcept nogil:
     """Is this a whole message that the receive takes without complaint?"""
     return (h.magic == MAGIC and h.kind == EAGER and h.lane == c.lane and not c.said_goodbye

@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
 from cydist._native.abi cimport (
-    Link, NO_MEMORY, NOTICE_TAG, OK, PENDING, Request, Transport, now_ns,
+    Link, NO_MEMORY, NOTICE_TAG, OK, PENDING, Request, Comm, now_ns,
 )
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
@@ -28,7 +28,7 @@ from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
     left_over as left_over_in, open_context,
 )
-from cydist._native.shm_peers cimport Nearby, Neighbours, hang_bell
+from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, hang_bell
 from cydist._native.stream_send cimport post_send, withdraw_send
 from cydist._native.stream_peers cimport (
     MOST_LANES, adopt, drop_context, free_connections, leave, lose,
@@ -52,7 +52,7 @@ cdef enum:
 
 # What a group's view calls
 
-cdef int send(Transport *t, Request *r) noexcept nogil:
+cdef int send(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef int status
     pthread_mutex_lock(&net.lock)
@@ -66,7 +66,7 @@ cdef int send(Transport *t, Request *r) noexcept nogil:
     return status
 
 
-cdef int recv(Transport *t, Request *r) noexcept nogil:
+cdef int recv(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef int status
     pthread_mutex_lock(&net.lock)
@@ -77,7 +77,7 @@ cdef int recv(Transport *t, Request *r) noexcept nogil:
     return status
 
 
-cdef int test(Transport *t, Request *r) noexcept nogil:
+cdef int test(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     if load_int(&r.status) == PENDING:
         pthread_mutex_lock(&net.lock)
@@ -92,7 +92,7 @@ cdef int test(Transport *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
-cdef bint is_contradicted(Transport *t, Request *r) noexcept nogil:
+cdef bint is_contradicted(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     cdef bint found = contradicted(&net.queues, t, r)
@@ -100,7 +100,7 @@ cdef bint is_contradicted(Transport *t, Request *r) noexcept nogil:
     return found
 
 
-cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
+cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     cdef bint found = left_over_in(&net.queues, t, seq, r)
@@ -108,7 +108,7 @@ cdef bint left_over(Transport *t, uint64_t seq, Request *r) noexcept nogil:
     return found
 
 
-cdef void cancel(Transport *t, Request *r) noexcept nogil:
+cdef void cancel(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     if r.link != NULL:
@@ -121,7 +121,7 @@ cdef void cancel(Transport *t, Request *r) noexcept nogil:
     pthread_mutex_unlock(&net.lock)
 
 
-cdef bint lingers(Transport *t) noexcept nogil:
+cdef bint lingers(Comm *t) noexcept nogil:
     return (<Net *>t.link).lingering
 
 
@@ -241,7 +241,7 @@ cdef class MessageLink(Link):
         free(net.staging)
         free(net)
 
-    cdef int open_view(self, Transport *t) except -1:
+    cdef int open_view(self, Comm *t) except -1:
         cdef int status
         t.link = self.net
         t.windows = NULL
@@ -262,19 +262,19 @@ cdef class MessageLink(Link):
             raise MemoryError("no memory for a group")
         return 0
 
-    cdef void close_view(self, Transport *t) noexcept:
+    cdef void close_view(self, Comm *t) noexcept:
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
                 drop_context(self.net, t.context)
                 pthread_mutex_unlock(&self.net.lock)
 
-    def share(self, Neighbours neighbours not None):
+    def share(self, LocalPeersHandle neighbours not None):
         """From now on messages to these go through rings in the memory that they share.
 
         Before anything is sent. Raises OSError when there are no descriptors for the bell.
         """
-        cdef Nearby *n = neighbours.table
+        cdef LocalPeers *n = neighbours.table
         cdef epoll_event event
         event.events = EPOLLIN
         event.data.ptr = self.net

@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, Request, Transport,
+    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, Request, Comm,
     has_left,
 )
 from cydist._native.stream_recv cimport give_up_joint, readable, withdraw_recv
@@ -22,10 +22,10 @@ from cydist._native.stream_send cimport (
     new_header, release, remove_out, want, withdraw_send, writable, write_some,
 )
 from cydist._native.shm_memory cimport SILENT
-from cydist._native.shm_peers cimport Nearby, has_ended, spread_news
+from cydist._native.shm_peers cimport LocalPeers, has_ended, spread_news
 from cydist._native.shm_ring cimport NO_RINGS, pair_word, say_over
 from cydist._native.stream cimport (
-    ANSWER, ARRIVING, BABBLED, BEYOND, Connection, DIED, ENDED, FAREWELL, FILLING, GONE, GOODBYE,
+    CTS, ARRIVING, BABBLED, BEYOND, Connection, DIED, ENDED, FAREWELL, FILLING, GONE, GOODBYE,
     Header, Incoming, LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
 )
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
@@ -125,7 +125,7 @@ cdef void end(Connection *c, int how) noexcept nogil:
     lose(net, c.peer, how)
 
 
-cdef inline bint said_farewell(const Net *net, const Transport *t, int rank,
+cdef inline bint said_farewell(const Net *net, const Comm *t, int rank,
                                uint64_t tag) noexcept nogil:
     """Has it left the group, and all come that it sent by the lane of this tag?
 
@@ -134,7 +134,7 @@ cdef inline bint said_farewell(const Net *net, const Transport *t, int rank,
     return has_left(t, rank) and tag != NOTICE_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
 
 
-cdef bint nobody_left(const Net *net, const Transport *t, uint64_t tag) noexcept nogil:
+cdef bint nobody_left(const Net *net, const Comm *t, uint64_t tag) noexcept nogil:
     cdef int i
     for i in range(t.size):
         if (t.peers[i] != net.rank and net.lost[t.peers[i]] == 0
@@ -143,7 +143,7 @@ cdef bint nobody_left(const Net *net, const Transport *t, uint64_t tag) noexcept
     return t.size > 1
 
 
-cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
+cdef int who_died(const Net *net, const Comm *t) noexcept nogil:
     cdef int i
     for i in range(t.size):
         if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
@@ -151,7 +151,7 @@ cdef int who_died(const Net *net, const Transport *t) noexcept nogil:
     return -1
 
 
-cdef bint hopeless(const Net *net, const Transport *t, int peer, uint64_t tag) noexcept nogil:
+cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil:
     cdef int rank
     if peer == ANY_SOURCE:
         return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t, tag)
@@ -252,7 +252,7 @@ cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil:
 
 
 cdef void hear_news(Net *net) noexcept nogil:
-    cdef Nearby *n = net.nearby
+    cdef LocalPeers *n = net.nearby
     cdef uint32_t news
     cdef int place
     if n == NULL:
@@ -265,7 +265,7 @@ cdef void hear_news(Net *net) noexcept nogil:
                 hear_of(net, n, place)
 
 
-cdef void hear_of(Net *net, Nearby *n, int place) noexcept nogil:
+cdef void hear_of(Net *net, LocalPeers *n, int place) noexcept nogil:
     """Has somebody made rings between us, or has this peer left?"""
     cdef int rank = n.ranks[place]
     cdef bint left = load_int(&n.members[place].left) == SILENT
@@ -300,7 +300,7 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
     if more.stage == POSTED:
         complete(net, item.request, CLOSED)
     elif more.stage == OFFERED:
-        control(more.connection, ANSWER, GONE, more.id, 0)
+        control(more.connection, CTS, GONE, more.id, 0)
     elif more.stage == BEYOND:
         if net.far != NULL:
             net.far.refuse(net, item)

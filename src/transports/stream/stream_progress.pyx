@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport timespec
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, TIMEOUT, Transport, now_ns,
+    ANY_SOURCE, INTERRUPTED, MISMATCH, OK, PENDING, Request, TIMEOUT, Comm, now_ns,
     slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
@@ -184,7 +184,7 @@ cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
 
 # Waiting
 
-cdef void watch_peers(Net *net, const Transport *t, Request *r) noexcept nogil:
+cdef void watch_peers(Net *net, const Comm *t, Request *r) noexcept nogil:
     cdef int i
     if net.far != NULL and r.place == net.far:
         net.far.give_up(net, r)
@@ -201,7 +201,7 @@ cdef inline bint leaves_it(const Net *net) noexcept nogil:
     return net.far != NULL and net.far.needed and not net.far.allowed(net)
 
 
-cdef int wait(Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef int status = load_int(&r.status)
     if status != PENDING:
@@ -277,7 +277,7 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
             idle_until = now + YIELD_NS
 
 
-cdef int wait_locked(Net *net, Transport *t, Request *r, int64_t deadline_ns) noexcept nogil:
+cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef int status = OK
     cdef bint moved = True
     cdef int64_t now = now_ns()

@@ -5,7 +5,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport, copy,
+    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm, copy,
 )
 from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.stream_coop_copy cimport (
@@ -17,15 +17,15 @@ from cydist._native.matching cimport (
     find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
     remove_from_ring,
 )
-from cydist._native.shm_peers cimport Nearby
+from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.stream_send cimport answered, begin, complete, control, forget, release
 from cydist._native.stream_peers cimport (
     ALL_LANES, hear_farewell, hopeless, say_farewell, who_died,
 )
 from cydist._native.shm_ring cimport unread, was_read
 from cydist._native.stream cimport (
-    ANSWER, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
-    EAGER_BYTES, FAREWELL, FILLING, GONE, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, OFFER,
+    CTS, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
+    EAGER_BYTES, FAREWELL, FILLING, GONE, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, RTS,
     OFFERED, POSTED, PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
 )
 from cydist._native.sync cimport load_int
@@ -37,7 +37,7 @@ cdef enum:
 
 # Receiving
 
-cdef int post_recv(Net *net, Transport *t, Request *r) noexcept nogil:
+cdef int post_recv(Net *net, Comm *t, Request *r) noexcept nogil:
     cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
     cdef Item *item
     r.status = PENDING
@@ -68,7 +68,7 @@ cdef void post(Net *net, Item *item) noexcept nogil:
     add_posted(&net.queues, item)
 
 
-cdef void take(Net *net, Item *item, Transport *t, Request *r) noexcept nogil:
+cdef void take(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
     """Give an arrived message to a receive."""
     cdef Incoming *more = incoming(item)
     cdef int fit = compare(r, &item.fingerprint, item.nbytes)
@@ -83,7 +83,7 @@ cdef void take(Net *net, Item *item, Transport *t, Request *r) noexcept nogil:
         if fit == OK:
             pull(more.connection, item, r)
             return
-        control(more.connection, ANSWER, REFUSED, more.id, 0)
+        control(more.connection, CTS, REFUSED, more.id, 0)
     else:
         release(more.connection, more.charged)
     if more.stage == ARRIVING:
@@ -112,9 +112,9 @@ cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
     if can_join(c, more.theirs, item.nbytes):
         open_joint(c, more.name, more.theirs, r.ptr, item.nbytes)
         c.taken = item
-        control(c, ANSWER, JOIN, more.id, more.name)
+        control(c, CTS, JOIN, more.id, more.name)
     else:
-        control(c, ANSWER, SEND, more.id, more.name)
+        control(c, CTS, SEND, more.id, more.name)
 
 
 cdef void give_up_joint(Connection *c) noexcept nogil:
@@ -132,13 +132,13 @@ cdef bint take_jointly(Connection *c) noexcept nogil:
     if how == WHOLE:
         c.taken = NULL
         remove_from_ring(&c.pulling, item)
-        control(c, ANSWER, TAKEN, more.id, 0)
+        control(c, CTS, TAKEN, more.id, 0)
         complete(c.net, item.request, OK)
         free_item(item)
     elif how == FAILED:
         c.apart = True
         give_up_joint(c)
-        control(c, ANSWER, SEND, more.id, more.name)
+        control(c, CTS, SEND, more.id, more.name)
     return how >= MOVED
 
 
@@ -211,7 +211,7 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     cdef Request *r
     cdef int fit
     if item == NULL and is_closed(&c.net.queues, h.context):
-        control(c, ANSWER, GONE, h.id, 0)
+        control(c, CTS, GONE, h.id, 0)
         if h.tag == NOTICE_TAG:     # its sender's credit is used up
             say_farewell(c.net, c.peer, h.context)
         return True
@@ -222,7 +222,7 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     r.source = group_rank(item.view, c.peer)
     fit = compare(r, &h.fingerprint, h.nbytes)
     if fit != OK:
-        control(c, ANSWER, REFUSED, h.id, 0)
+        control(c, CTS, REFUSED, h.id, 0)
         complete(c.net, r, fit)
         free_item(item)
         return True
@@ -234,7 +234,7 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     return True
 
 
-cdef int send_to_self(Net *net, Transport *t, Request *r) noexcept nogil:
+cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil:
     cdef Item *item = find_posted(&net.queues, t.context, net.rank, r.tag)
     cdef Item *message
     cdef Request *receive
@@ -268,7 +268,7 @@ cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
     elif incoming(item).connection.taken == item:
         # What is not there yet goes to nobody.
         give_up_joint(incoming(item).connection)
-        control(incoming(item).connection, ANSWER, SEND, incoming(item).id, incoming(item).name)
+        control(incoming(item).connection, CTS, SEND, incoming(item).id, incoming(item).name)
     elif incoming(item).connection.filling == item and item.data == NULL:
         incoming(item).connection.sink = NULL
 
@@ -314,7 +314,7 @@ cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
 
 cdef void post_again(Net *net, Item *item) noexcept nogil:
     """The message that this receive had matched will not come: back to its place."""
-    cdef Transport *t = item.view
+    cdef Comm *t = item.view
     cdef Request *r = item.request
     cdef Item *other
     item.peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
@@ -342,11 +342,11 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
         c.credited = h.released
     if kind == EAGER:
         return begin_eager(c, h)
-    if kind == OFFER:
+    if kind == RTS:
         return begin_offer(c, h)
     if kind == DATA:
         return begin_data(c, h)
-    if kind == ANSWER:
+    if kind == CTS:
         answered(c, h)
     elif kind == WITHDRAW:
         c.withdrawals += 1
@@ -355,7 +355,7 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
         c.said_goodbye = True
     elif kind == FAREWELL:
         hear_farewell(c.net, c.peer, h.id, ALL_LANES if c.near else <uint64_t>1 << c.lane)
-    return CREDIT >= kind >= ANSWER or kind == GOODBYE or kind == FAREWELL
+    return CREDIT >= kind >= CTS or kind == GOODBYE or kind == FAREWELL
 
 
 cdef void frame_ends(Connection *c) noexcept nogil:
@@ -418,7 +418,7 @@ cdef int readable(Connection *c) noexcept nogil:
 
 
 cdef int read_ring(Connection *c) noexcept nogil:
-    cdef Nearby *n = c.net.nearby
+    cdef LocalPeers *n = c.net.nearby
     cdef int place = n.place[c.peer], over = 0
     cdef int _turn
     cdef size_t nbytes

@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Transport,
+    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.stream_coop_copy cimport JOINT_BYTES, join, stop_giving, take_back
@@ -14,13 +14,13 @@ from cydist._native.linux cimport (
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
     sendmsg, shutdown,
 )
-from cydist._native.shm_peers cimport OVER, Nearby, open_bell
+from cydist._native.shm_peers cimport OVER, LocalPeers, open_bell
 from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, GONE, JOIN, LIVE, MAGIC,
-    OFFER,
+    RTS,
     SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
 )
 from cydist._native.sync cimport load_u64, store_int
@@ -184,11 +184,11 @@ cdef void enqueue(Connection *c, Out *out) noexcept nogil:
 cdef void frame_written(Connection *c, Out *out) noexcept nogil:
     """What follows a frame: the next bytes, an answer, a withdrawal, or nothing."""
     cdef int kind = out.header.kind
-    if out.withdrawn and (kind == OFFER or kind == DATA):
+    if out.withdrawn and (kind == RTS or kind == DATA):
         out.header.kind = WITHDRAW
         out.header.nbytes = out.header_sent = 0
         add_out(&c.out, out)
-    elif kind == OFFER:
+    elif kind == RTS:
         add_out(&c.offers, out)
     elif kind == DATA and out.left != 0:
         next_chunk(out)
@@ -296,7 +296,7 @@ cdef inline int process_of(const Connection *c) noexcept nogil:
 
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
     """Take over what make_rings found; without memory the messages go over sockets."""
-    cdef Nearby *n = c.net.nearby
+    cdef LocalPeers *n = c.net.nearby
     cdef int place = n.place[c.peer]
     if word == NO_RINGS:
         c.near = False
@@ -341,7 +341,7 @@ cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil:
             want_connection(c)
 
 
-cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
+cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     cdef int peer = t.peers[r.peer]
     cdef Connection *c
     cdef Out *out
@@ -364,7 +364,7 @@ cdef int post_send(Net *net, Transport *t, Request *r) noexcept nogil:
         return PEER_LOST
     eager = (r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
              and not (r.nbytes >= JOINT_BYTES and c.near and not c.apart))
-    header = new_header(c, EAGER if eager else OFFER)
+    header = new_header(c, EAGER if eager else RTS)
     header.context = t.context
     header.tag = r.tag
     header.nbytes = r.nbytes
@@ -410,7 +410,7 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
     forget(c.net, out.request)
     out.request = NULL
     c.net.moving += 1
-    if kind == OFFER and out.header_sent == sizeof(Header):
+    if kind == RTS and out.header_sent == sizeof(Header):
         remove_out(&c.offers, out)
         if c.given == out:
             stop_giving(c)

@@ -16,7 +16,7 @@ import cydist as dist
 from cydist.backends.nccl import binding, cuda
 from cydist.backends.nccl.binding import CupyNccl, NcclError
 from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replaces it
-from cydist.backends.nccl.libnccl import Supplement
+from cydist.backends.nccl.libnccl import LibNccl
 from cydist.backends.nccl.plan_runner import scaled_one
 from cydist.backends.nccl.reductions import SMALL_FLOATS, SUM, TYPES
 from cydist.testing import oracle
@@ -216,7 +216,7 @@ def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
 
 def test_an_old_library_has_no_premul(monkeypatch: pytest.MonkeyPatch) -> None:
     """UnsupportedError, where the function is not there."""
-    supplement = Supplement()
+    supplement = LibNccl()
     monkeypatch.setattr(supplement, "_library", None)
     with pytest.raises(dist.UnsupportedError, match=r"PREMUL_SUM needs NCCL 2\.11"):
         supplement.premul(0, 7, b"")

@@ -17,7 +17,7 @@ from fake_gpu_threaded import until
 
 import cydist as dist
 from cydist.backends.nccl import binding, create, failure
-from cydist.backends.nccl.alarms import Alarm
+from cydist.backends.nccl.alarms import ControlListener
 from cydist.testing import run_threads
 
 SIZE = 4
@@ -334,7 +334,7 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
     """Though it is another thread that found the failure, and is slow to tell."""
     left = threading.Event()
 
-    def slowly(alarm: Alarm, error: BaseException) -> None:
+    def slowly(alarm: ControlListener, error: BaseException) -> None:
         left.wait(1.0)  # it must not come before the others were told
         tell(alarm, error)
 
@@ -349,8 +349,8 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
             left.set()
         return text
 
-    tell = Alarm.tell
-    monkeypatch.setattr(Alarm, "tell", slowly)
+    tell = ControlListener.tell
+    monkeypatch.setattr(ControlListener, "tell", slowly)
     for text in run_threads(body, 2, "nccl"):
         assert "timeout: the GPU has not come past it" in text
 

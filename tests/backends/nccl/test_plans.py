@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.plans import Local, Plan, Transfer
+from cydist.backends.nccl.plans import LocalKernel, Plan, Transfer
 from cydist.backends.nccl.reductions import ONES, SIZES, TYPES, reduction
 from cydist.reduce_ops import RedOpType
 from cydist.testing import oracle
@@ -57,7 +57,7 @@ def check(all_plans: list[Plan], arrays: list[Arrays]) -> None:
     """Every send has its receive, in one order; all ranks make the same collective calls, in the
     same phases; nothing leaves its array; no call of a phase writes what another one touches."""
     ranks = range(len(all_plans))
-    phases = [[p for p in plan.phases if not isinstance(p, Local)] for plan in all_plans]
+    phases = [[p for p in plan.phases if not isinstance(p, LocalKernel)] for plan in all_plans]
     for together in itertools.zip_longest(*phases, fillvalue=()):
         sent, received = defaultdict(list), defaultdict(list)
         for rank, transfers in zip(ranks, together, strict=True):
@@ -80,15 +80,17 @@ def check(all_plans: list[Plan], arrays: list[Arrays]) -> None:
         room = dict(arrays[rank]) | {-1 - k: n for k, n in enumerate(plan.scratch)}
         for phase in plan.phases:
             touched = (
-                local(phase) if isinstance(phase, Local) else moved(phase, rank, len(all_plans))
+                local(phase)
+                if isinstance(phase, LocalKernel)
+                else moved(phase, rank, len(all_plans))
             )
             for array, start, end, *_ in touched:
                 assert 0 <= start <= end <= room[array], (phase, room)
-            if not isinstance(phase, Local):
+            if not isinstance(phase, LocalKernel):
                 apart(touched)
 
 
-def local(step: Local) -> list[tuple[int, int, int, bool]]:
+def local(step: LocalKernel) -> list[tuple[int, int, int, bool]]:
     nbytes = step.elements * SIZES[step.dtype]
     source = step.elements * SIZES[step.source_dtype or step.dtype]
     return [(step.into.array, step.into.start, step.into.start + nbytes, True)] + [

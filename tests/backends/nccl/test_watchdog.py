@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cydist.backends.nccl.call_check import Comparison, Differ
-from cydist.backends.nccl.watchdog import Flight, StreamCall, Watch
+from cydist.backends.nccl.call_check import CallCheck, Differ
+from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
 from cydist.errors import PeerFailedError
 
 
@@ -24,7 +24,7 @@ class Group:
     def attend(self) -> None:
         pass
 
-    def is_over(self, flight: Flight) -> bool:
+    def is_over(self, flight: InFlight) -> bool:
         if self.raises is not None:
             raise self.raises
         return flight.event in self.over
@@ -87,11 +87,13 @@ class Scene:
         self.now = 0.0
         self.group = Group()
         self.neighbours = Neighbours()
-        self.comparison = Comparison(self.neighbours)
-        self.watch = Watch(self.group, self.comparison, clock=lambda: self.now)
+        self.comparison = CallCheck(self.neighbours)
+        self.watch = GroupWatch(self.group, self.comparison, clock=lambda: self.now)
 
-    def call(self, seq: int, deadline: float = 10.0, event: Any = None, stream: int = 0) -> Flight:
-        flight = Flight(StreamCall("all_reduce", seq, deadline), object(), stream)
+    def call(
+        self, seq: int, deadline: float = 10.0, event: Any = None, stream: int = 0
+    ) -> InFlight:
+        flight = InFlight(StreamCall("all_reduce", seq, deadline), object(), stream)
         flight.event = event
         self.watch.begin(flight)
         return flight
