@@ -85,16 +85,6 @@ cdef bint somebody_parted(Transport *t, Call *c) noexcept nogil:
     return False
 
 
-cdef bint somebody_went_on(Transport *t, Call *c) noexcept nogil:
-    cdef Windows *w = t.windows
-    cdef int peer
-    for peer in range(t.size):
-        if peer != t.rank and has_posted(t, peer, w.step):
-            differ(t, c, peer, w.step, w.step + 1)
-            return True
-    return False
-
-
 cdef int compare_steps(Transport *t, Call *c, bint alone) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int64_t deadline = c.deadline_ns
@@ -112,8 +102,6 @@ cdef int compare_steps(Transport *t, Call *c, bint alone) noexcept nogil:
         if t.board != NULL and c.failed_peer >= 0:
             t.board.ask(t, c.failed_peer)       # who has left the group says so
     c.deadline_ns = deadline
-    if status == OK and somebody_went_on(t, c):
-        status = MISMATCH
     return status
 
 
