@@ -259,8 +259,8 @@ def test_a_late_rank_hears_what_those_who_are_done_called(mpi: Path, how: str) -
     """It calls something else than the rank did that has left: MismatchError, there."""
     done = start(mpi, "differing-late", how, transport="mpi")
     assert re.search(r"rank 1: broadcast #\d on group '0': the ranks are in different", done.stdout)
-    assert "of 5 int64" in done.stdout
-    assert "of 5 float64" in done.stdout
+    assert "of int64" in done.stdout
+    assert "of float64" in done.stdout
 
 
 def test_who_fails_the_group_and_leaves_the_job_says_why(mpi: Path) -> None:
