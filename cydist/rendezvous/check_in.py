@@ -51,10 +51,10 @@ def meet(
     holder   the rank that serves the store, for one meeting; None: somebody else does
     backend  what this rank will make a group of, and all others too
 
-    Raises EarlierMeeting where that one meeting is another one, or this rank has been in it; on
+    Raises StaleCheckIn where that one meeting is another one, or this rank has been in it; on
     every rank RendezvousError that lists the missing ranks after the first rank's deadline, or
     who asks for which backend where they differ, and PeerFailedError at once when one that was
-    here is lost (MembersStore).
+    here is lost (MembershipStore).
     """
     if holder is not None:
         _find_the_same(store, rank, holder, f"{world_size} {group_name}", deadline)
@@ -160,7 +160,7 @@ def agree(
                 and what that is
 
     Raises RendezvousError that says who asks for which, on every rank that comes; whoever found one
-    that does not has those in its `ranks`. And raises as MembersStore.meet.
+    that does not has those in its `ranks`. And raises as MembershipStore.meet.
     """
 
     seats: list[int] = []  # this rank's among those that look, once it does

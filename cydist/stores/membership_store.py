@@ -1,4 +1,4 @@
-"""MembersStore: a part of a store for some ranks, in which nobody waits for the dead."""
+"""MembershipStore: a part of a store for some ranks, in which nobody waits for the dead."""
 
 from __future__ import annotations
 

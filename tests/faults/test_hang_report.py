@@ -125,7 +125,7 @@ def pair() -> Iterator[tuple[Connections, Connections]]:
     """Two ranks whose reports are the context that was asked about."""
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     for each in made:
-        each.reporter = lambda context: peer_status.Report(f"in {context}", "a stack")
+        each.reporter = lambda context: peer_status.PeerStatus(f"in {context}", "a stack")
         each.connect([other.address() for other in made])
     yield made[0], made[1]
     for each in made:
@@ -138,8 +138,8 @@ def soon() -> float:
 
 def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connections]) -> None:
     """It has one of its own, which is gone afterwards."""
-    assert pair[0].ask(1, 2**63, soon()) == peer_status.Report(f"in {2**63}", "a stack")
-    assert pair[0].ask(1, 7, soon()) == peer_status.Report("in 7", "a stack")
+    assert pair[0].ask(1, 2**63, soon()) == peer_status.PeerStatus(f"in {2**63}", "a stack")
+    assert pair[0].ask(1, 7, soon()) == peer_status.PeerStatus("in 7", "a stack")
     assert [each.link.statistics()["made"] for each in pair] == [0, 0]
     assert [each.guests() for each in pair] == [0, 0]
 
@@ -163,7 +163,7 @@ def test_without_authentication_nobody_is_told(monkeypatch: pytest.MonkeyPatch) 
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     try:
         for each in made:
-            each.reporter = lambda context: peer_status.Report("in a call", "a stack")
+            each.reporter = lambda context: peer_status.PeerStatus("in a call", "a stack")
             each.connect([other.address() for other in made])
         with pytest.raises(dist.AuthenticationError, match="different services"):
             made[0].ask(1, 7, soon())
@@ -177,7 +177,7 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = silent.getsockname()
 
-        def ask(rank: int, deadline: float) -> peer_status.Report:
+        def ask(rank: int, deadline: float) -> peer_status.PeerStatus:
             return peer_status.ask([place], secret=SECRET, job="test", claim=b"", deadline=deadline)
 
         assert peer_status.gather(ask, [3, 4]) == {3: peer_status.SILENT, 4: peer_status.SILENT}
@@ -191,7 +191,7 @@ def test_a_report_is_bounded() -> None:
 
     text = deep(200)
     assert text.count("in deep") == peer_status.MOST_FRAMES
-    long = peer_status.encode(peer_status.Report("in a call", "é" * 10_000))
+    long = peer_status.encode(peer_status.PeerStatus("in a call", "é" * 10_000))
     assert len(long) == peer_status.MOST_BYTES
     assert peer_status.decode(long).state == "in a call"
 
@@ -210,8 +210,8 @@ def test_a_report_is_bounded() -> None:
 )
 def test_who_is_late(state: str, late: bool) -> None:
     """Who has not come to the call, not who has left it, or given up on it too."""
-    assert peer_status.is_late(peer_status.Report(state, ""), "in all_reduce #3") is late
-    assert peer_status.is_late(peer_status.Report(state, ""), "")
+    assert peer_status.is_late(peer_status.PeerStatus(state, ""), "in all_reduce #3") is late
+    assert peer_status.is_late(peer_status.PeerStatus(state, ""), "")
 
 
 def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,12 @@ sys.stdin.read()  # whoever ends is missed
 # either when all have met, before it says where it listens.
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 CHECKING_IN = """
-from cydist.stores import MembersStore
-def join(self, rank, join=MembersStore.join):
+from cydist.stores import MembershipStore
+def join(self, rank, join=MembershipStore.join):
     join(self, rank)
     self.wait(['here/0', 'here/1'])
     dist._native.arm_failpoint('rendezvous:kill')
-MembersStore.join = join
+MembershipStore.join = join
 """
 GATHERING = f"""
 import cydist.rendezvous.check_in as r
@@ -241,8 +241,8 @@ def test_closing_the_store_is_no_death(master: TCPStore) -> None:
     """A process that closes its store is not missed; one that ends in any other way is."""
     script = (
         "from cydist.net import auth; auth.set_secret(bytes(range(32)))\n"
-        "from cydist.stores import MembersStore, TCPStore\n"
-        f"store = TCPStore('{HOST}', {master.port}); part = MembersStore('p', store, [0, 1])\n"
+        "from cydist.stores import MembershipStore, TCPStore\n"
+        f"store = TCPStore('{HOST}', {master.port}); part = MembershipStore('p', store, [0, 1])\n"
         "part.join(1); store.add('here', 1)\n"
     )
     ends = ("store.close()", "", "raise SystemExit(3)", "1 / 0", "import os; os._exit(0)")
@@ -398,9 +398,9 @@ def test_an_end_after_the_job_is_no_death(master: TCPStore) -> None:
     script = (
         "import cydist as dist\n"
         "from cydist.net import auth; auth.set_secret(bytes(range(32)))\n"
-        "from cydist.stores import MembersStore\n"
+        "from cydist.stores import MembershipStore\n"
         f"store = dist.TCPStore('{HOST}', {master.port})\n"
-        "MembersStore('p', store, [0, 1]).join(1)\n"
+        "MembershipStore('p', store, [0, 1]).join(1)\n"
         "dist.init_process_group('tcp', store=store, rank=0, world_size=1)\n"
         "dist.destroy_process_group()\n"
     )
