@@ -277,7 +277,7 @@ def test_functions_of_as_many_elements_everywhere(device) -> None:
     """MismatchError on every rank where they differ, though the first chunks are alike."""
 
     def body(rank: int) -> None:
-        with pytest.raises(dist.MismatchError, match=r"of (256|512) elements\..* of (256|512) elements"):
+        with pytest.raises(dist.MismatchError, match=r"256 elements.*512 elements|512.*256 elem"):
             dist.all_reduce(device.array(np.ones(256 << rank), rank), FIRST)
 
     with ThreadJob(2) as job:

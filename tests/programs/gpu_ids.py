@@ -24,6 +24,7 @@ for group in (None, dist.new_group(), dist.new_group(backend="cpu:tcp,cuda:nccl"
     dist.all_reduce(array, group=group)
 dist.barrier()
 left = [key for key in world.current().store.list_keys() if key.endswith("/id/0")]
-said = {"port": int(os.environ["CYDIST_STORE_PORT"].split()[0]), "left": left, "sum": kind.get(array).tolist()}
+port = int(os.environ["CYDIST_STORE_PORT"].split()[0])
+said = {"port": port, "left": left, "sum": kind.get(array).tolist()}
 sys.stdout.write(json.dumps(said) + "\n")
 dist.destroy_process_group()
