@@ -25,16 +25,20 @@ from cydist.api.collectives import (
     all_to_all_single,
     barrier,
     broadcast,
+    exscan,
     gather,
     reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
+    scan,
     scatter,
 )
 from cydist.api.monitored_barrier import monitored_barrier
 from cydist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from cydist.api.process_groups import (
+    SHRINK_ABORT,
+    SHRINK_DEFAULT,
     GroupMember,
     abort,
     destroy_process_group,
@@ -49,10 +53,9 @@ from cydist.api.process_groups import (
     init_process_group,
     is_initialized,
     new_group,
+    shrink_group,
 )
-from cydist.api.scans import exscan, scan
 from cydist.api.shared_arrays import empty_shared, is_shared
-from cydist.api.shrinking import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from cydist.errors import (
     AuthenticationError,
     DistBackendError,

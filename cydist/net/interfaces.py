@@ -1,22 +1,31 @@
-"""This host's own addresses: of its interfaces, and of the ways that lead out of it."""
+"""Addresses of this host's interfaces and routes, and those that host names resolve to."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from cydist import config
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.net.host_names import resolve
+from cydist.executor import THREADS
+from cydist.waiting import wait_for
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = "/proc/net/if_inet6"
 # Addresses of documentation: to find out how packets leave this host; nothing is sent to them.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 _DISCARD = 9  # a port
+
+# How long a name service may take where nobody says otherwise, in seconds.
+PATIENCE = 10.0
+
+# As getaddrinfo gives them: family, kind, protocol, canonical name, address.
+Resolved = tuple[int, int, int, str, tuple[str, int]]
 
 
 def chosen() -> list[str]:
@@ -143,3 +152,46 @@ def public_address() -> str:
         return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
     except OSError:
         return "127.0.0.1"
+
+
+def resolve(
+    host: str, port: int, deadline: float | None = None, family: int = socket.AF_UNSPEC
+) -> list[Resolved]:
+    """The addresses of `host`, a name or an address itself, for TCP.
+
+    deadline   on time.monotonic(); None: in PATIENCE seconds
+
+    Raises OSError when it has none, TimeoutError when the name service does not answer in time.
+    """
+    bare = host.strip("[]")
+    try:
+        return _getaddrinfo(bare, port, family, socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        pass  # a name, or nothing at all
+    answers: list[list[Resolved] | OSError] = []
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            answers.append(_getaddrinfo(bare, port, family, 0))
+        except OSError as error:
+            answers.append(error)
+        except UnicodeError as error:  # what no name can be
+            answers.append(OSError(str(error)))
+        answered.set()
+
+    THREADS.run(ask)
+    limit = PATIENCE if deadline is None else max(0.0, deadline - time.monotonic())
+    if not wait_for(answered, limit):
+        raise TimeoutError(f"the name service did not resolve {host!r} within {limit:.3g} s")
+    (answer,) = answers
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _getaddrinfo(host: str, port: int, family: int, flags: int) -> list[Resolved]:
+    # Bytes, where they say it: text goes through Python's own tables of all the world's letters.
+    name = host.encode() if host.isascii() else host
+    kind = socket.SOCK_STREAM
+    return socket.getaddrinfo(name, port, family, kind, 0, flags)  # type: ignore[return-value]

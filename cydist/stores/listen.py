@@ -7,8 +7,7 @@ import socket
 
 from cydist.errors import DistNetworkError
 from cydist.net.acceptor import explained
-from cydist.net.host_names import resolve
-from cydist.net.interfaces import outwards, public_address
+from cydist.net.interfaces import outwards, public_address, resolve
 
 
 def adopt(fd: int, port: int) -> socket.socket:

@@ -30,8 +30,7 @@ from cydist.errors import (
 )
 from cydist.net import auth
 from cydist.net.acceptor import explained, no_descriptor
-from cydist.net.host_names import resolve
-from cydist.net.interfaces import public_address
+from cydist.net.interfaces import public_address, resolve
 from cydist.stores.protocol import (
     CHANNEL,
     INTERNAL,

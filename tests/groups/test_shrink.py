@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cydist as dist
-from cydist.api.nonmember import NonMember
+from cydist.api.process_groups import NonMember
 from cydist.testing import run_threads
 
 LONG = 30.0  # seconds for what takes milliseconds

@@ -40,7 +40,7 @@ def test_init_twice_raises_and_destroy_allows_another(backend):
 
 def test_a_call_on_a_foreign_group_warns_once():
     """A non-member's call does nothing and says so the first time."""
-    from cydist.api.nonmember import NonMember
+    from cydist.api.process_groups import NonMember
 
     foreign = NonMember()
     with pytest.warns(UserWarning, match="all_reduce on a group that this rank is not in"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cydist.errors import DistNetworkError, RendezvousError, StoreTimeoutError
-from cydist.net import host_names
+from cydist.net import interfaces
 from cydist.rendezvous import handlers
 from cydist.stores import TCPStore
 
@@ -22,7 +22,7 @@ WAIT = 30
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]"])
 def test_names_and_addresses_are_resolved(host: str) -> None:
     """Names, addresses and addresses in brackets give what to connect to."""
-    found = host_names.resolve(host, 80)
+    found = interfaces.resolve(host, 80)
     assert {kind for _, kind, _, _, _ in found} == {socket.SOCK_STREAM}
     assert {address[1] for _, _, _, _, address in found} == {80}
     assert {address[0] for _, _, _, _, address in found} <= {"127.0.0.1", "::1"}
@@ -34,7 +34,7 @@ def test_names_and_addresses_are_resolved(host: str) -> None:
 def test_what_is_no_name_is_an_error(host: str) -> None:
     """A name that nobody knows, or that cannot be one, is an OSError."""
     with pytest.raises(OSError, match=r"."):
-        host_names.resolve(host, 80)
+        interfaces.resolve(host, 80)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return ask(host, port, family, kind, protocol, flags)
 
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
-    monkeypatch.setattr(host_names, "PATIENCE", 0.05)
+    monkeypatch.setattr(interfaces, "PATIENCE", 0.05)
     yield
     over.set()
 

@@ -7,8 +7,7 @@ import socket
 from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.net.host_names import resolve
-from cydist.net.interfaces import public_address, towards
+from cydist.net.interfaces import public_address, resolve, towards
 
 MAX_BYTES = 65536
 

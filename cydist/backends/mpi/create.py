@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist.backends.host.shm_setup import offer, share_memory, transport_of
-from cydist.backends.mpi import reductions
 from cydist.backends.mpi.bootstrap import meet_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
+from cydist.backends.mpi.datatypes import use_reductions
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
 from cydist.backends.mpi.group import MpiGroup
 from cydist.backends.mpi.runtime import Threads, load, start
@@ -108,5 +108,5 @@ def _prepare(MPI: Any) -> None:
     name = MPI.get_vendor()[0]
     harmless = tuning_table.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize
     _native.use_library(int(MPI.IN_PLACE) % 2**64, RIDING_BYTES.get(name, 2048), harmless)
-    reductions.use(MPI)
+    use_reductions(MPI)
     leave_with(MPI)

@@ -13,9 +13,8 @@ from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint
 from cydist.backends.host.group import ANY_SOURCE, HostGroup
 from cydist.backends.host.work import NEWS_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
-from cydist.backends.mpi.datatypes import layouts
+from cydist.backends.mpi.datatypes import REDUCTIONS, layouts
 from cydist.backends.mpi.endpoint import MpiEndpoint
-from cydist.backends.mpi.reductions import REDUCTIONS
 from cydist.backends.mpi.runtime import check_cuda_aware
 from cydist.errors import from_failure
 from cydist.groups.process_group import Call, ProcessGroup

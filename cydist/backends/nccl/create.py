@@ -8,11 +8,10 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cydist.backends.nccl.alarms import ControlListener
 from cydist.backends.nccl.binding import Binding, abort_all, load
 from cydist.backends.nccl.bootstrap import Exchange, StoreExchange, current_gpu, join
 from cydist.backends.nccl.group import NcclGroup
-from cydist.backends.nccl.host_group import ControlGroup
+from cydist.backends.nccl.host_group import ControlGroup, ControlListener
 from cydist.backends.nccl.options import high_priority
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from cydist.errors import (
 from cydist.groups.process_group import Call, ProcessGroup
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.alarms import ControlListener
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.cuda import Gpu
-    from cydist.backends.nccl.host_group import ControlGroup
+    from cydist.backends.nccl.host_group import ControlGroup, ControlListener
     from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
 
 LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost

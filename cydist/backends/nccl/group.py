@@ -37,10 +37,9 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.backends.nccl.alarms import ControlListener
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.cuda import Gpu
-    from cydist.backends.nccl.host_group import ControlGroup
+    from cydist.backends.nccl.host_group import ControlGroup, ControlListener
     from cydist.stores import MembershipStore
 
 LEAVE_SECONDS = 2.0  # the longest that a goodbye may take

@@ -1,13 +1,23 @@
-"""The host group: CPU memory with the same ranks, for all that is not for GPUs."""
+"""The CPU group beside a GPU group: what its ranks are doing, and how they tell of failures."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
+import time
 from typing import TYPE_CHECKING
 
+from cydist import _native, errors
 from cydist.backends.host.group import HostGroup
+from cydist.backends.host.work import ALARM_TAG
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import Call, ProcessGroup
+    from cydist.work import Work
+
+ALARM_BYTES = 8192
+TELLING_SECONDS = 0.5
 
 
 class ControlGroup(HostGroup):
@@ -23,3 +33,54 @@ class ControlGroup(HostGroup):
         if (own is not None and not own.over) or self.speaks_for is None:
             return own
         return self.speaks_for.last_call()
+
+
+class ControlListener:
+    """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
+
+    def __init__(self, host: ProcessGroup) -> None:
+        self._host = host
+        self._lock = threading.Lock()  # the watchdog asks, and who makes a call
+        self._heard = _native.empty(ALARM_BYTES)
+        self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
+        self.lost: BaseException | None = None  # why nobody can tell anything any more
+        self._coming.due(None)  # all may be well for longer than a call may take
+
+    def tell(self, error: BaseException) -> None:
+        """Tell everybody; best effort."""
+        words = {
+            "kind": type(error).__name__,
+            "text": str(error)[:1200],
+            "op": getattr(error, "op", None),
+            "seq": getattr(error, "seq", None),
+            "ranks": list(getattr(error, "ranks", ()))[:16],
+        }
+        array = _native.empty(ALARM_BYTES)
+        memoryview(array)[:] = json.dumps(words).encode()[:ALARM_BYTES].ljust(ALARM_BYTES)
+        others = [rank for rank in range(self._host.size()) if rank != self._host.rank()]
+        end = time.monotonic() + TELLING_SECONDS
+        with contextlib.suppress(errors.DistError):
+            for work in [self._host.isend(array, rank, ALARM_TAG) for rank in others]:
+                with contextlib.suppress(errors.DistError):
+                    work.wait(max(0.0, end - time.monotonic()))
+
+    def heard(self) -> errors.DistError | None:
+        """The error that another rank told of, as one of this rank's, once; None while all is
+        quiet."""
+        with self._lock:
+            coming = self._coming
+            if coming is None or not coming.is_completed():
+                return None
+            self._coming = None
+        self.lost = coming.exception()
+        if self.lost is not None:
+            return None
+        said = json.loads(bytes(memoryview(self._heard)))
+        kind, text = getattr(errors, said["kind"], None), said["text"]
+        if not (isinstance(kind, type) and issubclass(kind, errors.DistError)):
+            kind, text = errors.DistBackendError, f"{said['kind']}: {text}".removesuffix(": ")
+        return kind(
+            f"rank {coming.source_rank()} says: {text}",
+            op=said["op"], seq=said["seq"], group=self._host.group_name,
+            ranks=tuple(said["ranks"]),  # never the teller, which lives
+        )  # fmt: skip

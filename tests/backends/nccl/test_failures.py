@@ -17,7 +17,7 @@ from fake_gpu_threaded import until
 
 import cydist as dist
 from cydist.backends.nccl import binding, create, failure
-from cydist.backends.nccl.alarms import ControlListener
+from cydist.backends.nccl.host_group import ControlListener
 from cydist.testing import run_threads
 
 SIZE = 4
