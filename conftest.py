@@ -44,7 +44,7 @@ EXCUSED = (
 def pytest_configure(config: pytest.Config) -> None:
     """Contract tests run on every backend that can have threads as ranks, if not told otherwise."""
     from cydist._native import Array
-    from cydist.backends.host import group as host_group
+    from cydist.backends.host import create as host_backend
     from cydist.groups import registry
     from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         def __init__(self, options: registry.BackendOptions, pg_options: object) -> None:
             super().__init__(options.group_rank, options.group_size)
-            self._inner = host_group.create_inproc(options)
+            self._inner = host_backend.create_inproc(options)
 
         def isend(self, array: Array, peer: int, tag: int) -> Work:
             return self._inner.isend(array, peer, tag)
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         def close(self) -> None:
             self._inner.destroy()
 
-    registry.register_backend("shm", host_group.create, extended_api=True, devices="cpu")
+    registry.register_backend("shm", host_backend.create, extended_api=True, devices="cpu")
     registry.register_backend("derived", Derived, extended_api=True, devices="cpu")
     if not (config.option.cydist_backend or UNDER_MPIRUN):
         config.option.cydist_backend = ["inproc", "tcp", "shm", "derived"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cydist.api import arguments, collectives
-from cydist.api.dispatch import check_op, root_rank
+from cydist.api.arguments import check_op, root_rank
 from cydist.api.multigpu import MultiGpuCall
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.reduce_ops import Op, ReduceOp

@@ -33,8 +33,8 @@ class _Modules:
 sys.meta_path.insert(0, _Modules)
 
 from cydist._native import fast_collectives, fast_nccl, fast_p2p
-from cydist._native.abi import Link, algorithms
-from cydist._native.algorithm_table import forget_choices
+from cydist._native.abi import Link
+from cydist._native.algorithm_table import algorithms, forget_choices
 from cydist._native.array import Array, empty, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import Failure
@@ -55,7 +55,7 @@ from cydist._native.kernels import (
 )
 from cydist._native.kernels import use as use_isa
 from cydist._native.libmpi import load as load_mpi
-from cydist._native.mpi_callers import run_in_background, runs_in_background
+from cydist._native.libmpi import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
 from cydist._native.overlap import overlapping

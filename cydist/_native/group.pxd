@@ -1,8 +1,8 @@
 """A group's compiled half, for the short way (src/fastpath/fast_collectives.pyx)."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport Block, Call, Entry, Link, Comm
-from cydist._native.algorithm_table cimport ChosenAlgorithms
+from cydist._native.abi cimport Block, Call, Comm, Link
+from cydist._native.algorithm_table cimport ChosenAlgorithms, Entry
 from cydist._native.control_plane cimport ControlMessage, ControlPlane
 from cydist._native.call_queue cimport CallQueue
 

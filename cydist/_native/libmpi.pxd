@@ -4,6 +4,8 @@ A handle is a pointer in one MPI and an int in another; both travel in a word, a
 its low half. MPI_Status is never looked at: our messages say who sent them, and how much.
 """
 
+from cydist._native.linux cimport pthread_t
+
 ctypedef size_t Handle
 
 cdef enum:
@@ -47,3 +49,13 @@ cdef bint is_done(Handle *request, int *error) noexcept nogil
 # The ranks of a communicator that MPI knows to have died, and from now on receives from anyone
 # without: fills `dead`, as long as the communicator; how many. 0 where MPI does not outlive a rank.
 cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil
+
+
+cdef enum Callers:              # the threads that may call MPI
+    ANYBODY = 0
+    FOREGROUND = 1              # all but those that `run_in_background`
+    ONE = 2
+
+
+# Is this thread among them? The one is `one`.
+cdef bint is_among(int callers, pthread_t one) noexcept nogil

@@ -1,69 +1,26 @@
-"""Connections that carry framed messages: what goes between two ranks, over a socket or, where
-they share memory, through a pair of rings.
+"""Connections that carry the frames of wire.pxd, and the state of one rank's end of all of them.
 
-A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
-until it is asked for. A larger one is offered first (OFFER, no bytes); the receiver answers
-(ANSWER) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
-straight from the sender's memory and into the receiver's; or, where they share memory, both copy
-them together (stream_coop_copy.pxd), and the receiver answers again when all are there. So no
-unexpected message ever blocks a connection, and what is kept is bounded: of frames that the
-receiver has not handed to receives a sender has at most `held_limit` bytes under way to one peer;
-beyond it offers.
-
-A Net with a Far has no sockets: what shares no memory with this rank is reached by a library,
-whose messages are matched in the same queues.
+A Net with a ForeignTransport has no sockets: a rank that shares no memory with this one is reached
+by a library, whose messages are matched in the same queues.
 
 The lock of the Net is held around every call here; no call blocks.
 """
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from cydist._native.abi cimport Fingerprint, Request, Comm
+from cydist._native.abi cimport Request, Comm
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport Ring
+from cydist._native.wire cimport Header
 
 
 cdef enum:
-    MAGIC = 0x03645943          # "CYd", version 3; another byte order reads another number
     # The largest message that does not wait for its receiver; of those that ranks of a host can
     # copy together it is the one below JOINT_BYTES.
     EAGER_BYTES = 65536
     CHUNK_BYTES = 1048576       # of a DATA frame; others get their turn in between
     STAGING_BYTES = 65536       # read at once where no receive says where bytes belong
-
-
-cdef enum Kind:                 # of frame; the order is part of the wire format
-    EAGER = 1                   # a whole message
-    RTS = 2                   # a message of nbytes waits, at `other`, if not 0; id: its name
-    CTS = 3                  # id: as in the offer; flags: an Answer; other: receiver's name
-    DATA = 4                    # the next bytes; other: the receiver's name
-    WITHDRAW = 5                # id: as in the offer; the rest will not come
-    CREDIT = 6                  # carries `released` and nothing else
-    GOODBYE = 7                 # the sender leaves on purpose
-    FAREWELL = 8                # it has left the group whose context is in `id`
-
-
-cdef enum Answer:
-    SEND = 0
-    REFUSED = 1                 # the receive ended in a mismatch: the send is complete
-    GONE = 2                    # the receiver's group was destroyed: the send is lost
-    JOIN = 3                    # the receiver takes it; the sender may help
-    TAKEN = 4                   # the receiver has it: the send is complete
-
-
-ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
-    uint32_t magic              # tells version and byte order
-    uint8_t kind
-    uint8_t lane
-    uint16_t flags
-    uint64_t context
-    uint64_t tag
-    uint64_t nbytes             # bytes that follow; of an OFFER: of the message
-    uint64_t id
-    uint64_t other
-    uint64_t released           # eager bytes of this connection handed to receives so far
-    Fingerprint fingerprint
 
 
 ctypedef struct Out:            # a frame to write, and the send that it belongs to

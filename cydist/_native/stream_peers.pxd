@@ -4,13 +4,6 @@ from libc.stdint cimport uint64_t
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
 
-cdef enum:
-    MOST_LANES = 64             # a farewell has a bit for each
-
-cdef extern from *:
-    const uint64_t ALL_LANES "UINT64_MAX"
-
-
 # Take over a connected socket. Returns OK, or why it is not taken (CLOSED, PEER_LOST,
 # NO_MEMORY, or MISMATCH: there is one already).
 cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil
@@ -27,15 +20,6 @@ cdef bint unread_by(Connection *c) noexcept nogil
 cdef void hear_news(Net *net) noexcept nogil
 # The peer is lost for good: every request that involves it ends, now and later.
 cdef void lose(Net *net, int peer, int how) noexcept nogil
-# Will a receive from this peer, or from anybody, never complete?
-cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil
-# A member, by group rank, that was lost and did not leave on purpose; or -1.
-cdef int who_died(const Net *net, const Comm *t) noexcept nogil
-# Tell a rank that waits for us in a group which we have left; behind all that we sent.
-cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil
-# A peer has left a group, and said so behind what it sent by these lanes: receives that only it
-# could answer end.
-cdef void hear_farewell(Net *net, int peer, uint64_t context, uint64_t lanes) noexcept nogil
 # A group is gone: drop what arrived for it.
 cdef void drop_context(Net *net, uint64_t context) noexcept nogil
 # This rank leaves: end all requests with CLOSED, say goodbye, close every connection.

@@ -1,10 +1,9 @@
 """Writing: see stream.pxd for the protocol and the lock."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport (
-    COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Request, Comm,
-)
-from cydist._native.stream cimport Connection, Header, Net, Out
+from cydist._native.abi cimport COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Comm, Request
+from cydist._native.stream cimport Connection, Net, Out
+from cydist._native.wire cimport Header
 
 
 # Post a send to another rank. Returns OK, or why it is not posted.

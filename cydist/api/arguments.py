@@ -13,7 +13,11 @@ from math import prod
 from operator import index
 from typing import Any
 
+from cydist import _native
 from cydist._native import Array, asarray, overlapping
+from cydist.groups.process_group import ProcessGroup
+from cydist.groups.user_reduction import elements_dtype
+from cydist.reduce_ops import Op, UserReduction, op_and_factor
 
 
 def input_array(obj: Any, call: str, name: str) -> Array:
@@ -178,3 +182,57 @@ def splits(
             f"the {rows} rows of {name} (shape {array.shape})"
         )
     return [count * row for count in counts]
+
+
+def root_rank(
+    group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None,
+    default: int | None = None,
+) -> int:  # fmt: skip
+    """The group rank that `src`/`dst` (global) or `group_src`/`group_dst` means."""
+    if rank is not None and group_rank is not None:
+        raise ValueError(f"{name}: give {what} or group_{what}, not both")
+    if rank is None and group_rank is None:
+        if default is None:
+            raise ValueError(f"{name}: {what} (a global rank) or group_{what} is needed")
+        rank = default
+    if rank is not None:
+        try:
+            return group.get_group_rank(_integer(name, what, rank))
+        except ValueError as error:
+            raise ValueError(f"{name}: {what}={rank}: {error}") from None
+    chosen = _integer(name, f"group_{what}", group_rank)
+    if not 0 <= chosen < group.size():
+        raise ValueError(
+            f"{name}: group_{what}={group_rank} is not a rank of group {group.group_name!r}, "
+            f"which has {group.size()}"
+        )
+    return chosen
+
+
+def _integer(name: str, what: str, rank: Any) -> int:
+    try:
+        return index(rank)
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be a rank, an integer, not {rank!r}") from None
+
+
+def check_op(name: str, op: Op, array: Array) -> None:
+    """Raise TypeError if the reduction makes no sense for the dtype, ValueError if its factor
+    does not."""
+    if isinstance(op, UserReduction):
+        if refusal := op.refusal(elements_dtype(array)):
+            raise TypeError(f"{name}: {refusal}")
+        return
+    kind, factor = op_and_factor(op)
+    if not _native.supports(int(kind), array.dtype):
+        raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
+    if factor is None:
+        return
+    if refusal := _native.why_not(int(kind), array.dtype, factor):
+        raise ValueError(f"{name}: {refusal}")
+
+
+def check_takes(group: ProcessGroup, name: str, array: Array) -> None:
+    """Before a call's arrays are packed: can the group take them, which are where this one is?"""
+    if array.device != "cpu":
+        group.for_device(array.device).check_takes(name, array)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
-from cydist.api.dispatch import FlattenedList, Timeout, check_op, check_takes, reducer_for, run
+from cydist.api.arguments import check_op, check_takes
+from cydist.api.dispatch import Timeout, reducer_for, run
+from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, ReduceOp

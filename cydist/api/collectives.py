@@ -19,16 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
-from cydist.api.dispatch import (
-    ContiguousCopies,
-    Timeout,
-    as_contiguous,
-    check_op,
-    check_takes,
-    reducer_for,
-    root_rank,
-    run,
-)
+from cydist.api.arguments import check_op, check_takes, root_rank
+from cydist.api.dispatch import Timeout, reducer_for, run
+from cydist.api.packing import ContiguousCopies, as_contiguous
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, ReduceOp

@@ -21,8 +21,9 @@ import numpy as np
 
 from cydist import config
 from cydist.api import object_codec
+from cydist.api.arguments import root_rank
 from cydist.api.collectives import all_gather, broadcast, gather, scatter
-from cydist.api.dispatch import Timeout, root_rank
+from cydist.api.dispatch import Timeout
 from cydist.api.p2p import peer_rank, recv, send
 from cydist.api.process_groups import AnyGroup, current, is_initialized, member, usable_group
 from cydist.errors import DistBackendError

@@ -13,7 +13,8 @@ from typing import Any
 
 from cydist._native import fast_path
 from cydist.api import arguments
-from cydist.api.dispatch import Timeout, root_rank
+from cydist.api.arguments import root_rank
+from cydist.api.dispatch import Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup

@@ -74,9 +74,9 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 _plugins: dict[str, Plugin] = {
-    "tcp": Plugin("cydist.backends.host.group:create", True, DEFAULT_DEVICES),
-    "gloo": Plugin("cydist.backends.host.group:create", True, DEFAULT_DEVICES),
-    "inproc": Plugin("cydist.backends.host.group:create_inproc", True, DEFAULT_DEVICES),
+    "tcp": Plugin("cydist.backends.host.create:create", True, DEFAULT_DEVICES),
+    "gloo": Plugin("cydist.backends.host.create:create", True, DEFAULT_DEVICES),
+    "inproc": Plugin("cydist.backends.host.create:create_inproc", True, DEFAULT_DEVICES),
     "mpi": Plugin("cydist.backends.mpi.create:create", True, DEFAULT_DEVICES, of_all=True),
     "nccl": Plugin("cydist.backends.nccl.create:create", True, ("cuda",)),
 }

@@ -1,11 +1,52 @@
-"""Which algorithm table.py chose, kept where a call finds it without asking Python."""
-from libc.string cimport memset
+"""Which algorithms there are, and which tuning/table.py chose, kept where a call finds it without
+asking Python."""
+from libc.string cimport memset, strcmp
 
 
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) nogil
 
+cdef enum:
+    TABLE_ROWS = 128
+
+cdef Entry table[TABLE_ROWS]
+cdef int rows = 0
+
 cdef dict known = {}            # (ranks, windows, native) -> Choices
+
+
+cdef int add(const char *name, int collective, int needs, Algorithm run) except -1:
+    global rows
+    if find(name, collective) != NULL:
+        raise ValueError(f"two algorithms are called {name.decode()!r} for collective {collective}")
+    if rows == TABLE_ROWS:
+        raise MemoryError(f"the table of algorithms holds {TABLE_ROWS} rows")
+    table[rows] = Entry(name, collective, needs, run)
+    rows += 1
+    return 0
+
+
+cdef const Entry *find(const char *name, int collective) noexcept nogil:
+    cdef int row
+    for row in range(rows):
+        if table[row].collective == collective and strcmp(table[row].name, name) == 0:
+            return &table[row]
+    return NULL
+
+
+cdef int index_of(const Entry *entry) noexcept nogil:
+    return <int>(entry - table)
+
+
+cdef const Entry *row_of(uint32_t index) noexcept nogil:
+    return &table[index] if index < <uint32_t>rows else NULL
+
+
+def algorithms() -> list[tuple[str, int, int]]:
+    """Every row of the table: name, collective, needs."""
+    return [
+        (table[row].name.decode(), table[row].collective, table[row].needs) for row in range(rows)
+    ]
 
 
 cdef int size_class(size_t nbytes) noexcept nogil:

@@ -20,10 +20,9 @@ all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (19
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport (
-    ALL_GATHER, ALL_TO_ALL, Call, EVEN_BLOCKS, MESSAGES, NO_MEMORY, OK, Comm, add, copy,
-    exchange, let_go,
-)
+from cydist._native.abi cimport ALL_GATHER, ALL_TO_ALL, NO_MEMORY, OK, Call, Comm
+from cydist._native.algorithm_table cimport EVEN_BLOCKS, MESSAGES, add
+from cydist._native.pipeline cimport copy, exchange, let_go
 
 
 cdef size_t run_of(const Call *c, int p, int first, int blocks) noexcept nogil:

@@ -22,9 +22,10 @@ Comm. ACM 29 (1986).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport (
-    BARRIER, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, SCAN, Comm, add, combine, conclude,
-    contribute, copy, exchange, let_go, segment_of, segment_size, segments_in,
+from cydist._native.abi cimport BARRIER, EXSCAN, NO_MEMORY, OK, SCAN, Block, Call, Comm
+from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.pipeline cimport (
+    combine, conclude, contribute, copy, exchange, let_go, segment_of, segment_size, segments_in,
 )
 
 

@@ -25,10 +25,11 @@ R. Rabenseifner and W. Gropp, Int. J. High Perform. Comput. Appl. 19 (2005).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe, Reduction, Comm, add,
-    block_of, combine, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post,
-    pipe_take, segment_of, segment_size, segments_in,
+from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm, Reduction
+from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.pipeline cimport (
+    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, exchange, let_go, pipe_close,
+    pipe_open, pipe_post, pipe_take, segment_of, segment_size, segments_in,
 )
 
 

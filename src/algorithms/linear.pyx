@@ -15,10 +15,9 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), where it is
 """
 from libc.stdlib cimport free, malloc
 
-from cydist._native.abi cimport (
-    Call, GATHER, MESSAGES, NO_MEMORY, Request, SCATTER, Comm, add, complete, copy, exchange,
-    post_recv, post_send,
-)
+from cydist._native.abi cimport GATHER, NO_MEMORY, SCATTER, Call, Comm, Request
+from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:

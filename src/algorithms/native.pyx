@@ -12,9 +12,10 @@ Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface S
 4.1" (2023), chapter 6.
 """
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Call, ELSEWHERE, EVEN_BLOCKS, NATIVE,
-    REDUCE, REDUCE_SCATTER, Comm, add, find,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, ELSEWHERE, REDUCE, REDUCE_SCATTER, Call,
+    Comm,
 )
+from cydist._native.algorithm_table cimport EVEN_BLOCKS, NATIVE, add, find
 
 cdef enum:
     SHORT_BYTES = 16384         # of an all_reduce that is not the library's

@@ -25,10 +25,12 @@ component work so; no paper.
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, EXSCAN, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, REDUCE_SCATTER,
-    Request, SCAN, Comm, add, block_of, complete, contribute, largest, let_go, pipe_close,
-    pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
-    withdraw,
+    ALL_REDUCE, EXSCAN, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, Block, Call, Comm, Request,
+)
+from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.pipeline cimport (
+    Pipe, block_of, complete, contribute, largest, let_go, pipe_close, pipe_open, pipe_post,
+    pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
 

@@ -20,10 +20,12 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_TO_ALL, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK, PIPE_DEPTH, Pipe,
-    REDUCE_SCATTER, Reduction, Comm, add, combine, conclude, contribute, copy, largest,
-    let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size,
-    segments_in,
+    ALL_TO_ALL, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Reduction,
+)
+from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
+from cydist._native.pipeline cimport (
+    PIPE_DEPTH, Pipe, combine, conclude, contribute, copy, largest, let_go, pipe_close, pipe_open,
+    pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
 )
 
 

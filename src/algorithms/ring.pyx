@@ -28,10 +28,12 @@ J. Watts and R. van de Geijn, "A pipelined broadcast for multidimensional meshes
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, BROADCAST, Block, COMMUTATIVE, Call, MESSAGES, NO_MEMORY, OK,
-    PIPE_DEPTH, Pipe, REDUCE_SCATTER, Reduction, Comm, add, block_of, combine, conclude,
-    contribute, copy, largest, let_go, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take,
-    segment_of, segment_size, segments_in,
+    ALL_GATHER, ALL_REDUCE, BROADCAST, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Reduction,
+)
+from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
+from cydist._native.pipeline cimport (
+    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, let_go, pipe_close,
+    pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
 )
 
 

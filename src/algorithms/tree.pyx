@@ -23,10 +23,11 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport (
-    BROADCAST, Block, Call, MESSAGES, NO_MEMORY, OK, Pipe, REDUCE, Request, Comm, add, combine,
-    complete, conclude, contribute, exchange, let_go, pipe_close, pipe_open, pipe_post, pipe_take,
-    post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
+from cydist._native.abi cimport BROADCAST, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Request
+from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.pipeline cimport (
+    Pipe, combine, complete, conclude, contribute, exchange, let_go, pipe_close, pipe_open,
+    pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
 

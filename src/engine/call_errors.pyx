@@ -7,7 +7,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
 
-from cydist._native import abi, kernels
+from cydist._native import algorithm_table, kernels
 
 # In the order of abi.pxd's Collective.
 COLLECTIVE_NAMES = (
@@ -100,7 +100,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
     if nbytes and (alone or (other_bytes and nbytes != other_bytes and not size)):
         parts.append(f"{nbytes} bytes in this message")
     if other == NULL or (one_call and f.algorithm != other.algorithm):
-        rows = abi.algorithms()
+        rows = algorithm_table.algorithms()
         parts.append(
             f"algorithm {rows[f.algorithm][0] if f.algorithm < len(rows) else f.algorithm}")
     if one_call and f.detail != other.detail:

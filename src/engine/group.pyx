@@ -10,19 +10,18 @@ from libc.string cimport memset, strncpy
 cimport cython
 
 import importlib
-import threading
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN,
-    INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT,
-    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, WINDOWS, Block, Call, Entry,
-    Fingerprint, Link, Reduction, find, has_left, index_of, now_ns, part, patiently,
-    set_interrupted,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
+    MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, REDUCE_SCATTER,
+    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link, Reduction, has_left,
+    now_ns, part, patiently,
 )
 from cydist._native.array cimport Array
-from cydist._native.algorithm_table cimport choices_for, size_class
+from cydist._native.algorithm_table cimport WINDOWS, Entry, choices_for, find, index_of, size_class
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_visited, told_failure
+from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
 from cydist._native.kernels cimport reduction
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_notices, enter, fail, hear_now, last_call, new_notice,
@@ -41,12 +40,6 @@ for algorithm in (
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
-
-cdef extern from "pthread.h" nogil:
-    unsigned long pthread_self()
-
 cdef extern from "<unistd.h>" nogil:
     int getpid()
     int usleep(unsigned int)
@@ -60,37 +53,9 @@ cdef set HEARD_BY_ALL = {
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, MONITORED_BARRIER, REDUCE_SCATTER,
 }
 
-cdef unsigned long main_thread = threading.main_thread().ident
-# What a signal handler raised inside a wait; only the main thread runs handlers.
-cdef object raised_by_handler = None
-
-
-cdef int run_signal_handlers() noexcept nogil:
-    """The only place below the API that takes the GIL: Ctrl-C works in every wait."""
-    if pthread_self() != main_thread:
-        return 0
-    with gil:
-        return signal_handler_raised()
-
-
-cdef int signal_handler_raised() noexcept:
-    global raised_by_handler
-    try:
-        PyErr_CheckSignals()
-    except BaseException as error:
-        raised_by_handler = error
-        return 1
-    return 0
-
-
-set_interrupted(run_signal_handlers)
-
-
 cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
-    global raised_by_handler
-    if status == INTERRUPTED and raised_by_handler is not None:
-        error, raised_by_handler = raised_by_handler, None
-        return error
+    if status == INTERRUPTED and handler_has_raised():
+        return take_raised_by_handler()
     return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
 
 
@@ -257,7 +222,7 @@ cdef class Group:
         self.leave_view()
         if not busy:
             self.turn.end_alone()
-        if status == INTERRUPTED and raised_by_handler is not None:
+        if status == INTERRUPTED and handler_has_raised():
             raise failure(status, -1, -1)
         # Of a message that did not fit its receive only the receiver learns.
         if (status != CLOSED and self.notices.failed == MISMATCH
@@ -463,7 +428,7 @@ cdef class Group:
         return status
 
     cdef object failed(self, const Call *c, int status):
-        if status == CLOSED or (status == INTERRUPTED and raised_by_handler is not None):
+        if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
             return failure(status, c.failed_peer, c.failed_step)
         return told_failure(&self.notices, self.view.rank)
 

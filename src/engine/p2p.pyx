@@ -5,8 +5,9 @@ cimport cython
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CHUNK, CLOSED, COLLECTIVE_TAG, INTERRUPTED, MISMATCH, OK, PENDING,
-    POINT_TO_POINT, Fingerprint, Request, wait_and_ask,
+    POINT_TO_POINT, Fingerprint, Request,
 )
+from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport described, told_failure

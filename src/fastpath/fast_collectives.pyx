@@ -13,10 +13,9 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, EXSCAN, GATHER, OK, REDUCE,
-    REDUCE_SCATTER, SCAN, SCATTER, WINDOWS, Block, Call, Entry, Fingerprint, Reduction, index_of,
-    now_ns, patiently,
+    REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Fingerprint, Reduction, now_ns, patiently,
 )
-from cydist._native.algorithm_table cimport size_class
+from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.call_errors cimport keep_visited
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction

@@ -4,9 +4,10 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    CLOSED, Fingerprint, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, Request, TIMEOUT,
-    now_ns, wait_and_ask,
+    CLOSED, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, TIMEOUT, Fingerprint, Request,
+    now_ns,
 )
+from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport described, told_failure
 from cydist._native.control_plane cimport ControlMessage, hear_now, new_notice

@@ -12,9 +12,10 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Entry, Fingerprint,
-    Link, Reduction, Request, Comm, find, index_of,
+    COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Comm, Fingerprint, Link,
+    Reduction, Request,
 )
+from cydist._native.algorithm_table cimport Entry, find, index_of
 
 
 # A reduction that knows who took part

@@ -146,15 +146,15 @@ def test_operations_it_leaves(op: Any) -> None:
 
 def alone() -> Any:
     """A group of one rank, at rest, with its choices made."""
-    from cydist.backends.host import group as host_group
+    from cydist.backends.host import create as host_backend
     from cydist.groups.registry import BackendOptions
 
     options = BackendOptions(dist.HashStore(), 0, 1, 60.0, "alone", [0])
-    group = host_group.create_inproc(options)
+    group = host_backend.create_inproc(options)
     x = np.ones(1)
     dist.all_reduce(x, group=group)
     assert fast_collectives.all_reduce(x, SUM, group)
-    group = host_group.create_inproc(BackendOptions(dist.HashStore(), 0, 1, 60.0, "again", [0]))
+    group = host_backend.create_inproc(BackendOptions(dist.HashStore(), 0, 1, 60.0, "again", [0]))
     dist.all_reduce(x, group=group)
     return group
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.host import group as host_group
+from cydist.backends.host import create as host_backend
 from cydist.groups import registry
 from cydist.testing import run_threads
 
@@ -13,7 +13,7 @@ made = []
 
 def _create(options, pg_options):
     made.append(options.group_id)
-    return host_group.create_inproc(options)
+    return host_backend.create_inproc(options)
 
 
 @pytest.fixture(scope="module")

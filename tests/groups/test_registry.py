@@ -10,7 +10,7 @@ from cydist.testing import run_threads
 
 MODULE = """
 from cydist import ProcessGroup
-from cydist.backends.host import group as host
+from cydist.backends.host import create as host
 
 
 def create(options, pg_options):

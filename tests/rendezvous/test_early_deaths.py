@@ -283,7 +283,7 @@ def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -
     ("module", "function"),
     [
         pytest.param("tuning.file", "share", id="before-the-first-group"),
-        pytest.param("backends.host.group", "of_link", id="after-ranks-have-met"),
+        pytest.param("backends.host.create", "of_link", id="after-ranks-have-met"),
     ],
 )
 def test_trouble_is_told_at_once(ranks: Ranks, module: str, function: str) -> None:

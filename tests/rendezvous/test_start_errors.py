@@ -25,7 +25,7 @@ START = """
 import os, resource, sys
 import numpy
 import cydist as dist
-from cydist.backends.host import group as host  # what is imported needs a descriptor, too
+from cydist.backends.host import create as host  # what is imported needs a descriptor, too
 
 least, most = map(int, sys.argv[1:])
 used = len(os.listdir("/proc/self/fd"))

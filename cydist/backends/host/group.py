@@ -1,13 +1,13 @@
-"""CPU memory between processes or threads: the backends "tcp" (alias "gloo") and "inproc".
+"""A group of ranks over one link: the backends "tcp" (alias "gloo") and "inproc".
 
-The engine does the work; this module gives it a link, and turns what fails into exceptions.
+The compiled engine does the work. A HostGroup gives it arrays and an algorithm, and turns what
+fails into exceptions. create.py makes the link.
 """
 
 from __future__ import annotations
 
 import atexit
 import math
-import os
 import sys
 import threading
 import time
@@ -18,7 +18,7 @@ from weakref import ref
 
 from cydist import _native
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
-from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, context_of, of_threads, opened
+from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, context_of, opened
 from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_status import PeerStatus, gather, is_late, shown, stacks
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from cydist._native import Array, Message
     from cydist.backends.host.staging_group import StagedGroup
-    from cydist.groups.registry import BackendOptions
 
 ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks, when a deadline has passed
@@ -509,58 +508,3 @@ def _settle_all() -> None:
                     group.settle()
                 except MismatchError as error:  # atexit would print where it was raised
                     print(f"cydist: {error}", file=sys.stderr, flush=True)
-
-
-def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "tcp": meet in the store, connect when first needed."""
-    return of_link(endpoint(options), options)
-
-
-def endpoint(options: BackendOptions) -> Endpoint:
-    """This process's end of a link between the ranks of a new group."""
-    from cydist.backends.host.addresses import where_to_listen
-    from cydist.backends.host.connections import Connections
-    from cydist.backends.host.shm_setup import offer, share_memory
-
-    store, rank, size = options.store, options.group_rank, options.group_size
-    if rank == 0:
-        store.set("job", os.urandom(16).hex())
-    connections = Connections(
-        rank, size, host=where_to_listen(store), job=store.get("job").decode()
-    )
-    try:
-        told = ("address", "place")
-        store.multi_set([f"{what}/{rank}" for what in told], [connections.address(), offer("tcp")])
-        found = store.multi_get([f"{what}/{peer}" for what in told for peer in range(size)])
-        connections.connect(found[:size])
-        link = share_memory(store, connections.link, found[size:])
-    except BaseException:
-        connections.close()
-        raise
-
-    def close() -> None:
-        link.close()
-        connections.close()
-
-    return Endpoint(link, close, connections)
-
-
-def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "inproc": ranks are threads of this process."""
-    if options.group_rank == 0:
-        options.store.set("hub", os.urandom(16).hex())
-    key = options.store.get("hub").decode()
-    link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
-    return of_link(of_threads(link, key), options)
-
-
-def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
-    """The group whose ranks are exactly the link's peers."""
-    return HostGroup(
-        endpoint,
-        options.group_rank,
-        range(options.group_size),
-        timeout=options.timeout,
-        name=options.group_id,
-        ranks=options.global_ranks_in_group,
-    )

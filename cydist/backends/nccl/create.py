@@ -26,7 +26,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     Raises UnsupportedError that says what is missing (cupy, NCCL, a GPU) before it waits for
     anybody, and what `bootstrap.join` raises.
     """
-    from cydist.backends.host.group import endpoint
+    from cydist.backends.host.create import endpoint
 
     priority = high_priority(pg_options)
     binding()

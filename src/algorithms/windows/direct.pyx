@@ -35,13 +35,15 @@ communication on Linux cluster", ICPP 2005.
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY, OK,
-    REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Comm, WINDOWS, add, block_of, block_start,
-    copy, copy_block, segment_of, segments_in,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, EXSCAN, GATHER, NO_MEMORY, OK, REDUCE,
+    REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Comm,
+)
+from cydist._native.algorithm_table cimport WINDOWS, add
+from cydist._native.pipeline cimport (
+    block_of, block_start, copy, copy_block, segment_of, segments_in,
 )
 from cydist._native.exposure cimport (
-    Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run,
-    shown, within,
+    Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run, shown, within,
 )
 from cydist._native.size_exchange cimport Move, agree, gathering, scattering
 from cydist._native.window_protocol cimport part_bytes, slot_of

@@ -2,10 +2,11 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, Block, COLLECTIVES, Call, EVEN, Entry, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST,
-    REDUCE, STREAM_BYTES, Comm, UNREACHABLE, Windows, copy, copy_block, find, head_of,
-    index_of, now_ns, patiently, segment_of, segments_in, slice_end,
+    ALL_REDUCE, COLLECTIVES, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
+    Block, Call, Comm, Windows, head_of, now_ns, patiently, slice_end,
 )
+from cydist._native.algorithm_table cimport Entry, find, index_of
+from cydist._native.pipeline cimport STREAM_BYTES, copy, copy_block, segment_of, segments_in
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.window_protocol cimport (
     call_of, claim, consume, hear, hear_all, part_bytes, publish, slot_of,

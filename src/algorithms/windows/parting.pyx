@@ -15,9 +15,11 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, Request, TIMEOUT,
-    Comm, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
+    MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint, Request, Windows,
+    head_of, now_ns, set_parting,
 )
+from cydist._native.algorithm_table cimport WINDOWS, Entry, row_of
+from cydist._native.pipeline cimport complete, withdraw
 from cydist._native.window_protocol cimport call_of, consume
 from cydist._native.sync cimport load_int, load_u64, store_u64
 

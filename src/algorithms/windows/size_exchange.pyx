@@ -7,9 +7,9 @@ block, if this step carries it.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Comm, copy, head_of,
-    largest,
+    EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, head_of,
 )
+from cydist._native.pipeline cimport copy, largest
 from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
 
 

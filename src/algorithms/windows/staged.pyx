@@ -21,10 +21,9 @@ architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
-from cydist._native.abi cimport (
-    ALL_REDUCE, Block, Call, NO_MEMORY, OK, Comm, WINDOWS, add, block_of, contribute, copy,
-    segment_of, segments_in,
-)
+from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm
+from cydist._native.algorithm_table cimport WINDOWS, add
+from cydist._native.pipeline cimport block_of, contribute, copy, segment_of, segments_in
 from cydist._native.window_protocol cimport (
     as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
 )

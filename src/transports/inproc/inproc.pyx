@@ -6,7 +6,8 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Link, OK, Comm, Window, Windows, copy
+from cydist._native.abi cimport OK, Comm, Link, Window, Windows
+from cydist._native.pipeline cimport copy
 from cydist._native.linux cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, getpid, mmap, munmap,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,

@@ -9,9 +9,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, Fingerprint, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING,
-    Request, Comm, copy, has_left, now_ns, slice_end,
+    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Fingerprint,
+    Request, has_left, now_ns, slice_end,
 )
+from cydist._native.pipeline cimport copy
 from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )

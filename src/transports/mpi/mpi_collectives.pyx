@@ -15,14 +15,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
-    Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
-    Request, TIMEOUT, Comm, complete, copy, exchange, now_ns, patiently, post_recv, post_send,
-    slice_end, withdraw,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, ELSEWHERE, JOINED, MISMATCH,
+    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, Block, Call, Comm,
+    Fingerprint, Request, now_ns, patiently, slice_end,
 )
+from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send, withdraw
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_messages cimport MpiRequest, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport Mpi, MpiRequest, added, mpi_of, new_move, next_of, refused
 from cydist._native.mpi_pairwise cimport is_pairs, swap, wait_beside
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int

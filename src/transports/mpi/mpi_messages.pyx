@@ -10,18 +10,18 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm, copy, now_ns,
+    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, now_ns,
 )
-from cydist._native.libmpi cimport SUCCESS, Handle, is_done, lib
+from cydist._native.pipeline cimport copy
+from cydist._native.libmpi cimport SUCCESS, Handle, find_dead, is_among, is_done, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.matching cimport (
     Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, is_closed, remove,
 )
-from cydist._native.mpi_callers cimport is_among
-from cydist._native.mpi_partings cimport bury, hear_goodbye, leave, say
-from cydist._native.stream_send cimport begin, complete, forget
-from cydist._native.stream_peers cimport ALL_LANES, hear_farewell
-from cydist._native.stream cimport BEYOND, Incoming, incoming
+from cydist._native.stream_send cimport begin, complete, forget, is_near
+from cydist._native.stream_peers cimport lose
+from cydist._native.stream_liveness cimport ALL_LANES, hear_farewell
+from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
@@ -41,7 +41,7 @@ cdef void init_mpi(Mpi *mpi) noexcept nogil:
     mpi.far.refuse = refuse_item
     mpi.far.withdraw = withdraw
     mpi.far.give_up = give_up
-    mpi.far.leave = leave
+    mpi.far.leave = send_goodbyes
 
 
 # What a thread begins that may not call MPI is begun by the next one that asks MPI to move things.
@@ -127,7 +127,7 @@ cdef void detach(Mpi *mpi, MpiRequest *move) noexcept nogil:
 
 cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil:
     mpi.error = code
-    bury(mpi)
+    mark_dead(mpi)
     if move.count > 0:
         detach(mpi, move)
     else:
@@ -176,7 +176,7 @@ cdef bint ended(Mpi *mpi, MpiRequest *move) noexcept nogil:
         return False
     if move.error != SUCCESS:
         mpi.error = move.error
-        bury(mpi)
+        mark_dead(mpi)
     end_move(mpi, move, OK if move.error == SUCCESS else PEER_LOST)
     return True
 
@@ -222,7 +222,7 @@ cdef bint progress(Net *net) noexcept nogil:
             moved = True
         else:
             mpi.error = error
-            bury(mpi)
+            mark_dead(mpi)
             if slot.request == awaited:     # from anyone: MPI goes on with it
                 break
         listen(mpi, slot)
@@ -241,7 +241,7 @@ cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
                      HEADER_TAG, mpi.comm, &slot.request) == SUCCESS:
             return
         slot.request = 0
-        bury(mpi)
+        mark_dead(mpi)
 
 
 # Sending
@@ -355,7 +355,7 @@ cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept 
     cdef Item *item
     cdef Request *r
     if header.under == GOODBYE:
-        hear_goodbye(mpi, header.peer)
+        on_goodbye(mpi, header.peer)
         return
     if header.under == FAREWELL:
         hear_farewell(net, header.peer, header.context, ALL_LANES)
@@ -370,7 +370,7 @@ cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept 
     elif net.closed or is_closed(&net.queues, header.context):
         refuse(mpi, header)
         if header.tag == NOTICE_TAG and not net.closed:
-            say(mpi, header.peer, FAREWELL, header.context)
+            send_goodbye(mpi, header.peer, FAREWELL, header.context)
     else:
         keep(net, header, data)
 
@@ -471,3 +471,51 @@ cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
             detach(mpi, move)
             complete(mpi.net, r, CLOSED)
         move = move.next
+
+
+# How ranks part: by a goodbye, or by their death.
+
+cdef void mark_dead(Mpi *mpi) noexcept nogil:
+    """MPI has reported an error: give up the ranks that died, if any did."""
+    cdef int i, count, peer
+    cdef int *dead = <int *>malloc(mpi.net.size * sizeof(int))
+    if dead == NULL:
+        return
+    count = find_dead(mpi.comm, mpi.net.size, dead)
+    for i in range(count):
+        peer = dead[i]
+        if 0 <= peer < mpi.net.size and mpi.left_at[peer] == 0:
+            mpi.left += 1
+            mpi.left_at[peer] = now_ns()
+            if not is_near(mpi.net, peer):
+                lose(mpi.net, peer, DIED)
+    free(dead)
+
+
+cdef void on_goodbye(Mpi *mpi, int peer) noexcept nogil:
+    if mpi.left_at[peer] == 0:
+        mpi.left += 1
+        mpi.left_at[peer] = now_ns()
+    # What a near one wrote to its ring comes before its end.
+    if not is_near(mpi.net, peer):
+        lose(mpi.net, peer, LEFT)
+
+
+cdef void send_goodbyes(Net *net) noexcept nogil:
+    """Say goodbye to every peer. Requests that have begun go on while MPI is polled."""
+    cdef Mpi *mpi = mpi_of(net)
+    cdef int peer
+    for peer in range(net.size):
+        if peer != net.rank:
+            send_goodbye(mpi, peer, GOODBYE, 0)
+    progress(net)
+
+
+cdef void send_goodbye(Mpi *mpi, int peer, int what, uint64_t context) noexcept nogil:
+    """Send a header without a message: GOODBYE or FAREWELL, after all that was sent before."""
+    cdef MpiHeader header
+    memset(&header, 0, sizeof(MpiHeader))
+    header.context = context
+    header.peer = mpi.net.rank
+    header.under = what
+    send_whole(mpi, NULL, peer, &header)

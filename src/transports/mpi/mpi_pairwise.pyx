@@ -10,13 +10,13 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_TO_ALL, BROADCAST, Block, Call, Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK,
-    PEER_LOST, PENDING, Request, TIMEOUT, Comm, complete, copy_block, has_left, now_ns,
-    post_recv, withdraw,
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, TIMEOUT,
+    Block, Call, Comm, Fingerprint, Request, has_left, now_ns,
 )
+from cydist._native.pipeline cimport complete, copy_block, post_recv, withdraw
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_messages cimport MpiRequest, Mpi, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport Mpi, MpiRequest, added, mpi_of, new_move, next_of, refused
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 

@@ -1,7 +1,7 @@
 """Rings in shared memory; see shm_ring.pxd."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport copy
+from cydist._native.pipeline cimport copy
 from cydist._native.shm_memory cimport PORTION, give_back, reserve
 from cydist._native.shm_peers cimport LocalPeers, ring_bell, tell_news
 from cydist._native.sync cimport (

@@ -2,14 +2,15 @@
 from libc.stddef cimport size_t
 from libc.string cimport memcmp, memcpy
 
-from cydist._native.abi cimport Fingerprint, PENDING, Request, Comm, OK
+from cydist._native.abi cimport OK, PENDING, Comm, Fingerprint, Request
 from cydist._native.linux cimport pthread_mutex_trylock, pthread_mutex_unlock
 from cydist._native.matching cimport find_arrived, find_posted
 from cydist._native.stream_send cimport post_send, release
 from cydist._native.stream_peers cimport unread_by
 from cydist._native.stream_progress cimport is_costly
 from cydist._native.shm_ring cimport has_room_for, unread, was_read
-from cydist._native.stream cimport EAGER, LIVE, MAGIC, Connection, Header, Net
+from cydist._native.stream cimport LIVE, Connection, Net
+from cydist._native.wire cimport EAGER, MAGIC, Header
 from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 

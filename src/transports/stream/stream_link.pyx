@@ -10,9 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
-from cydist._native.abi cimport (
-    Link, NO_MEMORY, NOTICE_TAG, OK, PENDING, Request, Comm, now_ns,
-)
+from cydist._native.abi cimport NOTICE_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.stream_fork cimport abandon, close_descriptors, forget, remember
@@ -20,9 +18,9 @@ from cydist._native.stream_recv cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
     epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
-    pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy,
-    pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, usleep,
+    pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy, pthread_condattr_init,
+    pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_unlock, usleep,
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
@@ -30,14 +28,11 @@ from cydist._native.matching cimport (
 )
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, hang_bell
 from cydist._native.stream_send cimport post_send, withdraw_send
-from cydist._native.stream_peers cimport (
-    MOST_LANES, adopt, drop_context, free_connections, leave, lose,
-)
-from cydist._native.stream_progress cimport (
-    ensure_background, move, progress, stop_background, wait,
-)
+from cydist._native.stream_peers cimport adopt, drop_context, free_connections, leave, lose
+from cydist._native.stream_liveness cimport MOST_LANES
+from cydist._native.stream_progress cimport ensure_background, move, progress, stop_background, wait
 from cydist._native.stream cimport (
-    BABBLED, Connection, DIED, LEFT, LIVE, Net, Out, STAGING_BYTES, WANTED,
+    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Out,
 )
 from cydist._native.sync cimport SPINS, cores, load_int
 

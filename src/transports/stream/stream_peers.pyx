@@ -3,10 +3,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, Request, Comm,
-    has_left,
-)
+from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
 from cydist._native.stream_recv cimport give_up_joint, readable, withdraw_recv
 from cydist._native.stream_coop_copy cimport stop_giving
 from cydist._native.linux cimport (
@@ -14,20 +11,22 @@ from cydist._native.linux cimport (
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Item, any_arrived, any_of_context, any_posted, close_context, free_item, group_rank,
-    note_farewell, remove, remove_from_ring,
+    Item, any_arrived, any_of_context, any_posted, close_context, free_item, remove,
+    remove_from_ring,
 )
 from cydist._native.stream_send cimport (
-    attach_rings, begin, complete, connection, control, finish, forget_process, lane_of,
-    new_header, release, remove_out, want, withdraw_send, writable, write_some,
+    attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
+    release, remove_out, want, withdraw_send, writable, write_some,
 )
 from cydist._native.shm_memory cimport SILENT
 from cydist._native.shm_peers cimport LocalPeers, has_ended, spread_news
 from cydist._native.shm_ring cimport NO_RINGS, pair_word, say_over
 from cydist._native.stream cimport (
-    CTS, ARRIVING, BABBLED, BEYOND, Connection, DIED, ENDED, FAREWELL, FILLING, GONE, GOODBYE,
-    Header, Incoming, LEFT, LIVE, Net, OFFERED, Out, POSTED, PULLING, STAGING_BYTES, incoming,
+    ARRIVING, BEYOND, DIED, ENDED, FILLING, LEFT, LIVE, OFFERED, POSTED, PULLING,
+    STAGING_BYTES, Connection, Incoming, Net, Out, incoming,
 )
+from cydist._native.stream_liveness cimport end_hopeless
+from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
@@ -125,60 +124,12 @@ cdef void end(Connection *c, int how) noexcept nogil:
     lose(net, c.peer, how)
 
 
-cdef inline bint said_farewell(const Net *net, const Comm *t, int rank,
-                               uint64_t tag) noexcept nogil:
-    """Has it left the group, and all come that it sent by the lane of this tag?
-
-    Not so for notices, which come by any lane: only lost links end the receive of those.
-    """
-    return has_left(t, rank) and tag != NOTICE_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
-
-
-cdef bint nobody_left(const Net *net, const Comm *t, uint64_t tag) noexcept nogil:
-    cdef int i
-    for i in range(t.size):
-        if (t.peers[i] != net.rank and net.lost[t.peers[i]] == 0
-                and not said_farewell(net, t, i, tag)):
-            return False
-    return t.size > 1
-
-
-cdef int who_died(const Net *net, const Comm *t) noexcept nogil:
-    cdef int i
-    for i in range(t.size):
-        if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
-            return i
-    return -1
-
-
-cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil:
-    cdef int rank
-    if peer == ANY_SOURCE:
-        return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t, tag)
-    if net.lost[peer] != 0:
-        return True
-    if not has_left(t, t.rank) or peer == net.rank:     # nobody has
-        return False
-    rank = group_rank(t, peer)
-    return rank >= 0 and said_farewell(net, t, rank, tag)
-
-
-ctypedef struct Peer:
-    const Net *net
-    int rank
-
-
 cdef bint unfinished_from(const Item *item, const void *context) noexcept nogil:
-    return (item.peer == (<const Peer *>context).rank
+    return (item.peer == (<const int *>context)[0]
             and (incoming(item).stage == OFFERED or incoming(item).stage == ARRIVING))
 
 
-cdef bint waits_in_vain(const Item *item, const void *context) noexcept nogil:
-    return hopeless((<const Peer *>context).net, item.view, item.peer, item.tag)
-
-
 cdef void lose(Net *net, int peer, int how) noexcept nogil:
-    cdef Peer lost = Peer(net, peer)
     cdef Connection *c
     cdef Item *item
     cdef int lane
@@ -191,39 +142,12 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
             close_socket(c)
             fail_requests(c, PEER_LOST)
     while True:
-        item = any_arrived(&net.queues, unfinished_from, &lost)
+        item = any_arrived(&net.queues, unfinished_from, &peer)
         if item == NULL:
             break
         remove(item)
         free_item(item)
     end_hopeless(net, peer)
-
-
-cdef void hear_farewell(Net *net, int peer, uint64_t context, uint64_t lanes) noexcept nogil:
-    if note_farewell(&net.queues, context, peer, lanes) != NULL:
-        end_hopeless(net, peer)
-
-
-cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil:
-    cdef int lane
-    for lane in range(net.lanes):
-        if net.connections[peer * net.lanes + lane] != NULL:
-            control(net.connections[peer * net.lanes + lane], FAREWELL, 0, context, 0)
-
-
-cdef void end_hopeless(Net *net, int peer) noexcept nogil:
-    cdef Peer lost = Peer(net, peer)
-    cdef Item *item
-    cdef Request *r
-    while True:
-        item = any_posted(&net.queues, waits_in_vain, &lost)
-        if item == NULL:
-            break
-        r = item.request
-        r.source = group_rank(item.view, peer)
-        remove(item)
-        free_item(item)
-        complete(net, r, PEER_LOST)
 
 
 cdef void end_near(Connection *c, int how) noexcept nogil:

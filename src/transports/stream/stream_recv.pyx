@@ -5,8 +5,9 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm, copy,
+    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
 )
+from cydist._native.pipeline cimport copy
 from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.stream_coop_copy cimport (
     FAILED, MOVED, WHOLE, can_join, open_joint, stop_taking, take_some,
@@ -14,19 +15,21 @@ from cydist._native.stream_coop_copy cimport (
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
     Item, add_arrived, add_posted, add_posted_first, add_to_ring, any_arrived, blank_item, compare,
-    find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
-    remove_from_ring,
+    find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove, remove_from_ring,
 )
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.stream_send cimport answered, begin, complete, control, forget, release
-from cydist._native.stream_peers cimport (
+from cydist._native.stream_liveness cimport (
     ALL_LANES, hear_farewell, hopeless, say_farewell, who_died,
 )
 from cydist._native.shm_ring cimport unread, was_read
 from cydist._native.stream cimport (
-    CTS, ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, CREDIT, Connection, DATA, DIED, EAGER,
-    EAGER_BYTES, FAREWELL, FILLING, GONE, GOODBYE, Header, Incoming, JOIN, LEFT, MAGIC, Net, RTS,
-    OFFERED, POSTED, PULLING, REFUSED, SEND, STAGING_BYTES, TAKEN, WITHDRAW, incoming,
+    ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, OFFERED,
+    POSTED, PULLING, STAGING_BYTES, Connection, Incoming, Net, incoming,
+)
+from cydist._native.wire cimport (
+    CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
+    WITHDRAW, Header,
 )
 from cydist._native.sync cimport load_int
 

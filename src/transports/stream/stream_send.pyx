@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Request, Comm,
+    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.stream_coop_copy cimport JOINT_BYTES, join, stop_giving, take_back
@@ -19,10 +19,9 @@ from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
 )
 from cydist._native.stream cimport (
-    BABBLED, CHUNK_BYTES, CREDIT, DATA, DIED, EAGER, EAGER_BYTES, ENDED, GONE, JOIN, LIVE, MAGIC,
-    RTS,
-    SEND, UNUSED, WANTED, WITHDRAW, Connection, Header, Net, Out,
+    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Out,
 )
+from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport load_u64, store_int
 
 

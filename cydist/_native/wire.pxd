@@ -1,0 +1,51 @@
+"""The bytes between two ranks: frames, over a socket or, where ranks share memory, through rings.
+
+A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
+until it is asked for. A larger one is offered first (RTS, no bytes); the receiver answers
+(CTS) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
+straight from the sender's memory and into the receiver's; or, where they share memory, both copy
+them together (stream_coop_copy.pxd), and the receiver answers again when all are there. So no
+unexpected message ever blocks a connection, and what is kept is bounded: of frames that the
+receiver has not handed to receives a sender has at most `held_limit` bytes under way to one peer;
+beyond it offers.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from cydist._native.abi cimport Fingerprint
+
+
+cdef enum:
+    MAGIC = 0x03645943          # "CYd", version 3; another byte order reads another number
+
+
+cdef enum Kind:                 # of frame; the order is part of the wire format
+    EAGER = 1                   # a whole message
+    RTS = 2                     # a message of nbytes waits, at `other`, if not 0; id: its name
+    CTS = 3                     # id: as in the RTS; flags: an Answer; other: receiver's name
+    DATA = 4                    # the next bytes; other: the receiver's name
+    WITHDRAW = 5                # id: as in the RTS; the rest will not come
+    CREDIT = 6                  # carries `released` and nothing else
+    GOODBYE = 7                 # the sender leaves on purpose
+    FAREWELL = 8                # it has left the group whose context is in `id`
+
+
+cdef enum Answer:
+    SEND = 0
+    REFUSED = 1                 # the receive ended in a mismatch: the send is complete
+    GONE = 2                    # the receiver's group was destroyed: the send is lost
+    JOIN = 3                    # the receiver takes it; the sender may help
+    TAKEN = 4                   # the receiver has it: the send is complete
+
+
+ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
+    uint32_t magic              # tells version and byte order
+    uint8_t kind
+    uint8_t lane
+    uint16_t flags
+    uint64_t context
+    uint64_t tag
+    uint64_t nbytes             # bytes that follow; of an RTS: of the message
+    uint64_t id
+    uint64_t other
+    uint64_t released           # eager bytes of this connection handed to receives so far
+    Fingerprint fingerprint

@@ -1,0 +1,76 @@
+"""Strided arrays and lists of arrays as contiguous memory, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.api import arguments
+from cydist.reduce_ops import Op, UserReduction
+
+if TYPE_CHECKING:
+    from cydist._native import Array
+    from cydist.groups.process_group import ProcessGroup
+
+
+class ContiguousCopies:
+    """Arrays of a call as contiguous memory: themselves, or packed copies.
+
+    Inputs are packed when this is made; `unpack` writes outputs back.
+
+    left        to the group, which packs them itself
+    """
+
+    def __init__(self, arrays: Sequence[Array], *, filled: bool = True, left: bool = False) -> None:
+        self._arrays = arrays
+        self.arrays = [
+            array if array.contiguous or left else array.dense() if filled else array.empty_like()
+            for array in arrays
+        ]
+
+    def unpack(self) -> None:
+        """Copy what arrived into the arrays as the user laid them out."""
+        for array, dense in zip(self._arrays, self.arrays, strict=True):
+            array.take(dense)
+
+
+class FlattenedList:
+    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`. One array
+    stays where it is."""
+
+    def __init__(self, arrays: Sequence[Array], name: str) -> None:
+        arguments.same_dtype(arrays, name)
+        self._dense = ContiguousCopies(arrays)
+        self.array = self._dense.arrays[0]
+        if len(arrays) == 1:
+            return
+        self.array = _native.empty(sum(array.size for array in arrays), arrays[0])
+        if self.array.device == "cpu":
+            _native.flatten_buffers(self.array, self._dense.arrays)
+        else:
+            for part, array in self._parts():
+                part.take(array)
+
+    def unpack(self) -> None:
+        """Copy the one array back into the many."""
+        if len(self._dense.arrays) > 1:
+            if self.array.device == "cpu":
+                _native.unflatten_buffers(self._dense.arrays, self.array)
+            else:
+                for part, array in self._parts():
+                    array.take(part)
+        self._dense.unpack()
+
+    def _parts(self) -> Iterator[tuple[Array, Array]]:
+        arrays = self._dense.arrays
+        return zip(self.array.split([array.size for array in arrays]), arrays, strict=True)
+
+
+def as_contiguous(
+    group: ProcessGroup, name: str, array: Array, op: Op | None = None
+) -> ContiguousCopies:
+    """The array of a call on one array, of which every rank has as much."""
+    arguments.check_takes(group, name, array)
+    packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
+    return ContiguousCopies([array], left=packs)

@@ -1,0 +1,69 @@
+"""Make groups of the backends "tcp" (alias "gloo") and "inproc": their link, then the group."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cydist import _native
+from cydist.backends.host.endpoint import Endpoint, of_threads
+from cydist.backends.host.group import HostGroup
+
+if TYPE_CHECKING:
+    from cydist.groups.process_group import ProcessGroup
+    from cydist.groups.registry import BackendOptions
+
+
+def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "tcp": meet in the store, connect when first needed."""
+    return of_link(endpoint(options), options)
+
+
+def endpoint(options: BackendOptions) -> Endpoint:
+    """This process's end of a link between the ranks of a new group."""
+    from cydist.backends.host.addresses import where_to_listen
+    from cydist.backends.host.connections import Connections
+    from cydist.backends.host.shm_setup import offer, share_memory
+
+    store, rank, size = options.store, options.group_rank, options.group_size
+    if rank == 0:
+        store.set("job", os.urandom(16).hex())
+    connections = Connections(
+        rank, size, host=where_to_listen(store), job=store.get("job").decode()
+    )
+    try:
+        told = ("address", "place")
+        store.multi_set([f"{what}/{rank}" for what in told], [connections.address(), offer("tcp")])
+        found = store.multi_get([f"{what}/{peer}" for what in told for peer in range(size)])
+        connections.connect(found[:size])
+        link = share_memory(store, connections.link, found[size:])
+    except BaseException:
+        connections.close()
+        raise
+
+    def close() -> None:
+        link.close()
+        connections.close()
+
+    return Endpoint(link, close, connections)
+
+
+def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+    """A group of backend "inproc": ranks are threads of this process."""
+    if options.group_rank == 0:
+        options.store.set("hub", os.urandom(16).hex())
+    key = options.store.get("hub").decode()
+    link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
+    return of_link(of_threads(link, key), options)
+
+
+def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
+    """The group whose ranks are exactly the link's peers."""
+    return HostGroup(
+        endpoint,
+        options.group_rank,
+        range(options.group_size),
+        timeout=options.timeout,
+        name=options.group_id,
+        ranks=options.global_ranks_in_group,
+    )
