@@ -1,10 +1,10 @@
-"""The door of a service: who has come in and has not proved yet that it belongs to the job.
+"""Accept connections, and authenticate them before anything else is read from them.
 
-Anybody may connect. A guest gets 77 bytes from us and auth.HANDSHAKE_TIMEOUT seconds, of its
-own bytes at most the 197 of a proof are held, and nothing is parsed before the proof. Where
-the room is full, or no descriptor is left, a newcomer takes the place of the guest that has
-been here longest, once that has had GRACE seconds. So a crowd of strangers keeps a member
-waiting for len(crowd) / MOST_GUESTS * GRACE seconds and no longer, and takes nothing else.
+Any client may connect. A pending peer is sent 77 bytes and has auth.HANDSHAKE_TIMEOUT seconds; at
+most the 197 bytes of its proof are held, and nothing is parsed before the proof. When all places
+are taken, or no descriptor is left, a new connection replaces the oldest pending peer, once that
+one has had GRACE seconds. So a flood of unauthenticated clients delays a member by at most
+len(flood) / MOST_GUESTS * GRACE seconds, and takes nothing else.
 
 This module knows sockets and the handshake, and no store or transport.
 """
@@ -26,29 +26,29 @@ from cydist.net.auth import ClientHandshake, ServerHandshake
 
 # At once; and no more than a quarter of the descriptors that this process may have.
 MOST_GUESTS = 256
-GRACE = 0.1  # seconds that every guest has, however many wait outside
-BACKLOG = 4096  # connections that the kernel keeps for us; a newcomer beyond them waits a second
+GRACE = 0.1  # seconds that every pending peer has, however many others wait
+BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits a second
 
 _ACCEPTS_IN_TURN = 16
-_PAUSE = 0.05  # seconds until we look again whether there is a descriptor
+_PAUSE = 0.05  # seconds until the next attempt to get a descriptor
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def no_descriptor(error: Exception) -> bool:
-    """Does this say that a process, or its host, has no descriptor left?"""
+    """Return whether this error says that the process, or its host, has no descriptor left."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def explained(error: Exception) -> str:
-    """The error for people: with what to do, where descriptors are short."""
+    """Return the error's text, with a remedy where descriptors are short."""
     hint = ": close files, or raise the limit (ulimit -n)" if no_descriptor(error) else ""
     return f"{error}{hint}"
 
 
 class HandshakeSocket:
-    """A socket in its handshake, without blocking: whole messages in, what fits out.
+    """A non-blocking socket in its handshake: reads whole messages, sends what fits.
 
-    deadline    on time.monotonic(), for its owner to look at
+    deadline    on time.monotonic(); the owner enforces it
     """
 
     __slots__ = ("_received", "deadline", "shake", "sock", "unsent")
@@ -63,7 +63,7 @@ class HandshakeSocket:
         self._received = b""
 
     def flush(self) -> None:
-        """Send what can be sent. Raises OSError."""
+        """Send as much of `unsent` as the socket takes. Raises OSError."""
         while self.unsent:
             try:
                 sent = self.sock.send(self.unsent, socket.MSG_NOSIGNAL)
@@ -72,9 +72,9 @@ class HandshakeSocket:
             self.unsent = self.unsent[sent:]
 
     def hear(self) -> bool:
-        """Read one message if it is there; was it? Never reads a byte beyond it.
+        """Read one message; return whether it was complete. No byte after it is read.
 
-        Raises OSError, and what the handshake raises; then the other side has been told why.
+        Raises OSError, and what the handshake raises, after the refusal was sent.
         """
         try:
             part = self.sock.recv(self.shake.needs - len(self._received))
@@ -97,18 +97,18 @@ class HandshakeSocket:
 
 
 class PendingPeer(HandshakeSocket):
-    """Somebody who connected to us."""
+    """An accepted connection that has not proved yet that it knows the job's secret."""
 
     __slots__ = ()
     shake: ServerHandshake
 
 
 class Acceptor:
-    """Listening sockets and the guests behind them, served by the thread of a selector.
+    """Listening sockets and their pending peers, served by the thread of a selector.
 
-    selector    for a key of it whose `data` is this door, call `react` with its `fileobj`
-    secret, channel, job    what guests must prove to know, and to have come for
-    also                    a second channel that they may come for
+    selector    for a key whose `data` is this acceptor, call `react` with its `fileobj`
+    secret, channel, job    what a peer must prove to know, and which service it must ask for
+    also                    a second channel that it may ask for
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Acceptor:
         self._job = job
         self._also = also
         self._listeners: list[socket.socket] = []
-        self._guests: dict[socket.socket, PendingPeer] = {}  # who came first is first
+        self._guests: dict[socket.socket, PendingPeer] = {}  # oldest first
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = MOST_GUESTS if limit < 0 else max(1, min(MOST_GUESTS, limit // 4))
         self._reopen: float | None = None  # when to listen again; None: listening
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def listen(self, listener: socket.socket) -> None:
-        """Let guests in by this bound socket, which is the door's from now on."""
+        """Accept connections on this bound socket, which the acceptor owns from now on."""
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listeners.append(listener)
@@ -140,18 +140,18 @@ class Acceptor:
         self._selector.register(listener, selectors.EVENT_READ, self)
 
     def __len__(self) -> int:
-        """The number of guests."""
+        """Return the number of pending peers."""
         return len(self._guests)
 
     def close(self) -> None:
-        """Close the listeners, and hang up on all guests.
+        """Close the listeners and all pending peers.
 
-        In a forked child the selector must be closed before: it is one with the parent's.
+        In a forked child close the selector first, since it shares the parent's.
         """
         for listener in self._listeners:
             _native.keep_in_child(listener.fileno())
-            # A child that was forked before the door had it may hold a copy, which would keep the
-            # port. (In a forked child /dev/null is in its place.)
+            # A child forked before `listen` may hold a copy, which would keep the port. (In other
+            # forked children /dev/null is in its place.)
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
         for sock in [*self._listeners, *self._guests]:
@@ -166,10 +166,10 @@ class Acceptor:
             self._spare = -1
 
     def react(self, fileobj: object) -> PendingPeer | None:
-        """Somebody is at the door, or a guest has said something or left.
+        """Accept connections, or read from a pending peer, as the selector reported.
 
-        Returns a guest that has just proved itself, and is none any more: its socket is the
-        caller's, and `unsent` is our proof, which it waits for.
+        Returns a peer that has just authenticated itself, or None. Its socket is the caller's
+        then, and `unsent` is this side's proof, which the peer waits for.
         """
         assert isinstance(fileobj, socket.socket)
         guest = self._guests.get(fileobj)
@@ -181,13 +181,13 @@ class Acceptor:
 
     @property
     def alarm(self) -> float | None:
-        """When `look_at_clock` will have something to do."""
+        """The time at which `look_at_clock` has something to do; None: never."""
         oldest = next(iter(self._guests.values()), None)
         times = [] if oldest is None else [oldest.deadline]
         return min([*times, *([] if self._reopen is None else [self._reopen])], default=None)
 
     def look_at_clock(self, now: float) -> None:
-        """Hang up on guests that had their time, and open again."""
+        """Close pending peers past their deadline, and listen again after a pause."""
         while self._guests and (oldest := next(iter(self._guests.values()))).deadline <= now:
             self._dismiss(oldest)
         if self._reopen is not None and self._reopen <= now:
@@ -196,7 +196,7 @@ class Acceptor:
                 self._selector.register(listener, selectors.EVENT_READ, self)
 
     def make_room(self) -> bool:
-        """Give up the oldest guest for something that needs its descriptor; was there one?"""
+        """Close the oldest pending peer to free its descriptor; return whether there was one."""
         for guest in self._guests.values():
             self._dismiss(guest)
             return True
@@ -259,7 +259,7 @@ class Acceptor:
         guest.sock.close()
 
     def _may_replace(self) -> bool:
-        """Has the oldest guest had its time? If not, close the door until then."""
+        """Return whether the oldest pending peer has had GRACE; else stop accepting until then."""
         oldest = next(iter(self._guests.values()))
         due = oldest.deadline - auth.HANDSHAKE_TIMEOUT + GRACE
         if due > time.monotonic():
@@ -268,9 +268,9 @@ class Acceptor:
         return True
 
     def _turn_away(self, listener: socket.socket) -> None:
-        """No descriptor is left: on the spare one, tell newcomers so, and look again soon.
+        """Refuse connections through the spare descriptor, as no other is left; pause then.
 
-        Left waiting, they would keep the listener ready, and us busy.
+        Left in the backlog they would keep the listener ready, and this thread busy.
         """
         for _ in range(_ACCEPTS_IN_TURN):
             if self._spare >= 0:

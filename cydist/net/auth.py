@@ -1,9 +1,8 @@
 """The job's secret, and the handshake that proves knowledge of it on every TCP connection.
 
-Where the secret comes from is the business of `cydist.net.secret`; its functions are used through
-this module. Every job derives its own keys from it (HKDF-SHA256, RFC 5869, with the job's
-id), one per direction. The handshake is three messages of fixed size, 306 bytes in all; the
-server speaks first:
+`cydist.net.secret` finds the secret; callers use its functions through this module. Every job
+derives its own keys from it (HKDF-SHA256, RFC 5869, with the job's id), one per direction. The
+handshake is three messages of fixed size, 306 bytes in all; the server speaks first:
 
     server -> client   magic+version 8, nonce 32, settings 1, endpoints 36
     client -> server   magic+version 8, nonce 32, settings 1, endpoints 36, channel 8, job 16,
@@ -12,15 +11,15 @@ server speaks first:
 
 Each MAC (HMAC-SHA256) covers every byte before it in both directions. Fresh nonces stop
 replay, separate keys stop reflection, the channel stops a proof for one service from
-opening another. Nothing is allocated or parsed for a stranger beyond these bytes.
+opening another. Nothing beyond these bytes is allocated or parsed for an unauthenticated peer.
 
-The endpoints are the connection's two addresses as each side sees them. They differ where two
-connections have been joined to one, by a relay or by a network that translates addresses;
-then both sides refuse, before the server has proved anything. Only CYDIST_NAT=1 on both
-allows it. The settings are switches that both sides must have alike.
+The endpoints are the connection's two addresses as each side sees them. They differ where a relay,
+or a network that translates addresses, has joined two connections. Then both sides refuse before
+the server has proved anything, unless CYDIST_NAT=1 is set on both. The settings are switches that
+must be equal on both sides.
 
-With CYDIST_INSECURE=1 the exchange is the same, with a key that everyone knows. The endpoints
-may differ then: whoever relays could write down any.
+With CYDIST_INSECURE=1 the exchange is the same, with a public key. The endpoints may differ then,
+since a relay could write any.
 
 This module knows sockets and files, and no store, transport or launcher.
 """
@@ -82,7 +81,7 @@ __all__ = [
 
 MAX_CLAIM_BYTES = 63
 MAX_CHANNEL_BYTES = 8
-# How long a connection may take to prove itself, in seconds, and the slices that it is counted in.
+# How long a handshake may take, in seconds, and the slices in which it waits.
 HANDSHAKE_TIMEOUT = 2.0
 _SLICE = 0.1
 
@@ -94,13 +93,13 @@ _MAC_BYTES = 32
 _ENDPOINT_BYTES = 18
 _MAPPED = bytes(10) + b"\xff\xff"
 NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which lead nowhere else
-# Said when a server refuses for another reason than its own greeting gives: it sent another one.
+# The reason when a server refuses although its greeting gave none: it sent another greeting.
 _CHANGED = "somebody between the two changes what they send"
-# What both sides must have alike; the bit of each in the settings is its place here.
+# What both sides must have equal; each one's bit in the settings is its index here.
 _SETTINGS = (config.NAT, config.INSECURE)
-# The greeting of a server that cannot take the connection; its nonce would not be text by chance.
+# The greeting of a server without a free descriptor; no random nonce is this text.
 FULL = _GREETING.pack(_MAGIC, b"no file descriptor left", 0, b"")
-# What a refusing server sends in place of its MAC; text like that is no MAC by chance.
+# What a refusing server sends in place of its MAC; no MAC is this text.
 _REFUSALS = {
     "key": b"cydist: refused, other secret".ljust(_MAC_BYTES, b"\0"),
     "job": b"cydist: refused, other job".ljust(_MAC_BYTES, b"\0"),
@@ -119,12 +118,12 @@ def hkdf(key: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def job_key(secret: bytes, job: str, role: bytes) -> bytes:
-    """The key of one job for one purpose."""
+    """Return the key of one job for one purpose."""
     return hkdf(secret, b"cydist job key", role + b"\0" + job.encode())
 
 
 def _job_name(job: str) -> bytes:
-    """What tells jobs apart on the wire, so that a refusal can say which is wrong."""
+    """Return the job's name on the wire, by which a refusal can say what is wrong."""
     return hashlib.sha256(job.encode()).digest()[:16]
 
 
@@ -132,7 +131,7 @@ def _job_name(job: str) -> bytes:
 
 
 def endpoints_of(sock: socket.socket, *, accepted: bool) -> bytes:
-    """The addresses of the client and the server of a connection, as this side sees them.
+    """Return the addresses of a connection's client and server, as this side sees them.
 
     IPv4 is the same in an IPv6 socket and in its own. Zones of link-local addresses are left
     out: each host numbers its interfaces by itself. NO_ENDPOINTS for a socket without addresses.
@@ -155,7 +154,7 @@ def _endpoint(name: tuple[str, int]) -> bytes:
 
 
 def _spelled(endpoints: bytes) -> str:
-    """Client and server, for people."""
+    """Return "client -> server" for messages."""
     shown = []
     for end in (endpoints[:_ENDPOINT_BYTES], endpoints[_ENDPOINT_BYTES:]):
         address, port = end[:16], int.from_bytes(end[16:], "big")
@@ -177,9 +176,9 @@ class _Handshake:
     """What both sides share.
 
     needs       bytes that `receive` wants next; 0 when nothing more is expected
-    done        both sides have proved themselves
-    farewell    after AuthenticationError: what may be sent before the connection is closed, so
-                that the other side learns why
+    done        both sides are authenticated
+    farewell    after AuthenticationError: what to send before closing, so that the other side
+                learns the reason
     endpoints   of the connection, as this side sees them (`endpoints_of`)
     """
 
@@ -205,11 +204,11 @@ class _Handshake:
         self._theirs = (self._settings, endpoints)  # what the other side says of itself
 
     def _mac(self, role: bytes, transcript: bytes) -> bytes:
-        """What only a member of the job can say about `transcript`, as "client" or "server"."""
+        """Return the MAC of `transcript` for the role "client" or "server"."""
         return hmac.digest(job_key(self._secret, self.job, role), transcript, "sha256")
 
     def _compare(self, settings: int, endpoints: bytes) -> str:
-        """Why what the other side says of itself does not go with ours; "" if it does."""
+        """Return which part of the other side's settings and endpoints is unacceptable, or ""."""
         self._theirs = (settings, endpoints)
         if settings != self._settings:
             return "settings"
@@ -278,7 +277,7 @@ class ServerHandshake(_Handshake):
         self.claim = b""
 
     def check_beginning(self, data: bytes) -> None:
-        """A client's answer is looked at when it is whole."""
+        """Do nothing: a client's answer is checked when it is complete."""
 
     def receive(self, data: bytes) -> bytes:
         """Check the client's answer; return the server's own proof, which completes it.
@@ -345,14 +344,16 @@ class ClientHandshake(_Handshake):
         return self._check(data) if self.answered else self._answer(data)
 
     def check_beginning(self, data: bytes) -> None:
-        """DistNetworkError if no greeting of ours begins so: that of another service or version
-        may be shorter, and must not cost the whole deadline."""
+        """Raise DistNetworkError unless cydist's greeting begins so.
+
+        Another service's or version's greeting may be shorter, and must not cost the deadline.
+        """
         if not self.answered and data[: len(_MAGIC)] != _MAGIC[: len(data)]:
             raise DistNetworkError(_stranger(self.there, data))
 
     @property
     def answered(self) -> bool:
-        """Has the server's greeting been answered, so that its proof comes next?"""
+        """Whether the server's greeting has been answered, so that its proof comes next."""
         return bool(self._transcript)
 
     def _answer(self, greeting: bytes) -> bytes:
@@ -440,14 +441,14 @@ def authenticate_client(
     deadline: float | None = None,
     patience: float = HANDSHAKE_TIMEOUT,
 ) -> None:
-    """Prove ourselves to the server of a connection that we opened, and check the server.
+    """Authenticate this process to the server of a connection that it opened, and check the server.
 
     deadline   on time.monotonic()
-    patience   seconds of silence that end it before
+    patience   seconds of silence that end the handshake earlier
 
     Raises AuthenticationError, DistTimeoutError (the server said nothing in time),
     PeerFailedError (it hung up), DistNetworkError (it is no cydist service) or OSError (EMFILE:
-    it has no descriptor left for us). The caller then closes the socket.
+    it has no descriptor left). The caller then closes the socket.
     """
     there = address_of(sock)
     conversation = _Channel(sock, there, deadline, patience)
@@ -463,7 +464,7 @@ def _or_ours(value: bytes | None) -> bytes:
 
 
 def address_of(sock: socket.socket) -> str:
-    """The other end, for messages."""
+    """Return the peer's address for messages."""
     try:
         name = sock.getpeername()
     except OSError:
@@ -475,11 +476,11 @@ def address_of(sock: socket.socket) -> str:
 
 
 class _Channel:
-    """Whole messages over a socket until a deadline; the socket's own timeout is kept.
+    """Send and receive whole messages on a socket until a deadline, and restore its timeout.
 
-    It also ends when the other side has been silent for `patience` seconds. That is counted in
-    slices: a whole machine that stands still for a while counts as one, so that its two
-    processes do not blame each other.
+    It also ends when the other side has been silent for `patience` seconds. Silence is counted in
+    slices: when the whole machine stands still, that counts as one, so that two processes on it do
+    not blame each other.
     """
 
     def __init__(
@@ -512,7 +513,7 @@ class _Channel:
             raise self._hung_up(error) from None
 
     def endpoints(self, *, accepted: bool) -> bytes:
-        """What this side sees of the connection."""
+        """Return `endpoints_of` the socket."""
         try:
             return endpoints_of(self._sock, accepted=accepted)
         except OSError as error:
@@ -550,7 +551,7 @@ class _Channel:
                 raise self._hung_up(error) from None
 
     def _arm(self) -> float:
-        """Let the socket wait for one slice; TimeoutError if there is nothing left to wait."""
+        """Set the socket's timeout to one slice. Raises TimeoutError if no time is left."""
         remaining = min(self._deadline - time.monotonic(), self._patience, _SLICE)
         if remaining <= 1e-6:
             raise TimeoutError

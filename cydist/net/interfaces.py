@@ -17,11 +17,11 @@ from cydist.waiting import wait_for
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = "/proc/net/if_inet6"
-# Addresses of documentation: to find out how packets leave this host; nothing is sent to them.
+# Documentation addresses, to find out how packets leave this host; nothing is sent to them.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 _DISCARD = 9  # a port
 
-# How long a name service may take where nobody says otherwise, in seconds.
+# How long a name service may take without a deadline, in seconds.
 PATIENCE = 10.0
 
 # As getaddrinfo gives them: family, kind, protocol, canonical name, address.
@@ -29,12 +29,12 @@ Resolved = tuple[int, int, int, str, tuple[str, int]]
 
 
 def chosen() -> list[str]:
-    """The interfaces that the user names."""
+    """Return the interfaces that CYDIST_SOCKET_IFNAME names."""
     return [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
 
 
 def of_interface(name: str) -> list[str]:
-    """The numeric addresses of a network interface, or the address that `name` is.
+    """Return a network interface's numeric addresses, or `name` itself if it is an address.
 
     Raises DistNetworkError when there is no such interface, or it has no address.
     """
@@ -54,7 +54,7 @@ def of_interface(name: str) -> list[str]:
 
 
 def ipv4_of_interface(name: str) -> str:
-    """The IPv4 address of an interface; RendezvousError if it has none."""
+    """Return the IPv4 address of an interface. Raises RendezvousError if it has none."""
     found = _ipv4(name)
     if not found:
         raise RendezvousError(f"{config.INTERFACES.names[0]}={name}: no IPv4 address there")
@@ -71,7 +71,7 @@ def _ipv4(name: str) -> list[str]:
 
 
 def _ipv6(name: str) -> list[str]:
-    """From the kernel's table: address, index, prefix length, scope, flags, interface."""
+    """Read the kernel's table: address, index, prefix length, scope, flags, interface."""
     import ipaddress
 
     try:
@@ -85,18 +85,18 @@ def _ipv6(name: str) -> list[str]:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """AF_INET or AF_INET6, of a numeric address."""
+    """Return AF_INET or AF_INET6 for a numeric address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def way_out(
     to: tuple[str, int], prepare: Callable[[socket.socket], object] = lambda sock: None
 ) -> Any:
-    """The address of ours, as a socket has it, from which packets to a numeric address leave.
+    """Return this host's address, as a socket has it, from which packets to `to` leave.
 
     prepare     sets the socket's options
 
-    Raises OSError when there is no way; nothing is sent.
+    Raises OSError when there is no route. Nothing is sent.
     """
     with socket.socket(family_of(to[0]), socket.SOCK_DGRAM) as probe:
         prepare(probe)
@@ -105,12 +105,13 @@ def way_out(
 
 
 def towards(host: str, deadline: float | None = None) -> str:
-    """The address of ours from which packets to `host`, a name or address, leave: others that
-    reach it reach us there.
+    """Return this host's address from which packets to `host`, a name or address, leave.
+
+    Hosts that reach `host` reach this one there.
 
     deadline    of the name service, on time.monotonic()
 
-    Raises RendezvousError when there is no way to it.
+    Raises RendezvousError when there is no route to it.
     """
     try:
         answers = resolve(host, _DISCARD, deadline)
@@ -125,7 +126,7 @@ def towards(host: str, deadline: float | None = None) -> str:
 
 
 def outwards() -> str | None:
-    """The IPv4 address of ours from which packets to other hosts leave; None: they do not."""
+    """Return this host's IPv4 address from which packets to other hosts leave; None: no route."""
     return _elsewhere(_ELSEWHERE[0])
 
 
@@ -137,10 +138,12 @@ def _elsewhere(host: str) -> str | None:
 
 
 def public_address() -> str:
-    """An address of this host that others can reach: of the interface that is configured, else
-    of the one with the default route, else what the host's name means; loopback without any.
+    """Return an address of this host that others can reach.
 
-    Raises DistNetworkError when the interface is not there, or has no address.
+    That is the address of the configured interface, else of the one with the default route, else
+    what the host's name resolves to, else loopback.
+
+    Raises DistNetworkError when the configured interface is missing or has no address.
     """
     for name in chosen():
         return of_interface(name)[0]
@@ -157,11 +160,12 @@ def public_address() -> str:
 def resolve(
     host: str, port: int, deadline: float | None = None, family: int = socket.AF_UNSPEC
 ) -> list[Resolved]:
-    """The addresses of `host`, a name or an address itself, for TCP.
+    """Return the addresses of `host`, a name or an address, for TCP.
 
     deadline   on time.monotonic(); None: in PATIENCE seconds
 
     Raises OSError when it has none, TimeoutError when the name service does not answer in time.
+    The system's resolver has no deadline, so a thread asks it.
     """
     bare = host.strip("[]")
     try:
@@ -191,7 +195,7 @@ def resolve(
 
 
 def _getaddrinfo(host: str, port: int, family: int, flags: int) -> list[Resolved]:
-    # Bytes, where they say it: text goes through Python's own tables of all the world's letters.
+    # ASCII names go as bytes: text would load Python's tables for international names.
     name = host.encode() if host.isascii() else host
     kind = socket.SOCK_STREAM
     return socket.getaddrinfo(name, port, family, kind, 0, flags)  # type: ignore[return-value]

@@ -1,9 +1,9 @@
-"""The job's secret: 32 bytes that every rank knows and no stranger does.
+"""The job's secret: 32 bytes that only the job's ranks know.
 
-It comes from the first of these that is there:
+It comes from the first of these that exists:
 
 1. the inherited descriptor named by CYDIST_SECRET_FD (read once, closed, variable unset),
-2. the file named by CYDIST_SECRET_FILE (regular, ours, mode 0600),
+2. the file named by CYDIST_SECRET_FILE (regular, owned by this user, mode 0600),
 3. `set_secret`, which the MPI side calls with a broadcast,
 4. a file of the user, created 0600 at first use, which all jobs of the user share.
 
@@ -35,12 +35,12 @@ _warned = False
 
 
 def insecure() -> bool:
-    """Was authentication switched off with CYDIST_INSECURE=1?"""
+    """Return whether CYDIST_INSECURE=1 switches authentication off."""
     return config.INSECURE.on()
 
 
 def secret() -> bytes:
-    """The secret of this process's job, found once; see the module's text for where.
+    """Return the secret of this process's job, found once; the module's docstring says where.
 
     Raises AuthenticationError when the place that should hold it cannot be trusted or read.
     """
@@ -62,7 +62,7 @@ def secret() -> bytes:
 
 
 def configured() -> bool:
-    """Is there a secret already that `set_secret` would not replace?"""
+    """Return whether there is a secret already that `set_secret` would not replace."""
     return (
         _secret is not None
         or insecure()
@@ -71,14 +71,14 @@ def configured() -> bool:
 
 
 def is_public(value: bytes) -> bool:
-    """Is this what stands in place of a secret while authentication is switched off?"""
+    """Return whether this is the public value used while authentication is switched off."""
     return value == _PUBLIC_SECRET
 
 
 def set_secret(value: bytes) -> None:
-    """Take `value` (32 bytes) as the job's secret, unless a descriptor or a file gave one.
+    """Set the job's secret (32 bytes), unless a descriptor or a file gave one.
 
-    For launchers that have their own way to share it, such as a broadcast by MPI.
+    For launchers that share it in a way of their own, such as a broadcast over MPI.
     """
     global _secret
     if len(value) != SECRET_BYTES:
@@ -88,12 +88,12 @@ def set_secret(value: bytes) -> None:
 
 
 def new_secret() -> bytes:
-    """A fresh random secret, for a launcher to hand out."""
+    """Return a fresh random secret for a launcher to distribute."""
     return os.urandom(SECRET_BYTES)
 
 
 def forget_secret() -> None:
-    """Look for the secret anew at the next use."""
+    """Forget the secret; the next use looks for it again."""
     global _secret, _warned
     with _lock:
         _secret = None
@@ -101,7 +101,7 @@ def forget_secret() -> None:
 
 
 def _configured_secret() -> bytes | None:
-    """The secret that a launcher or the user gave explicitly."""
+    """Return the secret that a launcher or the user gave explicitly; None: neither did."""
     fd = config.SECRET_FD.take()
     if fd:
         return _read_descriptor(fd)
@@ -139,7 +139,7 @@ def _read_descriptor(text: str) -> bytes:
 
 
 def _read_file(path: str | Path) -> bytes:
-    """The secret in `path`, if the file is regular, ours, and closed to everyone else."""
+    """Return the secret in `path`, if it is a regular file that only this user may read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -163,7 +163,7 @@ def _read_file(path: str | Path) -> bytes:
 
 
 def _parse(data: bytes, source: str) -> bytes:
-    """32 raw bytes, or 64 hex digits with white space around them."""
+    """Return the secret in 32 raw bytes, or in 64 hex digits with white space around them."""
     if len(data) == SECRET_BYTES:
         return data
     text = data.strip()
@@ -177,7 +177,7 @@ def _parse(data: bytes, source: str) -> bytes:
 
 
 def user_secret_path() -> Path:
-    """Where the user's own secret lies: below XDG_STATE_HOME, or ~/.local/state."""
+    """Return the path of the user's own secret, below XDG_STATE_HOME or ~/.local/state."""
     from pathlib import Path
 
     state = config.STATE_HOME.get()
@@ -186,7 +186,7 @@ def user_secret_path() -> Path:
 
 
 def _user_secret() -> bytes:
-    """The user's own secret, made at first use; processes that race agree on one."""
+    """Return the user's own secret, created at first use; racing processes agree on one."""
     path = user_secret_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def _user_secret() -> bytes:
 
 
 def _create(path: Path, value: bytes) -> None:
-    """Put `value` at `path` whole or not at all; whoever comes first wins."""
+    """Write `value` to `path` completely or not at all; the first process wins."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
