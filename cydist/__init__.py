@@ -9,6 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+import cydist.backends  # noqa: F401  it registers them
 from cydist._native import Array, asarray
 from cydist.api.coalesced import (
     all_gather_coalesced,
