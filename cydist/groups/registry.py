@@ -83,6 +83,8 @@ class Backend(str):
     refused when a group is made of it, since a package may still register it.
     """
 
+    __module__ = "cydist"
+
     UNDEFINED: ClassVar[str] = "undefined"
     # For type checkers: register_backend sets these, as it sets those of others.
     TCP: ClassVar[str]

@@ -18,6 +18,8 @@ class PrefixStore(Store):
     Its timeout is the other store's, and so are its limits.
     """
 
+    __module__ = "cydist"
+
     def __init__(self, prefix: str, store: Any) -> None:
         self._prefix = f"{prefix}/"
         self._store = store

@@ -40,6 +40,8 @@ class Store:
     the store cannot be reached or refuses.
     """
 
+    __module__ = "cydist"
+
     # Third parties need not call __init__.
     _timeout: float = STORE_TIMEOUT.total_seconds()
 

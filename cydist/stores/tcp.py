@@ -83,6 +83,8 @@ class TCPStore(Store):
     answers there, StoreTimeoutError if nobody does.
     """
 
+    __module__ = "cydist"
+
     def __init__(
         self,
         host_name: str,
