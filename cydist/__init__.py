@@ -9,6 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+import cydist.backends  # noqa: F401  it registers them
 from cydist._native import Array, asarray
 from cydist.api.coalesced import (
     all_gather_coalesced,
@@ -214,12 +215,26 @@ __all__ = [
 # Where operations were defined before: what was pickled then still loads.
 sys.modules.setdefault("cydist.types", sys.modules["cydist.reduce_ops"])
 
+
+def _name_as_users_do(found: object) -> None:
+    """Let pickles and help() of a public function say `cydist`, since its module may move. Classes
+    say so themselves."""
+    found = getattr(found, "__func__", found)  # of a method
+    while callable(found) and not isinstance(found, type):
+        found.__module__ = __name__
+        found = getattr(found, "__wrapped__", None)
+
+
+for _name in __all__:
+    _name_as_users_do(globals().get(_name))
+
 if not TYPE_CHECKING:  # or else every name would be one that there is
 
     def __getattr__(name):
         for module, names in _LATER.items():
             if name in names:
                 found = globals()[name] = getattr(importlib.import_module(module), name)
+                _name_as_users_do(found)
                 return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

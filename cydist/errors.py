@@ -279,3 +279,13 @@ class ProcessExitedException(ProcessException):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         more = (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
         return type(self), more
+
+
+def _name_as_users_do(kind: type[DistError]) -> None:
+    """Let pickles, tracebacks and help() of these classes say `cydist`, which does not move."""
+    kind.__module__ = "cydist"
+    for each in kind.__subclasses__():
+        _name_as_users_do(each)
+
+
+_name_as_users_do(DistError)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 class RedOpType(IntEnum):
     """The operations, numbered as on the wire (src/kernels/kernels.h)."""
 
+    # What pickles name: classes of this module may move, `cydist.ReduceOp` may not.
+    __module__ = "cydist"
+    __qualname__ = "ReduceOp.RedOpType"
+
     SUM = 1
     PRODUCT = 2
     MIN = 3
@@ -43,6 +47,9 @@ class PremulSum:
     def __repr__(self) -> str:
         return f"ReduceOp.PREMUL_SUM({self.factor!r})"
 
+    def __reduce__(self) -> tuple[_PremulSumFactory, tuple[complex]]:
+        return ReduceOp.PREMUL_SUM, (self.factor,)
+
 
 def _number(given: Any) -> complex:
     try:
@@ -60,8 +67,13 @@ def _number(given: Any) -> complex:
 class _PremulSumFactory(int):
     """``ReduceOp.PREMUL_SUM`` names the operation; called with a factor it makes one."""
 
+    __module__ = "cydist"
+
     def __call__(self, factor: Any) -> PremulSum:
         return PremulSum(factor)
+
+    def __reduce__(self) -> str:
+        return "ReduceOp.PREMUL_SUM"
 
 
 class UserReduction:
@@ -84,6 +96,9 @@ class UserReduction:
     def __repr__(self) -> str:
         return f"ReduceOp.create({self.name})"
 
+    def __reduce__(self) -> str | tuple[Callable[..., UserReduction], tuple[object, bool]]:
+        return ReduceOp.create, (self.function, self.commutative)
+
     def refusal(self, dtype: np.dtype[Any]) -> str:
         """Why it cannot reduce elements of this dtype, in a sentence; "" if it can."""
         return ""
@@ -92,9 +107,14 @@ class UserReduction:
 class _Located(UserReduction):
     """The extreme of pairs (value, index), and whose it is."""
 
+    __module__ = "cydist"
+
     __slots__ = ()
 
     def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}"
+
+    def __reduce__(self) -> str:
         return f"ReduceOp.{self.name}"
 
     def refusal(self, dtype: np.dtype[Any]) -> str:
@@ -142,6 +162,8 @@ class ReduceOp:
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
     """
 
+    __module__ = "cydist"
+
     RedOpType: ClassVar = RedOpType
     SUM: ClassVar = RedOpType.SUM
     PRODUCT: ClassVar = RedOpType.PRODUCT
@@ -177,6 +199,9 @@ class ReduceOp:
             dist.all_reduce(x, dist.ReduceOp.create(numpy.hypot))
         """
         return UserReduction(function, commutative)
+
+
+ReduceOp.create.__module__ = ReduceOp.__module__
 
 
 # What a call takes as `op`.

@@ -27,6 +27,8 @@ class Work:
     current stream after the call and returns at once; `synchronize` blocks until it has run.
     """
 
+    __module__ = "cydist"
+
     _due_at = math.inf  # on time.monotonic()
     _allowed: float | None = None  # how long that was, in seconds
 
@@ -183,6 +185,8 @@ class EventWork(Work):
     what        it is, for the error of one that is late: "recv from rank 3"
     timeout     seconds that it may take from now; None: any time
     """
+
+    __module__ = "cydist"
 
     def __init__(self, what: str, timeout: float | None = None, result: object = None) -> None:
         super().__init__(result)

@@ -199,6 +199,8 @@ class P2POp:
     tensor, peer    what, and the global rank that it goes to or comes from
     """
 
+    __module__ = "cydist"
+
     def __init__(
         self,
         op: Callable[..., Work | None],

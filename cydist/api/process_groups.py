@@ -67,11 +67,15 @@ class _GroupMeta(type):
 class GroupMember(metaclass=_GroupMeta):
     """torch.distributed's names for "the default group" and "not in the group"."""
 
+    __module__ = "cydist"
+
     NON_GROUP_MEMBER = NonMember()
 
 
 class group(metaclass=_GroupMeta):
     """``group.WORLD`` is the default group."""
+
+    __module__ = "cydist"
 
 
 AnyGroup = ProcessGroup | NonMember | None

@@ -93,6 +93,8 @@ class ProcessGroup:
     Messages with one tag between two ranks keep their order; COLLECTIVE_TAG (-1) is ours here.
     """
 
+    __module__ = "cydist"
+
     devices: tuple[str, ...] = ("cpu",)
     joins_calls = False
     authenticated = True  # nobody else can speak on its connections: its objects may be pickled

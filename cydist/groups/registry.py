@@ -1,11 +1,10 @@
-"""Backends by name: ours, those registered by a call, those installed as a package."""
+"""Backends by name: those registered by a call, as cydist's own are, or installed as a package."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from cydist.errors import UnsupportedError
 
@@ -42,52 +41,39 @@ class BackendOptions(NamedTuple):
 class Plugin:
     """A backend: how to make a group, and which kinds of memory it takes.
 
-    Our own are named as "module:function", so that listing them imports none.
-
     of_all      groups share one of all ranks, which the first new_group makes if need be
+    requires    packages that it imports when it is used
     """
 
-    __slots__ = ("create", "devices", "extended_api", "of_all")
+    __slots__ = ("create", "devices", "extended_api", "of_all", "requires")
 
     def __init__(
         self,
-        create: Callable[..., ProcessGroup] | str,
+        create: Callable[..., ProcessGroup],
         extended_api: bool,
         devices: tuple[str, ...],
         of_all: bool = False,
+        requires: tuple[str, ...] = (),
     ) -> None:
         self.create = create
         self.extended_api = extended_api
         self.devices = devices
         self.of_all = of_all
-
-    def creator(self) -> Callable[..., ProcessGroup]:
-        """The function itself."""
-        return _function(self.create) if isinstance(self.create, str) else self.create
+        self.requires = requires
 
 
-def _function(path: str) -> Callable[..., Any]:
-    """The function "module:name"."""
-    module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+class Family(Protocol):
+    """Backends that are named with a colon, as "torch:gloo": what makes one of the name after it.
+
+    What `member` returns makes groups, as `func` of register_backend does; its attributes
+    `extended_api` and `devices` say the rest.
+    """
+
+    def member(self, name: str) -> Callable[..., ProcessGroup]: ...
 
 
-_plugins: dict[str, Plugin] = {
-    "tcp": Plugin("cydist.backends.host.create:create", True, DEFAULT_DEVICES),
-    "gloo": Plugin("cydist.backends.host.create:create", True, DEFAULT_DEVICES),
-    "inproc": Plugin("cydist.backends.host.create:create_inproc", True, DEFAULT_DEVICES),
-    "mpi": Plugin("cydist.backends.mpi.create:create", True, DEFAULT_DEVICES, of_all=True),
-    "nccl": Plugin("cydist.backends.nccl.create:create", True, ("cuda",)),
-}
-
-# "torch:gloo": a family and one of its members. What makes a Plugin of the member's name.
-_families = {"torch": "cydist.backends.torch:plugin"}
-
-_NEEDS = {
-    "mpi": ("mpi4py",),
-    "nccl": ("cupy",),
-}  # packages that a backend of ours imports when it is used
+_plugins: dict[str, Plugin] = {}
+_families: dict[str, Family] = {}
 
 
 class Backend(str):
@@ -97,12 +83,15 @@ class Backend(str):
     refused when a group is made of it, since a package may still register it.
     """
 
+    __module__ = "cydist"
+
     UNDEFINED: ClassVar[str] = "undefined"
-    TCP: ClassVar[str] = "tcp"
-    GLOO: ClassVar[str] = "gloo"
-    INPROC: ClassVar[str] = "inproc"
-    MPI: ClassVar[str] = "mpi"
-    NCCL: ClassVar[str] = "nccl"
+    # For type checkers: register_backend sets these, as it sets those of others.
+    TCP: ClassVar[str]
+    GLOO: ClassVar[str]
+    INPROC: ClassVar[str]
+    MPI: ClassVar[str]
+    NCCL: ClassVar[str]
 
     def __new__(cls, name: str) -> Backend:
         if not isinstance(name, str):
@@ -113,7 +102,7 @@ class Backend(str):
     def register_backend(
         cls,
         name: str,
-        func: Callable[..., ProcessGroup],
+        func: Callable[..., ProcessGroup] | Family,
         extended_api: bool = False,
         devices: str | Sequence[str] | None = None,
     ) -> None:
@@ -122,25 +111,42 @@ class Backend(str):
         func            makes a group: ``func(store, rank, world_size, timeout)``, timeout a
                         timedelta; or, with `extended_api`, ``func(options, pg_options)`` with
                         BackendOptions. Its attribute `interface_version` is the version of
-                        cydist's interface that it was written for, 1 if it has none
+                        cydist's interface that it was written for, 1 if it has none;
+                        `requires` the packages that it imports when it is used; `of_all` is
+                        True if all its groups share one of all ranks. Or a Family
         devices         kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both
 
         Raises ValueError if the name is taken, UnsupportedError if the backend was written for
         another version of the interface.
         """
         key = str(cls(name))
-        if key in _plugins:
+        if key in _plugins or key in _families:
             raise ValueError(f"a backend called {key!r} is registered already")
         _check_version(key, func)
-        kinds = (devices,) if isinstance(devices, str) else tuple(devices or DEFAULT_DEVICES)
-        _plugins[key] = Plugin(func, extended_api, kinds)
-        setattr(cls, key.upper(), key)
+        if callable(func):
+            _plugins[key] = _plugin(func, extended_api, devices)
+            setattr(cls, key.upper(), key)
+        else:
+            _families[key] = func
 
 
 register_backend = Backend.register_backend
 
 
-def _check_version(name: str, create: Callable[..., ProcessGroup]) -> None:
+def _plugin(
+    create: Callable[..., ProcessGroup], extended_api: bool, devices: str | Sequence[str] | None
+) -> Plugin:
+    """A backend, with what its creator says of itself."""
+    return Plugin(
+        create,
+        extended_api,
+        (devices,) if isinstance(devices, str) else tuple(devices or DEFAULT_DEVICES),
+        of_all=getattr(create, "of_all", False),
+        requires=tuple(getattr(create, "requires", ())),
+    )
+
+
+def _check_version(name: str, create: Callable[..., ProcessGroup] | Family) -> None:
     stated = getattr(create, "interface_version", 1)
     if stated == INTERFACE_VERSION:
         return
@@ -156,7 +162,7 @@ def _check_version(name: str, create: Callable[..., ProcessGroup]) -> None:
 
 
 def names() -> list[str]:
-    """Every backend that can be named: ours, registered ones, installed ones."""
+    """Every backend that can be named: registered ones, installed ones."""
     return sorted({*_plugins, *(point.name.lower() for point in _installed())})
 
 
@@ -178,8 +184,8 @@ def find(name: str) -> Plugin:
         return _plugins[key]
     family, _, one = key.partition(":")
     if family in _families and one:
-        plugin: Plugin = _function(_families[family])(one)
-        return plugin
+        make: Any = _families[family].member(one)
+        return _plugin(make, getattr(make, "extended_api", False), getattr(make, "devices", None))
     for point in _installed():
         if point.name.lower() == key:
             create: Any = point.load()
@@ -209,9 +215,9 @@ def is_backend_available(backend: str) -> bool:
         except (ValueError, UnsupportedError):
             return False
         return True
-    return name in names() and all(
-        importlib.util.find_spec(package) is not None for package in _NEEDS.get(name, ())
-    )
+    if name not in _plugins:
+        return name in names()
+    return all(importlib.util.find_spec(package) for package in _plugins[name].requires)
 
 
 def is_gloo_available() -> bool:
@@ -284,9 +290,9 @@ def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGro
 
     plugin = find(name)
     if plugin.extended_api:
-        made = plugin.creator()(options, pg_options)
+        made = plugin.create(options, pg_options)
     else:
-        made = plugin.creator()(
+        made = plugin.create(
             options.store,
             options.group_rank,
             options.group_size,

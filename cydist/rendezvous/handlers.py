@@ -112,7 +112,8 @@ def rendezvous(
 
     Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
     with the missing ranks, or as soon as all have come if they ask for different backends,
-    PeerFailedError within a second when a rank that had reached the job's TCPStore dies,
+    PeerFailedError within a second when a rank that had reached the job's store dies, if
+    that reports disconnects (a TCPStore does),
     AuthenticationError if a rank does not know the job's secret.
     """
     if store is not None and init_method is not None:
@@ -143,8 +144,7 @@ def _met(
     pause = _FIRST_PAUSE
     while True:
         store, here, size = way(call)
-        given_out = call.url is not None and _is_multicast(call.url.hostname or "")
-        holder = 0 if isinstance(store, TCPStore) and not given_out else None
+        holder = None if _gives_out_ranks(call) else 0
         try:
             with released_on_error(store):
                 store.set_timeout(timedelta(seconds=duration(timeout)))
@@ -424,6 +424,13 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
     call = _from_launcher(call)
     rank, size = call.placed("tcp://")
     return _tcp(call, host, port), rank, size
+
+
+def _gives_out_ranks(call: _Call) -> bool:
+    """Does a file, or any process, hold the store? Then nobody knows ranks before they meet; by
+    every other way rank 0 serves it."""
+    url = call.url
+    return url is not None and (url.scheme == "file" or _is_multicast(url.hostname or ""))
 
 
 def _is_multicast(host: str) -> bool:

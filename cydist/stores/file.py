@@ -63,6 +63,8 @@ class FileStore(Store):
     Raises DistStoreError if the directory is missing or the file is something else.
     """
 
+    __module__ = "cydist"
+
     def __init__(
         self,
         file_name: str,

@@ -23,6 +23,8 @@ class _Shared:
 class HashStore(Store):
     """A store in this process's memory, for its threads and for tests."""
 
+    __module__ = "cydist"
+
     def __init__(self, timeout: Timeout = STORE_TIMEOUT) -> None:
         super().__init__(timeout)
         self._shared = _Shared()

@@ -13,8 +13,7 @@ from typing import Any
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
-from cydist.stores.store import Store, Timeout, Value, many
-from cydist.stores.tcp import TCPStore
+from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
 from cydist.waiting import duration
 
 _TELLING_SECONDS = 1.0
@@ -25,8 +24,8 @@ class MembershipStore(PrefixStore):
     """A part of a store for ranks that have to meet: waiting in it ends when one of them is lost.
 
     prefix    stands before every key, as in a PrefixStore
-    store     the store below; only a TCPStore notices the end of a process. Over any other the
-              waits last until their timeouts
+    store     the store below. If it does not notice the end of a process
+              (Store.reports_disconnects), waits last until their timeouts
     members   global ranks of all that have to come
     what      what they meet for, for messages
     noun      what the members' numbers are, for messages
@@ -114,7 +113,7 @@ class MembershipStore(PrefixStore):
     def take_back(self) -> None:
         """From now on the end of this process is no news here."""
         if self._root is not None:
-            self._root.take_back(self._lost, self._will)
+            self._root.withdraw_will(self._lost, self._will)
 
     def leave(self, rank: int, why: str) -> None:
         """Tell whoever waits here for `rank` that it will not come; best effort."""
@@ -158,7 +157,7 @@ class MembershipStore(PrefixStore):
             self._awaited(self._root, keys, timeout)
 
     def _awaited(
-        self, root: TCPStore, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
+        self, root: Store, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
     ) -> list[bytes]:
         limit = self.timeout.total_seconds() if timeout is None else duration(timeout)
         deadline = time.monotonic() + limit
@@ -181,7 +180,7 @@ class MembershipStore(PrefixStore):
     ) -> list[bytes]:
         """The values of `keys`, waiting until all have one as `wait` does.
 
-        patience    as TCPStore.watch's
+        patience    as Store.watch's
         """
         if self._root is not None:
             return self._awaited(self._root, keys, timeout, patience)
@@ -249,7 +248,8 @@ class MembershipStore(PrefixStore):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of the queue `key`, waiting for one as long as `get` does."""
         below, path = _below(self)
-        if not isinstance(below, Store):  # another library's, which waits as long as it likes
+        # Another library's, or one with methods of its own, waits as long as it likes.
+        if not isinstance(below, Store) or type(below)._request is Store._request:
             return super().queue_pop(key, block)
         return below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
 
@@ -302,10 +302,7 @@ def release(store: Any) -> None:
     """Let go of the store below, whoever still refers to it; whoever is connected is served for a
     moment more."""
     root, _ = _below(store)
-    if isinstance(root, TCPStore):
-        root.release()
-    else:
-        root.close()
+    root.release()
 
 
 @contextlib.contextmanager
@@ -318,10 +315,10 @@ def released_on_error(store: Any) -> Iterator[None]:
         raise
 
 
-def _root_of(part: MembershipStore) -> TCPStore | None:
+def _root_of(part: MembershipStore) -> Store | None:
     """The store that notices the end of a process, if the part is in one."""
     root, _ = _below(part)
-    return root if isinstance(root, TCPStore) else None
+    return root if reports_disconnects(root) else None
 
 
 def _below(store: Any) -> tuple[Any, str]:

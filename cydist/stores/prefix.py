@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.stores.store import Store, Timeout, Value, many
+from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
 from cydist.waiting import duration
 
 
@@ -17,6 +17,8 @@ class PrefixStore(Store):
 
     Its timeout is the other store's, and so are its limits.
     """
+
+    __module__ = "cydist"
 
     def __init__(self, prefix: str, store: Any) -> None:
         self._prefix = f"{prefix}/"
@@ -112,6 +114,27 @@ class PrefixStore(Store):
     def has_extended_api(self) -> bool:
         """Are append, multi_get and multi_set there?"""
         return bool(self._store.has_extended_api())
+
+    def reports_disconnects(self) -> bool:
+        """Return whether the underlying store notices the end of a process."""
+        return reports_disconnects(self._store)
+
+    def watch(
+        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
+    ) -> bytes | list[bytes]:
+        """Wait until all `keys` have a value, or `key` has another than `known`."""
+        found: bytes | list[bytes] = self._store.watch(
+            self._prefix + key, known, self._named(keys), timeout, patience=patience
+        )
+        return found
+
+    def will(self, key: str, value: Value) -> None:
+        """Have the store append `value` to `key` if this process ends without closing the store."""
+        self._store.will(self._prefix + key, value)
+
+    def withdraw_will(self, key: str, value: Value) -> None:
+        """Undo one `will` with the same key and value."""
+        self._store.withdraw_will(self._prefix + key, value)
 
     def clone(self) -> PrefixStore:
         """Another object for the same data, with a timeout of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from cydist.errors import StoreTimeoutError
 from cydist.stores.protocol import Op, Request
@@ -38,6 +39,8 @@ class Store:
     timedelta. Every method may be called from any thread, and raises DistStoreError when
     the store cannot be reached or refuses.
     """
+
+    __module__ = "cydist"
 
     # Third parties need not call __init__.
     _timeout: float = STORE_TIMEOUT.total_seconds()
@@ -166,6 +169,53 @@ class Store:
     def clone(self) -> Store:
         """Another object for the same data, with a timeout of its own."""
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
+
+    def close(self) -> None:
+        """Let go of what this object holds, such as connections. A store that holds nothing of its
+        own has nothing to close."""
+
+    def release(self) -> None:
+        """Close as garbage collection would, though an exception may still refer to the object.
+
+        A store that this object serves may first finish what others have asked of it.
+        """
+        self.close()
+
+    # A store may notice that a process has ended. Ranks that meet in one learn of a death at once;
+    # in any other they wait until the timeout.
+
+    def reports_disconnects(self) -> bool:
+        """Return whether the store notices the end of a process that uses it.
+
+        If so, it implements `watch`, `will` and `withdraw_will`. The default is False.
+        """
+        return False
+
+    def watch(
+        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
+    ) -> bytes | list[bytes]:
+        """Wait until all `keys` have a value, or `key` has another than `known` (b"": none).
+
+        patience    seconds more that a store which is stopped may take to answer
+
+        Returns the values of `keys`, in their order, or the new value of `key`. If all `keys` have
+        values, those are returned, whatever `key` says. Raises StoreTimeoutError as `wait` does.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement watch")
+
+    def will(self, key: str, value: Value) -> None:
+        """Have the store append `value` to `key` if this process ends without closing the store."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement will")
+
+    def withdraw_will(self, key: str, value: Value) -> None:
+        """Undo one `will` of this object with the same key and value. Best effort."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement withdraw_will")
+
+
+def reports_disconnects(store: Any) -> bool:
+    """Return whether a store notices the end of a process; of any library's, which may not say."""
+    says = getattr(store, "reports_disconnects", None)
+    return says is not None and bool(says())
 
 
 def many(keys: Sequence[str]) -> Sequence[str]:

@@ -82,6 +82,8 @@ class TCPStore(Store):
     answers there, StoreTimeoutError if nobody does.
     """
 
+    __module__ = "cydist"
+
     def __init__(
         self,
         host_name: str,
@@ -197,8 +199,12 @@ class TCPStore(Store):
             )
         return reply
 
+    def reports_disconnects(self) -> bool:
+        """Return True: the server sees each connection end."""
+        return True
+
     def watch(
-        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0
+        self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
     ) -> bytes | list[bytes]:
         """Wait until all `keys` have a value, or `key` has another than `known` (b"": none).
 
@@ -222,7 +228,7 @@ class TCPStore(Store):
         self._request(request, bond=True)
         self._pool.wills.append((key, value))
 
-    def take_back(self, key: str, value: Value) -> None:
+    def withdraw_will(self, key: str, value: Value) -> None:
         """Undo `will`; others that were made over this object stay. Best effort."""
         ended, rest = self._pool.disown(key, value)
         try:

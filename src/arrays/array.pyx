@@ -20,6 +20,10 @@ from cydist._native.kernels cimport DT_COUNT, DT_OTHER, DT_U8, pack, unpack
 cdef extern from "kernels/alloc.h" nogil:
     void *cydist_room(size_t nbytes)
 
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        const char *tp_name
+
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
 
@@ -273,6 +277,9 @@ cdef class Array:
                 return True
             reach += (count - 1) * stride
         return False
+
+
+(<PyTypeObject *>Array).tp_name = b"cydist.Array"   # what users call it: its module may move
 
 
 cpdef Array empty(size_t size, Array like=None):

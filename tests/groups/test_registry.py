@@ -1,5 +1,7 @@
 """Backends by name: installed packages are found without an import."""
 
+import importlib
+import subprocess
 import sys
 
 import pytest
@@ -119,3 +121,104 @@ def test_a_backend_that_fails_leaves_no_group_open(monkeypatch):
         return len(closed), dist.new_group(backend="recorded").size()
 
     assert [(1, 1)] == run_threads(body, 1)
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+    monkeypatch.setattr(registry, "_families", dict(registry._families))
+    monkeypatch.setattr(dist.Backend, "THEIRS", "", raising=False)
+
+
+def test_built_in_backends_are_registered_as_others_are(table):
+    """By register_backend, as the package of them is imported: there is no other table."""
+    registry._plugins.clear()
+    registry._families.clear()
+    with pytest.raises(ValueError, match="no backend is called 'tcp'"):
+        registry.find("tcp")
+    importlib.reload(sys.modules["cydist.backends"])
+    assert set(registry.names()) >= {"tcp", "gloo", "inproc", "mpi", "nccl"}
+    assert registry.find("mpi").of_all
+    assert registry.parse("nccl") == {"cuda": "nccl"}
+    with pytest.raises(ValueError, match="'tcp' is registered already"):
+        dist.register_backend("TCP", dist.ProcessGroup)
+
+
+def test_a_built_in_backend_is_imported_when_a_group_is_made():
+    """Listing, finding and looking whether they are there imports none of them."""
+    program = (
+        "import sys, cydist\n"
+        "from cydist.groups import registry\n"
+        "for name in registry.names(): registry.find(name); cydist.is_backend_available(name)\n"
+        "def late(): return [n for n in sys.modules if n.startswith('cydist.backends.')]\n"
+        "print(len(late()))\n"
+        "cydist.init_process_group('inproc', store=cydist.HashStore(), rank=0, world_size=1)\n"
+        "print(len(late()) > 0, 'cydist.backends.host.group' in late())\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=50)
+    assert done.stdout.split() == ["0", "True", "True"]
+
+
+def test_a_backend_says_which_packages_it_needs(table):
+    """Without them it is not available, as backend "mpi" is not without mpi4py."""
+
+    class Theirs(dist.ProcessGroup):
+        requires = ("numpy", "a_package_that_nobody_has")
+
+    dist.register_backend("theirs", Theirs)
+    assert "theirs" in registry.names()
+    assert not dist.is_backend_available("theirs")
+    Theirs.requires = ("numpy",)
+    del registry._plugins["theirs"]
+    dist.register_backend("theirs", Theirs)
+    assert dist.is_backend_available("theirs")
+
+
+def test_a_backend_says_that_its_groups_share_one_of_all_ranks(table):
+    """Then the first new_group of it beside another default group takes all ranks."""
+
+    class Theirs(dist.ProcessGroup):
+        of_all = True
+
+    dist.register_backend("theirs", Theirs)
+    assert registry.find("theirs").of_all
+    assert not registry.find("tcp").of_all
+
+
+def test_anybody_may_register_a_family(table):
+    """As "torch:NAME" is one: its members are found, routed by device, and make groups."""
+
+    class Member:
+        extended_api = True
+        devices = "cpu"
+
+        def __init__(self, name):
+            self.name = name
+
+        def __call__(self, options, pg_options):
+            return registry.find(self.name).create(options, pg_options)
+
+    class Family:
+        def member(self, name):
+            if name != "inproc":
+                raise ValueError(f"theirs has no {name}")
+            return Member(name)
+
+    dist.register_backend("theirs", Family())
+    assert registry.parse("theirs:inproc") == {"cpu": "theirs:inproc"}
+    assert registry.parse("cpu:theirs:inproc") == {"cpu": "theirs:inproc"}
+    assert dist.is_backend_available("theirs:inproc")
+    assert not dist.is_backend_available("theirs:other")
+    with pytest.raises(ValueError, match=r"no backend is called 'theirs'.*theirs:NAME"):
+        registry.find("theirs")
+    with pytest.raises(ValueError, match="'theirs' is registered already"):
+        dist.register_backend("theirs", dist.ProcessGroup)
+
+    def body(rank):
+        gathered = [None, None]
+        dist.all_gather_object(gathered, rank)
+        return dist.get_backend(), gathered
+
+    assert run_threads(body, 2, "theirs:inproc") == [("theirs:inproc", [0, 1])] * 2

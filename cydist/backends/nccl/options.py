@@ -11,6 +11,9 @@ class Options:
     is_high_priority_stream     asynchronous calls run on a stream that the GPU prefers
     """
 
+    __module__ = "cydist"
+    __qualname__ = "ProcessGroupNCCL.Options"
+
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
 
@@ -21,6 +24,8 @@ class Options:
 class ProcessGroupNCCL:
     """torch.distributed's name for where the options of backend "nccl" are:
     ``ProcessGroupNCCL.Options(is_high_priority_stream=True)``."""
+
+    __module__ = "cydist"
 
     Options = Options
 

@@ -6,13 +6,31 @@ So one program runs on both, and can compare them. torch is imported when such a
 from __future__ import annotations
 
 import importlib.util
-from functools import partial
+from typing import TYPE_CHECKING
 
 from cydist.errors import UnsupportedError
-from cydist.groups.registry import Plugin
+
+if TYPE_CHECKING:
+    from cydist.groups.process_group import ProcessGroup
+    from cydist.groups.registry import BackendOptions
 
 
-def plugin(name: str) -> Plugin:
+class TorchBackend:
+    """What makes groups of torch's backend `name`."""
+
+    extended_api = True
+    devices = ("cpu",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, options: BackendOptions, pg_options: object = None) -> ProcessGroup:
+        from cydist.backends.torch import create
+
+        return create.create(self.name, options, pg_options)
+
+
+def member(name: str) -> TorchBackend:
     """What "torch:name" means.
 
     Raises UnsupportedError without torch, and for a backend that takes no CPU memory; ValueError
@@ -23,4 +41,4 @@ def plugin(name: str) -> Plugin:
     from cydist.backends.torch import create
 
     create.check(name)
-    return Plugin(partial(create.create, name), True, ("cpu",))
+    return TorchBackend(name)
