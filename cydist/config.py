@@ -34,7 +34,7 @@ class Variable:
         return value
 
     def on(self) -> bool:
-        """Is this switch on?"""
+        """Return whether this switch is on."""
         return self.get().strip().lower() not in ("", "0", "false", "off", "no")
 
 

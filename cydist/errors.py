@@ -167,7 +167,7 @@ def from_failure(
     why: str = "",
     host: str = "",
 ) -> DistError:
-    """The exception for what the engine reported.
+    """Return the exception for what the engine reported.
 
     ranks       global rank of each group rank, to name the peer by both
     waited      seconds that the call was given, for a timeout

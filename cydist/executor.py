@@ -223,7 +223,8 @@ class Serial:
                 self._run_next()
 
     def _more(self) -> bool:
-        """Is a call queued? If not, whoever queues the next one brings a thread along."""
+        """Return whether a call is queued. If not, the next one to be queued brings a thread
+        along."""
         with self._lock:
             self._served = not self.turn.empty()
             return self._served

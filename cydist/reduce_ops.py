@@ -100,7 +100,7 @@ class UserReduction:
         return ReduceOp.create, (self.function, self.commutative)
 
     def refusal(self, dtype: np.dtype[Any]) -> str:
-        """Why it cannot reduce elements of this dtype, in a sentence; "" if it can."""
+        """Return why it cannot reduce elements of this dtype, in a sentence; "" if it can."""
         return ""
 
 
@@ -181,8 +181,10 @@ class ReduceOp:
     def create(
         function: Callable[[Elements, Elements], object], commutative: bool = True
     ) -> UserReduction:
-        """A reduction by `function(low, high)`, for arrays of any dtype. Those on a GPU come to
-        the function as numpy arrays, on backends that stage them ("tcp" and "mpi").
+        """Return a reduction by `function(low, high)`, for arrays of any dtype.
+
+        Those on a GPU come to the function as numpy arrays, on backends that stage them ("tcp" and
+        "mpi").
 
         function        gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of
                         lower ranks, reduced so far, and those of the next rank. Returns n
@@ -209,7 +211,7 @@ Op = RedOpType | PremulSum | UserReduction
 
 
 def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
-    """The operation and its PREMUL_SUM factor.
+    """Return the operation and its PREMUL_SUM factor.
 
     Raises TypeError for anything that has no number, ValueError for a bare PREMUL_SUM.
     """
@@ -223,5 +225,5 @@ def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
 
 
 def op_name(op: Op) -> str:
-    """What to call it before people, and compare between ranks."""
+    """Return the operation's name for messages, which ranks also compare."""
     return op.name if isinstance(op, UserReduction) else op_and_factor(op)[0].name

@@ -28,7 +28,8 @@ MOST_IN_A_ROW = 100  # rounds that raise, about ten seconds: after them a thread
 
 
 def duration(timeout: float | timedelta, call: str = "") -> float:
-    """A timeout as its caller gave it, in seconds; one without end, or nearly, as LONGEST_TIMEOUT.
+    """Return a timeout as its caller gave it, in seconds; one without end, or nearly, as
+    LONGEST_TIMEOUT.
 
     call    that it was given to, for messages
 
@@ -62,7 +63,7 @@ def countdown(timeout: float | None) -> Callable[[], float | None]:
 
 
 def one_wait(left: float) -> float:
-    """How long to wait at once where so many seconds are left."""
+    """Return how long one wait may last where this many seconds are left."""
     return left if left < LONGEST_WAIT else LONGEST_WAIT
 
 

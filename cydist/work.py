@@ -57,7 +57,7 @@ class Work:
         raise NotImplementedError
 
     def _poll(self) -> bool:
-        """Is it complete, well or badly? Never blocks."""
+        """Return whether the call has ended, with or without an error, without blocking."""
         raise NotImplementedError
 
     def _expire(self, late: DistTimeoutError) -> None:
@@ -96,8 +96,10 @@ class Work:
         self.wait()
 
     def is_completed(self) -> bool:
-        """Is the call over, well or badly? Does not wait for it; when it has become late, asks the
-        other ranks for a moment what they do, and ends it."""
+        """Return whether the call has ended, with or without an error, without waiting for it.
+
+        A call past its deadline first asks the other ranks briefly what they do, and ends.
+        """
         if self._poll():
             return True
         if time.monotonic() >= self._due_at:
@@ -106,11 +108,11 @@ class Work:
         return self._error is not None
 
     def is_success(self) -> bool:
-        """Is the call over without an error?"""
+        """Return whether the call ended without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What the call raised; None while it is under way and after success."""
+        """Return what the call raised; None while it is under way and after success."""
         return self._error if self.is_completed() else None
 
     def result(self) -> Any:
@@ -126,7 +128,7 @@ class Work:
         return self._source
 
     def get_future(self) -> Future[Any]:
-        """A concurrent.futures.Future that gets `result`, or what the call raised."""
+        """Return a concurrent.futures.Future that gets `result`, or what the call raised."""
         from concurrent.futures import Future  # slow, and few need it
 
         future: Future[Any] = Future()

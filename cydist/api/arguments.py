@@ -21,7 +21,7 @@ from cydist.reduce_ops import Op, UserReduction, op_and_factor
 
 
 def input_array(obj: Any, call: str, name: str) -> Array:
-    """The memory of an argument that is read."""
+    """Return the memory of an argument that is read."""
     try:
         return asarray(obj)
     except TypeError as error:
@@ -31,7 +31,7 @@ def input_array(obj: Any, call: str, name: str) -> Array:
 
 
 def output_array(obj: Any, call: str, name: str) -> Array:
-    """The memory of an argument that is written: writable, and every element its own."""
+    """Return the memory of an argument that is written: writable, and every element its own."""
     array = input_array(obj, call, name)
     if not array.writable:
         raise ValueError(f"{call}: {name} is read-only, and the call writes to it")
@@ -44,7 +44,7 @@ def output_array(obj: Any, call: str, name: str) -> Array:
 
 
 def input_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
-    """The memory of a list of arguments that are read.
+    """Return the memory of a list of arguments that are read.
 
     count       how many there must be; None: at least one
     """
@@ -53,7 +53,7 @@ def input_list(objs: Any, call: str, name: str, count: int | None = None) -> lis
 
 
 def output_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
-    """The memory of a list of arguments that are written.
+    """Return the memory of a list of arguments that are written.
 
     count       how many there must be; None: at least one
     """
@@ -144,7 +144,7 @@ def _entry(i: int, arrays: Sequence[Array]) -> str:
 
 
 def _holds(output: Array, block: Array) -> bool:
-    """Is `block` this output, or a part of it?"""
+    """Return whether `block` is this output, or a part of it."""
     if output.same_memory(block):
         return True
     start, end = output.extent
@@ -188,7 +188,7 @@ def root_rank(
     group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None,
     default: int | None = None,
 ) -> int:  # fmt: skip
-    """The group rank that `src`/`dst` (global) or `group_src`/`group_dst` means."""
+    """Return the group rank that `src`/`dst` (global) or `group_src`/`group_dst` means."""
     if rank is not None and group_rank is not None:
         raise ValueError(f"{name}: give {what} or group_{what}, not both")
     if rank is None and group_rank is None:

@@ -208,7 +208,7 @@ def _gather(
 
 
 def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
-    """The arrays as one; or each by itself, where the backend begins calls together."""
+    """Return the arrays as one; or each by itself, where the backend begins calls together."""
     arguments.same_dtype(arrays, name)
     check_takes(group, name, arrays[0])
     if group.for_device(arrays[0].device).joins_calls:

@@ -23,8 +23,8 @@ _native.use_memory("cuda", array_libraries)
 
 
 def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | UserOpReducer:
-    """What reduces an array that the user passed: the group's backend for it, or a function of
-    the user's.
+    """Return what reduces an array of the user's: the group's backend for it, or a user-defined
+    operation.
 
     Raises UnsupportedError for a function that cannot reach the memory: before `run`, so that the
     call does not count.

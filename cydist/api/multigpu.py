@@ -92,7 +92,7 @@ class MultiGpuCall:
         return MultiGpuWork([work for work in works if work is not None], self._arrays, result)
 
     def _together(self, body: Callable[[int], T]) -> list[T]:
-        """What it returns for each entry. Raises what one of them raised."""
+        """Return what the function returns for each entry. Raises what one of them raised."""
         found: dict[int, T] = {}
         tasks = []
         for i, array in enumerate(self._arrays):

@@ -65,7 +65,10 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
-    """What `encode` was given. Raises CodecError; TypeError for pickle that is not allowed."""
+    """Return the object that `encode` was given.
+
+    Raises CodecError, and TypeError for pickle that is not allowed.
+    """
     view = memoryview(data)
     if view[:1] == PICKLED:
         if not allow_pickle:
@@ -270,7 +273,7 @@ class _Reader:
         raise CodecError(f"unknown dtype {name!r} in an object message")
 
     def elements(self, dtype: np.dtype[Any], count: int) -> bytearray:
-        """The bytes of `count` elements; text is made of characters that there are."""
+        """Return the bytes of `count` elements; text is made of characters that there are."""
         data = bytearray(self.take(count * dtype.itemsize))
         if dtype.kind == "U" and (np.frombuffer(data, dtype.str[0] + "u4") > sys.maxunicode).any():
             raise CodecError("text in an object message is no Unicode")

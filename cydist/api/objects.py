@@ -41,8 +41,8 @@ def _pickle_allowed(group: ProcessGroup) -> bool:
 
 
 def _on_host(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:
-    """The group of CPU memory that carries the objects of this one; None as `usable_group`. Raises
-    what a wrong timeout does."""
+    """Return the group of CPU memory that carries the objects of this one; None as `usable_group`.
+    Raises what a wrong timeout does."""
     chosen = usable_group(group, name)
     seconds(timeout, name)
     return None if chosen is None else chosen.on_host()
@@ -84,7 +84,8 @@ class _Encoded:
 
 
 def _one_call(call: Callable[P, T]) -> Callable[P, T]:
-    """An interrupt between the steps of `call` fails its group, as one inside a step does."""
+    """Return an interrupt between the steps of `call` fails its group, as one inside a step
+    does."""
 
     @wraps(call)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -134,7 +135,7 @@ def _decode(
     rank: int,
     group: ProcessGroup,
 ) -> list[Any]:
-    """The objects that rank `rank` sent."""
+    """Return the objects that rank `rank` sent."""
     ends, allowed = np.cumsum(sizes), _pickle_allowed(group)
     try:
         return [

@@ -27,7 +27,7 @@ LARGEST_TAG = 2**31 - 1
 def peer_rank(
     group: ProcessGroup, name: str, what: str, rank: int | None, group_rank: int | None
 ) -> int:
-    """The group rank of another rank, which `src`/`dst` or `group_src`/`group_dst` means."""
+    """Return the group rank of another rank, which `src`/`dst` or `group_src`/`group_dst` means."""
     peer = root_rank(group, name, what, rank, group_rank)
     if peer == group.rank():
         raise ValueError(

@@ -70,7 +70,7 @@ class FlattenedList:
 def as_contiguous(
     group: ProcessGroup, name: str, array: Array, op: Op | None = None
 ) -> ContiguousCopies:
-    """The array of a call on one array, of which every rank has as much."""
+    """Return the array of a call on one array, of which every rank has as much."""
     arguments.check_takes(group, name, array)
     packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
     return ContiguousCopies([array], left=packs)

@@ -94,7 +94,7 @@ def _find() -> World | None:
 
 
 def current() -> World:
-    """The world of this rank. Raises ValueError before init_process_group."""
+    """Return the world of this rank. Raises ValueError before init_process_group."""
     world = _find()
     if world is None:
         raise ValueError(
@@ -215,7 +215,7 @@ def obey_settings() -> None:
 
 
 def is_initialized() -> bool:
-    """Has init_process_group been called (and not undone)?"""
+    """Return whether init_process_group has been called, and not undone."""
     return _find() is not None
 
 
@@ -333,7 +333,7 @@ def shrink_group(
     *,
     timeout: float | timedelta | None = None,
 ) -> ProcessGroup | NonMember:
-    """A new group of those members that are neither excluded nor dead, in place of `group`.
+    """Return a new group of those members that are neither excluded nor dead, in place of `group`.
 
     ranks_to_exclude    ranks of `group`; None: only those that turn out to be dead, which may
                         be none
@@ -389,7 +389,7 @@ def shrink_group(
 
 
 def _excluded_ranks(ranks: Iterable[int], group: ProcessGroup) -> tuple[int, ...]:
-    """The list as integers. Raises TypeError and ValueError."""
+    """Return the list as integers. Raises TypeError and ValueError."""
     try:
         excluded = tuple(index(rank) for rank in ranks)
     except TypeError:
@@ -424,7 +424,7 @@ def get_rank(group: AnyGroup = None) -> int:
 
 
 def get_world_size(group: AnyGroup = None) -> int:
-    """How many ranks the group has; -1 if this process is not a member."""
+    """Return how many ranks the group has; -1 if this process is not a member."""
     found = member(group)
     return -1 if found is None else found.size()
 
@@ -437,18 +437,23 @@ def _members_only(group: AnyGroup, what: str) -> ProcessGroup:
 
 
 def get_backend(group: AnyGroup = None) -> str:
-    """The name of the group's backend. Raises ValueError for non-members."""
+    """Return the name of the group's backend. Raises ValueError for non-members."""
     return _members_only(group, "get_backend").backend
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """The group rank of a global rank. Raises ValueError if it is not a member, or this rank."""
+    """Return the group rank of a global rank.
+
+    Raises ValueError if it is not a member, or this rank.
+    """
     return _members_only(group, "get_group_rank").get_group_rank(global_rank)
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """The global rank of a group rank. Raises ValueError if there is none such, and for
-    non-members."""
+    """Return the global rank of a group rank.
+
+    Raises ValueError if there is none such, and for non-members.
+    """
     found = _members_only(group, "get_global_rank")
     if not 0 <= group_rank < found.size():
         raise ValueError(
@@ -458,12 +463,12 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: AnyGroup) -> list[int]:
-    """The members' global ranks, by group rank. Raises ValueError for non-members."""
+    """Return the members' global ranks, by group rank. Raises ValueError for non-members."""
     return list(_members_only(group, "get_process_group_ranks").ranks)
 
 
 def get_pg_count() -> int:
-    """How many groups this rank is in."""
+    """Return how many groups this rank is in."""
     return len(current().groups)
 
 
@@ -481,7 +486,7 @@ def check_group(group: Any) -> None:
 
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
-    """The group for a call, or None where this rank is not in it (warned once)."""
+    """Return the group for a call, or None where this rank is not in it (warned once)."""
     check_group(group)
     if isinstance(group, NonMember):
         group.warn(name)

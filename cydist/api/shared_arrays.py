@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
-    """An array on which the group's collectives skip the copies, where its ranks share memory.
+    """Return an array on which the group's collectives skip the copies, where its ranks share
+    memory.
 
     shape       an integer or a sequence of them
     dtype       what numpy.dtype takes, except objects, for a numpy array; one of torch's for a
@@ -63,7 +64,7 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
 
 
 def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
-    """Can the group's other members read this array where it is?
+    """Return whether the group's other members can read this array in place.
 
     So it is for what `empty_shared` made on a group whose members are all on one host, and for
     contiguous views of it. Raises TypeError for what is no array, ValueError for a group that

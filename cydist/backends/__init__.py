@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _function(path: str) -> Callable[..., Any]:
-    """The function "module:name" below cydist.backends; its module is imported here."""
+    """Return the function "module:name" below cydist.backends; its module is imported here."""
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return function
@@ -49,7 +49,7 @@ class LazyFamily:
         self._path = path
 
     def member(self, name: str) -> Callable[..., ProcessGroup]:
-        """What makes groups of one backend of the family."""
+        """Return what makes groups of one backend of the family."""
         found: Callable[..., ProcessGroup] = _function(self._path)(name)
         return found
 

@@ -24,7 +24,10 @@ IN_PLACE = frozenset({"broadcast", *SUMMED_IN_PLACE})
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype by its name, those of ml_dtypes too. Raises ValueError for one not to be summed."""
+    """Return the dtype by its name, those of ml_dtypes too.
+
+    Raises ValueError for one not to be summed.
+    """
     module: Any = np
     if name.startswith(("bfloat", "float8")):
         try:
@@ -74,7 +77,7 @@ class Buffers:
             self.fill(salt)
 
     def wrong(self, salt: int, settled: bool = False) -> int:
-        """How many elements of the result are wrong, after `fill` or `settle` and a call.
+        """Return how many elements of the result are wrong, after `fill` or `settle` and a call.
 
         What only rank 0 receives is not looked at on the others: libraries differ there.
         """
@@ -111,7 +114,8 @@ def values(rank: int, salt: int) -> np.ndarray[Any, Any]:
 
 
 def _pieces(size: int, start: int) -> Iterator[tuple[slice, slice]]:
-    """Where elements 0..size of an array lie in the period, when the first is number `start`."""
+    """Return where elements 0..size of an array lie in the period, when the first is number
+    `start`."""
     low = 0
     while low < size:
         offset = (start + low) % PERIOD

@@ -42,20 +42,20 @@ class Size:
         return (self.nbytes - 1).bit_length() if self.nbytes > 1 else 0
 
     def ratio(self, name: str) -> float:
-        """The median over the rounds of all passes."""
+        """Return the median over the rounds of all passes."""
         rounds = [ratio for each in self.passes for ratio in each.get(name, ())]
         return statistics.median(rounds) if rounds else math.inf
 
     def cost(self, name: str) -> float:
-        """The logarithm of the ratio, of the pass where it is nearest to 0; 0 within the noise, or
-        where passes disagree; infinite if it was not measured."""
+        """Return the logarithm of the ratio, of the pass where it is nearest to 0; 0 within the
+        noise, or where passes disagree; infinite if it was not measured."""
         costs = [_cost(each.get(name, ())) for each in self.passes]
         if costs[0] == math.inf or min(costs) >= 0:
             return costs[0] if math.inf in costs else min(costs)
         return max(costs) if max(costs) < 0 else 0.0
 
     def equals(self, name: str) -> bool:
-        """Can it not be told apart from what is in force?"""
+        """Return whether it cannot be told apart from the choice in force."""
         return name != self.in_force and self.cost(name) == 0
 
 
@@ -70,7 +70,7 @@ def _cost(rounds: Sequence[float]) -> float:
 
 
 def decide(sizes: Sequence[Size]) -> list[str]:
-    """The algorithm for each of some sizes of one collective, in ascending order."""
+    """Return the algorithm for each of some sizes of one collective, in ascending order."""
     # By the algorithm of the last size: (cost so far, sizes that leave what is in force, path).
     best: dict[str, tuple[float, int, list[str]]] = {}
     for number, size in enumerate(sizes):
@@ -87,7 +87,8 @@ def decide(sizes: Sequence[Size]) -> list[str]:
 
 
 def _change(before: Size | None, last: str, size: Size, name: str) -> float:
-    """What it costs to go from the algorithm `last` to `name`: nothing where both are in force."""
+    """Return the cost of changing from the algorithm `last` to `name`: nothing where both are in
+    force."""
     stays = last == name
     follows = name == size.in_force and (before is None or last == before.in_force)
     return 0.0 if stays or follows else NOISE
@@ -108,8 +109,8 @@ def rules(collective: str, sizes: Sequence[Size], names: Sequence[str]) -> tuple
 
 
 def better(passes: Sequence[Mapping[int, Sequence[float]]], in_force: int) -> int:
-    """The segment, by its bytes, whose ratios to `in_force` have the least mean beyond the noise,
-    in every pass."""
+    """Return the segment, by its bytes, whose ratios to `in_force` have the least mean beyond the
+    noise, in every pass."""
     means = [
         {each: statistics.fmean(map(math.log, some)) for each, some in ratios.items() if some}
         for ratios in passes

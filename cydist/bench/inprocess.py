@@ -49,7 +49,7 @@ def contest(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
 
 
 def head(kind: str, names: list[str]) -> str:
-    """The names of the columns."""
+    """Return the names of the columns."""
     others = "".join(f" {name + ' us':>14} {'ratio':>6}" for name in names if name != OURS)
     return f"\n{kind:<34} {'bytes':>10} {'cydist us':>10} {'GB/s':>8} {'#wrong':>6}" + others
 

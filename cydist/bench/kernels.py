@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def differing(found: Any, expected: Any) -> int:
-    """How many elements differ."""
+    """Return how many elements differ."""
     return int(np.count_nonzero(np.asarray(found) != np.asarray(expected)))
 
 

@@ -42,7 +42,7 @@ class Candidate:
         self._participant, self._settings = participant, settings
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank answers, after it was told the settings."""
+        """Return every rank's answer after the settings were sent."""
         self._participant.ask({"do": "configure", "settings": self._settings})
         return self._participant.ask(command)
 
@@ -71,18 +71,20 @@ class Trials:
         return tuning_table.candidates(op, self.ranks, self.windows, even=even)
 
     def rivals(self, op: str, in_force: str) -> list[str]:
-        """The algorithms to compare with that in force, and itself. Where it is one that chooses as
-        the job runs, not those that it chooses between: which is faster now changes within the
-        hour, with where the host puts the cores."""
+        """Return the algorithms to compare with that in force, and itself.
+
+        Where it is one that chooses as the job runs, not those that it chooses between: which is
+        faster now changes within the hour, with where the host puts the cores.
+        """
         known = tuning_table.WAYS_OF_EITHER[op] if in_force == "either" else ()
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:
-        """The algorithm that runs so far."""
+        """Return the algorithm that runs so far."""
         return tuning_table.usual(op, nbytes, self.ranks, self.windows)
 
     def cells(self, op: str, sizes: Sequence[int]) -> list[Case]:
-        """What is measured of a collective; nothing where there is no choice."""
+        """Return what to measure of a collective; nothing where there is no choice."""
         found = list(cells([op], sizes, DTYPE, ITEMSIZE, self.ranks))
         return found if len(self.names(op)) > 1 else []
 
@@ -191,8 +193,10 @@ def as_counted(
     op: str, wanted: Sequence[Case], in_force: Sequence[str],
     passes: Sequence[Sequence[Ratios]],
 ) -> list[Size]:  # fmt: skip
-    """What was measured, by the sizes that table.py tells apart: of UNSIZED collectives one, whose
-    ratios are the geometric means, round by round."""
+    """Return what was measured, by the sizes that table.py tells apart.
+
+    UNSIZED collectives have one size, whose ratios are the geometric means, round by round.
+    """
     if op not in tuning_table.UNSIZED or not wanted:
         return [
             Size(cell.nbytes, name, [some for some in each if some])

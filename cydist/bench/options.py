@@ -74,7 +74,7 @@ def parse(
     ops: Sequence[str] = OPS,
     sizes: str = SIZES,
 ) -> Options:
-    """The options of a subject that has participants; a wrong one ends the program.
+    """Return the options of a subject that has participants; a wrong one ends the program.
 
     subject     "" for the collectives themselves, which alone have a plot, and MORE_OPS
     ops         what there is to choose from, all by default
@@ -114,7 +114,7 @@ def parse(
 
 
 def local_parser(subject: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """A parser with what every subject has: --rounds and --json."""
+    """Return a parser with what every subject has: --rounds and --json."""
     parser = argparse.ArgumentParser(
         prog=f"python -m cydist.bench {subject}".rstrip(),
         description=description,
@@ -129,7 +129,7 @@ def local_parser(subject: str, description: str, epilog: str = "") -> argparse.A
 
 
 def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """What a parser of `local_parser` makes of the arguments."""
+    """Return what a parser of `local_parser` makes of the arguments."""
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: at least one")
@@ -152,7 +152,7 @@ def cydist(backend: str, arrays: str, name: str = "cydist", **settings: str) -> 
 
 
 def peers(text: str, arrays: str = "numpy") -> list[Spec]:
-    """What --vs asks for. Raises ValueError."""
+    """Return the peers that --vs asks for. Raises ValueError."""
     specs: dict[str, Spec] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, python = item.partition("=")

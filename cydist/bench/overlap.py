@@ -99,5 +99,5 @@ def ask(participant: Worker, units: int) -> dict[str, float]:
 
 
 def hidden(moving: float, computing: float, both: float) -> float:
-    """The share of `moving` that did not add to the time, from 0 to 1."""
+    """Return the share of `moving` that did not add to the time, from 0 to 1."""
     return min(1.0, max(0.0, 1 - (both - computing) / moving))

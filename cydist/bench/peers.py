@@ -41,7 +41,7 @@ class Library(Protocol):
         ...
 
     def algorithm(self, op: str, nbytes: int) -> str:
-        """What it would run for `op`, if it tells; else an empty string."""
+        """Return the algorithm it would run for `op`, if it tells; else an empty string."""
         ...
 
     def close(self) -> None:
@@ -227,12 +227,12 @@ def pingpong(
 
 
 def same(array: Any) -> Any:
-    """A numpy array as it is."""
+    """Return a numpy array as it is."""
     return array
 
 
 def as_tensor(array: Any) -> Any:
-    """A torch tensor on the memory of a numpy array."""
+    """Return a torch tensor on the memory of a numpy array."""
     torch: Any = importlib.import_module("torch")
     if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):
         bits = torch.from_numpy(array.view(np.dtype(f"u{array.itemsize}")))

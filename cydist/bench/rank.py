@@ -71,7 +71,7 @@ def start(library: str, options: Mapping[str, str]) -> Library:
 
 
 def refusal(error: Exception) -> dict[str, str]:
-    """What the driver is told of an exception; the log has all of it."""
+    """Return what the driver is told of an exception; the log has all of it."""
     traceback.print_exc()
     sys.stderr.flush()
     lines = str(error).splitlines() or [""]

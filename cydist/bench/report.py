@@ -26,7 +26,7 @@ def header(about: Mapping[str, str]) -> str:
 
 
 def participants(running: Sequence[Worker], ranks: int) -> dict[str, str]:
-    """The facts about who takes part."""
+    """Return the facts about who takes part."""
     about = {"ranks": f"{ranks} processes on this machine"}
     return about | {each.name: ", ".join(each.about.values()) for each in running}
 
@@ -42,7 +42,7 @@ class Table:
     ranks: int
 
     def head(self) -> str:
-        """The names of the columns, and their units."""
+        """Return the names of the columns, and their units."""
         peers = "".join(f" {name[:12] + ' us':>15} {'ratio':>6}" for name in self.peers)
         return (
             f"{'bytes':>10} {'count':>10} {'dtype':>8} {'op':<14} {'algorithm':<16}"
@@ -132,7 +132,7 @@ def summary(rows: Rows) -> list[dict[str, Any]]:
 
 
 def summary_lines(rows: Rows) -> list[str]:
-    """The summary as a table; nothing when there are no peers."""
+    """Return the summary as a table; nothing when there are no peers."""
     entries = summary(rows)
     if not entries:
         return []
@@ -147,7 +147,7 @@ def summary_lines(rows: Rows) -> list[str]:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The mean of ratios."""
+    """Return the mean of ratios."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 

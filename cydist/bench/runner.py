@@ -22,7 +22,7 @@ class Asked(Protocol):
     name: str
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank answers."""
+        """Return every rank's answer."""
         ...
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def _noting(participant: Asked, series: Measurements, lost: set[str]) -> Iterato
 
 
 def _prepare(participant: Asked, cell: Case, series: Measurements) -> None:
-    """Have the arrays made and single calls checked; find out how many calls make a round."""
+    """Make the arrays, check single calls, and find how many calls make a round."""
     answers = participant.ask(
         {"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
     )
@@ -127,7 +127,7 @@ def _prepare(participant: Asked, cell: Case, series: Measurements) -> None:
 
 
 def calibrate(time_of: Callable[[int], int]) -> int:
-    """How many calls make a round, when `time_of` so many is nanoseconds."""
+    """Return how many calls make a round, when `time_of` so many is nanoseconds."""
     iterations = 1
     while True:
         ns = time_of(iterations)
@@ -137,7 +137,7 @@ def calibrate(time_of: Callable[[int], int]) -> int:
 
 
 def _passed(answers: Sequence[dict[str, Any]]) -> int:
-    """How many barriers some rank left before another had entered."""
+    """Return how many barriers some rank left before another had entered."""
     if "entered" not in answers[0]:
         return 0
     entered = zip(*(answer["entered"] for answer in answers), strict=True)
@@ -161,6 +161,6 @@ def _round(participant: Asked, series: Measurements, checked: bool) -> None:
 
 
 def ratio(ours: Measurements, theirs: Measurements) -> float:
-    """The median over the rounds of our time by theirs."""
+    """Return the median over the rounds of our time by theirs."""
     pairs = zip(ours.rounds, theirs.rounds, strict=False)
     return statistics.median(our / their for our, their in pairs)

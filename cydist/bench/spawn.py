@@ -117,7 +117,7 @@ def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
 
 
 def mpirun(python: str) -> str:
-    """The mpirun beside an interpreter, or else the one in PATH. Raises OSError."""
+    """Return the mpirun beside an interpreter, or else the one in PATH. Raises OSError."""
     if not os.access(python, os.X_OK):
         raise FileNotFoundError(f"{python} is not an interpreter")
     beside = str(Path(python).parent)

@@ -91,7 +91,7 @@ def show(what: str, row: Row) -> Row:
 
 
 def imports(rounds: int) -> Row:
-    """An interpreter that imports and ends."""
+    """Return an interpreter that imports and ends."""
     programs = {
         "numpy and cydist": "import numpy, cydist",
         "numpy": "import numpy",
@@ -103,7 +103,7 @@ def imports(rounds: int) -> Row:
 
 
 def processes(count: int, rounds: int) -> Row:
-    """A whole job from its launcher to its end, against as many interpreters."""
+    """Return a whole job from its launcher to its end, against as many interpreters."""
     calls: dict[str, Callable[[], object]] = {
         "cydistrun": partial(together, [ranks_of(count)]),
         "numpy": partial(together, [python("import numpy")] * count),
@@ -113,13 +113,13 @@ def processes(count: int, rounds: int) -> Row:
 
 
 def ranks_of(count: int) -> list[str]:
-    """The command that runs a job whose ranks only join it and leave it."""
+    """Return the command that runs a job whose ranks only join it and leave it."""
     launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
     return [*launcher, "--no-python", *python(RANK)]
 
 
 def python(program: str) -> list[str]:
-    """The command that runs a program."""
+    """Return the command that runs a program."""
     return [sys.executable, "-c", program]
 
 

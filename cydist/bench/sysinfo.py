@@ -29,7 +29,7 @@ def describe(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _cpu() -> str:
-    """The CPU as it calls itself."""
+    """Return the CPU as it calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit of the source tree that this runs from, if it is one."""
+    """Return the commit of the source tree that this runs from, if it is one."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return ""

@@ -105,7 +105,7 @@ class Plan:
 
 
 def _plan(given: argparse.Namespace) -> Plan:
-    """The options, checked. Raises ValueError."""
+    """Return the options, checked. Raises ValueError."""
     for setting in (config.ALGORITHM, config.DETERMINISTIC, config.SEGMENT_BYTES):
         if setting.get() != setting.default:
             raise ValueError(f"{setting.names[0]} is set: what it forces cannot be tuned")
@@ -152,7 +152,7 @@ class Book:
     left: dict[int, list[str]] = field(default_factory=dict)
 
     def read(self) -> list[tuning_file.Measured]:
-        """What the file has already; nothing where it cannot be used."""
+        """Return what the file holds already; nothing where it cannot be used."""
         try:
             return tuning_file.parse(tuning_file.read(self.path))
         except (OSError, ValueError):
@@ -223,7 +223,7 @@ def _segment(trials: Trials, plan: Plan, book: Book, entry: dict[str, Any]) -> l
 
 
 def lines(op: str, sizes: Sequence[Size], chosen: Sequence[str]) -> list[str]:
-    """The ratios of one collective, and the algorithms that were chosen."""
+    """Return the ratios of one collective, and the algorithms that were chosen."""
     if not sizes:
         return [f"\n{op}: only one algorithm can run"]
     names = list(dict.fromkeys(name for each in sizes for name in each.passes[0]))
@@ -253,7 +253,7 @@ def lines(op: str, sizes: Sequence[Size], chosen: Sequence[str]) -> list[str]:
 def segment_lines(
     passes: Sequence[Mapping[int, Sequence[float]]], in_force: int, best: int
 ) -> list[str]:
-    """The mean ratio of every segment, and which was chosen."""
+    """Return the mean ratio of every segment, and which was chosen."""
     if not passes or not any(passes[0].values()):
         return ["\nsegment: no calls so long that they are cut"]
     said = [f"\nsegment: time by that with {in_force >> 10} KiB"]

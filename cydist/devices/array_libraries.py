@@ -42,11 +42,11 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def owns(self, owner: object) -> bool:
-        """Is this an array of the library's own?"""
+        """Return whether this is an array of the library."""
 
     @abstractmethod
     def current_stream(self, device: int) -> int:
-        """The stream that this thread's work for the device goes to."""
+        """Return the stream that this thread's work for the device goes to."""
 
     @abstractmethod
     def on_stream(self, device: int, stream: int) -> AbstractContextManager[object]:
@@ -78,11 +78,12 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def stream(self, device: int) -> int:
-        """A new stream, for as long as the process lives, that waits for no default stream."""
+        """Return a new stream, for as long as the process lives, that waits for no default
+        stream."""
 
     @abstractmethod
     def event(self, device: int) -> Any:
-        """A new event, not recorded."""
+        """Return a new event, not recorded."""
 
     @abstractmethod
     def record(self, event: Any, device: int, stream: int) -> None:
@@ -90,11 +91,11 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def wait(self, device: int, stream: int, event: Any) -> None:
-        """What is enqueued on the stream from now on begins when the event is over."""
+        """Make later work on the stream wait until the event is over."""
 
     @abstractmethod
     def is_over(self, event: Any) -> bool:
-        """Is it? Never blocks. Raises the device's error."""
+        """Return whether the event is over, without blocking. Raises the device's error."""
 
     @abstractmethod
     def move(self, into: Array, source: Array, device: int, stream: int) -> None:
@@ -102,7 +103,7 @@ class ArrayLibrary(ABC):
 
 
 def whose(array: Array) -> ArrayLibrary:
-    """The library of a device array: that which made it, or one that understands it.
+    """Return the library of a device array: that which made it, or one that understands it.
 
     Raises ValueError when there is none.
     """
@@ -118,14 +119,14 @@ def whose(array: Array) -> ArrayLibrary:
 
 
 def maker_of(array: Array) -> ArrayLibrary | None:
-    """The library that made a device array; None: one that cydist does not know."""
+    """Return the library that made a device array; None: one that cydist does not know."""
     library = whose(array)
     return library if library.owns(array.owner) else None
 
 
 def copier_of(array: Array) -> ArrayLibrary:
-    """The library that copies between the host and an array's device: cupy, or torch where there
-    is no cupy. Raises ValueError when neither is there."""
+    """Return the library that copies between the host and an array's device: cupy, or torch where
+    there is no cupy. Raises ValueError when neither is there."""
     library = whose(array)
     return library if library.name in _others else _copier(array)
 
@@ -142,12 +143,12 @@ def _copier(array: Array) -> ArrayLibrary:
 
 
 def stream_of(array: Array) -> int:
-    """The stream that whoever reads or writes a device array now must come after."""
+    """Return the stream that whoever reads or writes a device array now must come after."""
     return place_of(array)[0]
 
 
 def place_of(array: Array) -> tuple[int, bool]:
-    """The stream that whoever reads or writes a device array now must come after; and is the
+    """Return the stream that whoever reads or writes a device array now must come after; and is the
     array of a library that orders its memory by this stream?"""
     library = whose(array)
     own = library.owns(array.owner)
@@ -160,8 +161,8 @@ def place_of(array: Array) -> tuple[int, bool]:
 
 
 def current_streams(array: Array) -> list[int]:
-    """The streams that whoever reads or writes the array now must come after: that of its own
-    library, and those of the others that this process works with."""
+    """Return the streams that whoever reads or writes the array now must come after: that of its
+    own library, and those of the others that this process works with."""
     index = array.device_index
     streams = [stream_of(array), *(library.current_stream(index) for library in _loaded())]
     return list(dict.fromkeys(streams))
@@ -261,7 +262,7 @@ class Cupy(ArrayLibrary):
             target[...] = given.reshape(target.shape)
 
     def _view(self, array: Array) -> Any:
-        """The array for cupy, its elements as words or bytes."""
+        """Return the array for cupy, its elements as words or bytes."""
         cuda = self._cupy.cuda
         shape, strides, word = words(array)
         start, end = array.extent
@@ -386,7 +387,7 @@ class Torch(ArrayLibrary):
             target.copy_(given.view(target.shape))
 
     def _view(self, array: Array) -> Any:
-        """A tensor of words or bytes in the memory of the array."""
+        """Return a tensor of words or bytes in the memory of the array."""
         torch = self._torch
         owner = array.owner
         if not self.owns(owner):
@@ -450,7 +451,8 @@ def loaded_torch() -> ArrayLibrary | None:
 
 
 def has_nccl() -> bool:
-    """Does this process work on GPUs, with cupy and NCCL at hand that backend "nccl" takes?
+    """Return whether this process works on GPUs and has a cupy and NCCL that the backend "nccl"
+    takes.
 
     It does if it has imported cupy, or has made torch work on a GPU; else nothing is imported.
     """
@@ -473,7 +475,7 @@ def has_nccl() -> bool:
 
 
 def cupy_version() -> tuple[int, ...]:
-    """The first two numbers of the version of cupy, which is imported."""
+    """Return the first two numbers of the version of cupy, which is imported."""
     version = getattr(sys.modules.get("cupy"), "__version__", None)
     return CUPY_MINIMUM if version is None else tuple(map(int, str(version).split(".")[:2]))
 
@@ -484,7 +486,7 @@ def _loaded() -> list[ArrayLibrary]:
 
 
 def _library(name: str) -> ArrayLibrary | None:
-    """The library, if it is here and has a device to work on."""
+    """Return the library, if it is here and has a device to work on."""
     if name not in _libraries:
         _libraries[name] = _KINDS[name]() if _has_devices(name) else None
     return _libraries[name]

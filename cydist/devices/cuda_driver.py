@@ -44,7 +44,8 @@ class Driver:
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """What this thread does inside ends nobody's capture, nor does one forbid it."""
+        """Let this thread's calls inside neither end another thread's capture nor be forbidden by
+        one."""
         mode = ctypes.c_int(RELAXED)
         self._exchange(ctypes.byref(mode))
         try:
@@ -53,7 +54,7 @@ class Driver:
             self._exchange(ctypes.byref(mode))  # as it was
 
     def capture(self, stream: int) -> int | None:
-        """The number of the capture that a stream takes part in; None: CUDA does not say."""
+        """Return the number of the capture that a stream takes part in; None: CUDA does not say."""
         active, number = ctypes.c_int(), ctypes.c_uint64()
         refs = ctypes.byref(active), ctypes.byref(number)
         status = self._capture(stream, *refs, None, None, None)
@@ -61,7 +62,7 @@ class Driver:
 
 
 def load() -> Driver | None:
-    """The driver; None where there is none."""
+    """Return the driver; None where there is none."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError):

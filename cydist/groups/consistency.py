@@ -86,7 +86,7 @@ def apart(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _fields(text: str) -> list[str]:
-    """The call, how much it is of, its dtype, and what else must be equal."""
+    """Return the call, how much it is of, its dtype, and what else must be equal."""
     size, *rest = text.split(", ")
     call, _, what = size.partition(" of ")
     count, _, dtype = what.rpartition(" ")
@@ -105,7 +105,7 @@ def _joined(ours: list[str], theirs: list[str]) -> str:
 
 
 def _fitted(text: bytes) -> bytes:
-    """A text of at most TEXT_BYTES for each text."""
+    """Return a text of at most TEXT_BYTES for each text."""
     if len(text) <= TEXT_BYTES:
         return text
     mark = f"... {zlib.crc32(text):08x}".encode()
@@ -113,7 +113,8 @@ def _fitted(text: bytes) -> bytes:
 
 
 def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:
-    """What the rank `distance` below knows, for what we know to the one above."""
+    """Send this rank's findings to the rank `distance` above, and return those of the rank
+    `distance` below."""
     out, into = _native.empty(PAIR.size), _native.empty(PAIR.size)
     second = known[1] if len(known) > 1 else (NOBODY, b"")
     memoryview(out)[:] = PAIR.pack(*known[0], *second)

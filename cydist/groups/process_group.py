@@ -136,7 +136,7 @@ class ProcessGroup:
 
     @property
     def error(self) -> BaseException | None:
-        """What failed the group, as it was raised; None while the group takes calls."""
+        """The error that failed the group, as it was raised; None while the group takes calls."""
         return self._failed
 
     # What a backend implements.
@@ -154,8 +154,8 @@ class ProcessGroup:
         arrays are packed for it, into a graph perhaps that is being captured."""
 
     def takes_gaps(self, array: Array, peer: int | None) -> bool:
-        """Do `isend` and `irecv` take this array, though it has gaps, for a message to or from
-        this peer? Else their callers pack it."""
+        """Return whether `isend` and `irecv` take this strided array for a message to or from this
+        peer. Otherwise their callers pack it."""
         return False
 
     def share(self, nbytes: int) -> memoryview | None:
@@ -166,7 +166,7 @@ class ProcessGroup:
         return None
 
     def shares(self, array: Array) -> bool:
-        """Is this memory of that kind, for the members of this group?"""
+        """Return whether this group's members share this memory."""
         return False
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class ProcessGroup:
         return self
 
     def on_host(self) -> ProcessGroup:
-        """The group of these ranks that carries what is in CPU memory: objects."""
+        """Return the group of these ranks that carries what is in CPU memory: objects."""
         return self.for_device("cpu")
 
     def parts(self) -> tuple[ProcessGroup, ...]:
@@ -276,7 +276,7 @@ class ProcessGroup:
         self.abort()
 
     def next_seq(self) -> int:
-        """The number of the collective that begins: they run one at a time, in order."""
+        """Return the number of the collective that begins: they run one at a time, in order."""
         self._seq += 1
         return self._seq
 
@@ -304,7 +304,7 @@ class ProcessGroup:
         check_process(self._pid, name, self.group_name)
 
     def doing(self) -> str:
-        """Which call of the group this rank is in, for people: "in all_reduce #12"."""
+        """Return which call of the group this rank is in, for messages: "in all_reduce #12"."""
         call = self.last_call()
         if call is not None and not call.over:
             return f"in {call.name} #{call.seq}"
@@ -316,7 +316,7 @@ class ProcessGroup:
         return f"in no call of the group{',' if call is None else ';'} {last}"
 
     def last_call(self) -> Call | None:
-        """The collective that this rank is in, or was in last."""
+        """Return the collective that this rank is in, or was in last."""
         return self._call
 
     def check_usable(self, name: str) -> None:
@@ -503,7 +503,10 @@ class ProcessGroup:
         """This rank meets nobody for the group called so, of this backend; others may, and ask."""
 
     def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
-        """What those of these group ranks said by `asks_for` that can be asked, and answer soon."""
+        """Return what each reachable one of these group ranks announced with `asks_for`.
+
+        Ranks that do not answer promptly are left out.
+        """
         return {}
 
     def shrink(
@@ -536,11 +539,11 @@ class ProcessGroup:
         return self._rank
 
     def size(self) -> int:
-        """How many ranks the group has."""
+        """Return how many ranks the group has."""
         return self._size
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return self.backend
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
@@ -551,7 +554,7 @@ class ProcessGroup:
         return None
 
     def get_group_rank(self, global_rank: int) -> int:
-        """The group rank of a global one. Raises ValueError if it is not a member."""
+        """Return the group rank of a global one. Raises ValueError if it is not a member."""
         try:
             return self.ranks.index(global_rank)
         except ValueError:

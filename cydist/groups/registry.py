@@ -136,7 +136,7 @@ register_backend = Backend.register_backend
 def _plugin(
     create: Callable[..., ProcessGroup], extended_api: bool, devices: str | Sequence[str] | None
 ) -> Plugin:
-    """A backend, with what its creator says of itself."""
+    """Return a backend, with what its creator says of itself."""
     return Plugin(
         create,
         extended_api,
@@ -173,7 +173,7 @@ def _installed() -> EntryPoints:
 
 
 def find(name: str) -> Plugin:
-    """The backend called `name`; "torch:gloo" is the one that torch calls "gloo".
+    """Return the backend called `name`; "torch:gloo" is the one that torch calls "gloo".
 
     An installed package is found by its entry point in the group "cydist.backends": a
     creator as in register_backend, whose attributes `extended_api` and `devices`, if it has
@@ -202,12 +202,12 @@ def find(name: str) -> Plugin:
 
 
 def is_available() -> bool:
-    """Can cydist be used here? It can, once it has been imported."""
+    """Return whether cydist can be used here: True, once it has been imported."""
     return True
 
 
 def is_backend_available(backend: str) -> bool:
-    """Is there a backend of that name, with the packages that it needs?"""
+    """Return whether there is a backend of that name, with the packages that it needs."""
     name = backend.lower()
     if name.partition(":")[0] in _families:
         try:
@@ -221,29 +221,31 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Is the backend "gloo" (another name of "tcp") there? It always is."""
+    """Return whether the backend "gloo" (another name of "tcp") exists: always True."""
     return is_backend_available("gloo")
 
 
 def is_mpi_available() -> bool:
-    """Is the backend "mpi" there? It needs mpi4py, which is looked for but not imported."""
+    """Return whether mpi4py is installed, which the backend "mpi" needs. It is not imported."""
     return is_backend_available("mpi")
 
 
 def is_nccl_available() -> bool:
-    """Is the backend "nccl" there? It needs cupy, which is looked for but not imported; whether
-    there is a GPU is seen when a group is made."""
+    """Return whether cupy is installed, which the backend "nccl" needs.
+
+    It is not imported, and no GPU is looked for before a group is made.
+    """
     return is_backend_available("nccl")
 
 
 def _is_name(text: str) -> bool:
-    """Can this be a backend's name, rather than pairs of device and name?"""
+    """Return whether this can be a backend's name, rather than pairs of device and name."""
     family, colon, one = text.lower().partition(":")
     return not colon or (family in _families and ":" not in one and "," not in one)
 
 
 def parse(spec: str) -> dict[str, str]:
-    """A backend string as device -> backend name.
+    """Return a backend string as device -> backend name.
 
     "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" spells it out. The
     name of a backend may be of a family: "torch:gloo", "cpu:torch:gloo".
@@ -273,8 +275,8 @@ def parse(spec: str) -> dict[str, str]:
 
 
 def plain(spec: str) -> str:
-    """The same backend string without what says nothing: capitals, spaces, and devices where one
-    backend has all that it takes. Raises ValueError as `parse`."""
+    """Return the same backend string without what says nothing: capitals, spaces, and devices where
+    one backend has all that it takes. Raises ValueError as `parse`."""
     devices = parse(spec)
     name = next(iter(devices.values()))
     if devices == dict.fromkeys(find(name).devices, name):

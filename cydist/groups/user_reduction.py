@@ -124,7 +124,7 @@ class UserOpReducer:
         agree(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
     def _part_of(self, call: Call) -> Call:
-        """A collective that this one is made of."""
+        """Return a collective that this one is made of."""
         part = Call(call.name, self._group.next_seq(), call.deadline)
         part.agreed = True
         return part

@@ -136,7 +136,8 @@ class World:
             raise
 
     def _passers_by(self, name: str) -> Callable[[Sequence[int]], dict[int, str]]:
-        """Who of some ranks met nobody for the group called so, and what they asked for."""
+        """Return which of some ranks make no group of this name with the others, and what they
+        asked for instead."""
 
         def some(ranks: Sequence[int]) -> dict[int, str]:
             from random import sample  # slow to import, and few ranks ask
@@ -147,7 +148,8 @@ class World:
         return some
 
     def parent(self, backend: str) -> ProcessGroup | None:
-        """The group of all ranks that shares what it holds with those of this backend, if any."""
+        """Return the group of all ranks that shares what it holds with those of this backend, if
+        any."""
         default = self.groups.get(DEFAULT_GROUP)
         parts = () if default is None else default.parts()
         found = (part for part in parts if part.backend == backend)
@@ -171,7 +173,7 @@ class World:
         self, meeting: MembershipStore, ranks: Sequence[int], name: str, backend: str,
         timeout: float, pg_options: object,
     ) -> ProcessGroup:  # fmt: skip
-        """The part of a group that one backend serves."""
+        """Return the part of a group that one backend serves."""
         parent = self.parent(backend)
         if parent is not None and (pg_options is None or parent.splits_alone):
             shared = parent.subgroup(ranks, name, timeout)

@@ -13,5 +13,5 @@ _CONSEQUENCES = (
 
 
 def blames_another(text: str) -> bool:
-    """Is this traceback about the death of another rank?"""
+    """Return whether this traceback is about the death of another rank."""
     return any(name in text for name in _CONSEQUENCES)

@@ -46,7 +46,7 @@ class Console:
 
     @property
     def pending(self) -> bool:
-        """Is something queued that may still be written?"""
+        """Return whether something is queued that may still be written."""
         return bool(self._queue)
 
     @property
@@ -59,7 +59,7 @@ class Console:
         return time.monotonic() >= self.stalls_at
 
     def prefix(self, rank: int) -> bytes:
-        """What stands before each line of `rank`."""
+        """Return what stands before each line of `rank`."""
         text = b"[%d]" % rank
         if self.colour:
             text = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], text)
@@ -171,7 +171,7 @@ def _is_regular(fd: int) -> bool:
 
 
 def _unblocked(fd: int) -> int:
-    """A non-blocking descriptor for what `fd` is, or `fd`.
+    """Return a non-blocking descriptor for what `fd` is, or `fd`.
 
     The flag belongs to the open file, which we share with the shell, so it cannot be set on
     `fd` itself: pipes and terminals are opened anew.

@@ -76,7 +76,7 @@ def new_ports(host: str, master_port: int | None = None) -> Ports:
 
 
 def _bind(host: str, *, reuse: bool = False) -> socket.socket:
-    """A socket bound to a free port.
+    """Return a socket bound to a free port.
 
     reuse       others that ask for the same may bind the port too, until one of them listens
     """
@@ -129,7 +129,7 @@ def new_generation(options: Options, number: int) -> Generation:
 
 
 def secret_pipe(secret: bytes) -> int:
-    """The read end of a pipe that holds `secret` and then ends; close it after use."""
+    """Return the read end of a pipe that holds `secret` and then ends; close it after use."""
     read, write = os.pipe()
     os.write(write, secret)
     os.close(write)
@@ -139,7 +139,7 @@ def secret_pipe(secret: bytes) -> int:
 def job_variables(
     address: str, port: int, store_port: int | None, run_id: str, generation: int
 ) -> dict[str, str]:
-    """What all ranks of a job find alike.
+    """Return the variables that are equal on all ranks of a job.
 
     store_port  of cydist's store; None: it is on `port`, where other libraries look for theirs
     """

@@ -34,7 +34,8 @@ def failed_at(worker: Worker) -> float:
 
 
 def first_failure(workers: Iterable[Worker]) -> Worker | None:
-    """The worker whose failure caused the others: of those that blame no other, the first."""
+    """Return the worker whose failure caused the others: of those that blame no other, the
+    first."""
     failed = [worker for worker in workers if worker.code and not worker.told]
     return min(
         failed, key=lambda worker: (_blames_another(worker), failed_at(worker)), default=None
@@ -46,13 +47,14 @@ def _blames_another(worker: Worker) -> bool:
 
 
 def about_to_fail(worker: Worker, now: float) -> bool:
-    """Did this running worker print a traceback just now? It is probably on its way out."""
+    """Return whether this running worker has just printed a traceback, so that it is probably about
+    to exit."""
     printed = worker.tail.traceback_at
     return worker.running and printed is not None and now - printed < RECENT_SECONDS
 
 
 def report(first: Worker, workers: Sequence[Worker]) -> str:
-    """What to tell the user, in whole lines."""
+    """Return what to tell the user, in whole lines."""
     assert first.code is not None
     lines = [
         f"cydistrun: rank {first.rank} (local rank {first.local_rank}, pid {first.pid}, host "
@@ -92,7 +94,7 @@ def _more(count: int) -> str:
 
 
 def last_words(output: bytes) -> list[str]:
-    """The last traceback in the end of a worker's stderr, or else its last lines."""
+    """Return the last traceback in the end of a worker's stderr, or else its last lines."""
     lines = output.decode(errors="replace").splitlines()
     starts = [place for place, line in enumerate(lines) if TRACEBACK.decode() in line]
     if starts:
@@ -103,7 +105,7 @@ def last_words(output: bytes) -> list[str]:
 
 
 def _error_file(path: str) -> list[str]:
-    """What a worker wrote to its error file: ours, or that of torch's @record."""
+    """Return what a worker wrote to its error file: cydist's, or that of torch's @record."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         with open(path, "rb") as file:
             content = json.loads(file.read(_ERROR_FILE_BYTES))

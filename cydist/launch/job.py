@@ -334,7 +334,7 @@ class Job:
         self._consoles[2].write(text.encode(errors="replace"), must=True)
 
     def _log_directory(self) -> str:
-        """Where log files go, made on demand: a directory of this run's own."""
+        """Return where log files go: a directory of this run, made on demand."""
         if not (self.options.redirects or self.options.tee):
             return ""
         if self.options.log_dir:

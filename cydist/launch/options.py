@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The command line as argparse sees it."""
+    """Return the command line as argparse sees it."""
     it = Parser(
         prog="cydistrun",
         usage="cydistrun [options] script.py [arguments]",
@@ -189,7 +189,7 @@ def parser() -> Parser:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """The options in `argv`. Exits with 2 and one sentence when they make no sense."""
+    """Return the options in `argv`. Exits with 2 and one sentence when they make no sense."""
     it = parser()
     given = it.parse_args(it.hyphens(argv))
     try:
@@ -271,7 +271,7 @@ def _nodes(given: argparse.Namespace) -> int:
 
 
 def local_world_size(text: str) -> int:
-    """How many processes `--nproc-per-node` asks for on this host."""
+    """Return how many processes `--nproc-per-node` asks for on this host."""
     if text == "cpu":
         return len(os.sched_getaffinity(0))
     if text == "auto":
@@ -371,7 +371,7 @@ def _signals(text: str) -> tuple[int, ...]:
 
 
 def _check_program(given: argparse.Namespace) -> bool:
-    """Can what is to be started be found? True for a script."""
+    """Check that the program can be found; return True for a script."""
     if given.module and given.no_python:
         raise ValueError("--module and --no-python exclude each other")
     if given.no_python and not given.run_path:

@@ -33,7 +33,7 @@ class LogFile:
                 data = data[os.write(self.fd, data) :]
 
     def end(self) -> bytes:
-        """The last bytes of the file."""
+        """Return the last bytes of the file."""
         size = os.fstat(self.fd).st_size
         return os.pread(self.fd, TAIL_BYTES, max(0, size - TAIL_BYTES))
 
@@ -91,7 +91,7 @@ class Lines:
 
 
 def last_state(line: bytes) -> bytes:
-    """What a terminal would show in the end of a line that is rewritten after each \\r."""
+    """Return what a terminal would finally show of a line that is rewritten after each \r."""
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
@@ -115,12 +115,12 @@ class Stream:
 
     @property
     def held(self) -> bool:
-        """Must its worker wait, because the console cannot take more?"""
+        """Return whether the worker must wait, because the console cannot take more."""
         return self._lines is not None and self.console.full
 
     @property
     def unwanted(self) -> bool:
-        """Does nobody read this any more? Closing the pipe tells the worker."""
+        """Return whether this output has no reader left. Closing the pipe tells the worker."""
         return self.console.closed and self._lines is not None and not self._logged
 
     def read(self) -> bool | None:

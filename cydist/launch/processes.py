@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of `parent` that started it ends.
+    """Let the kernel kill this process when the thread of `parent` that started it ends.
 
     Call it first thing in a child; a parent that is dead already ends the child here.
     """
@@ -73,8 +73,9 @@ class Process(NamedTuple):
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor of a process; None where there are none: under gVisor, and where a container
-    forbids them. Raises OSError for everything else, as where there is no such process."""
+    """Return a descriptor of a process; None where there are none: under gVisor, and where a
+    container forbids them. Raises OSError for everything else, as where there is no such process.
+    """
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -113,7 +114,7 @@ def descendants(besides: Collection[int] = ()) -> list[Process]:
 
 
 def own_children() -> set[int]:
-    """The pids of this process's children; cheaper than `descendants`."""
+    """Return the pids of this process's children; cheaper than `descendants`."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return set(map(int, file.read().split()))
@@ -171,7 +172,7 @@ def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:
 
 
 def pretty_signal(number: int) -> str:
-    """A signal's name, or its number in words."""
+    """Return a signal's name, or its number in words."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -179,10 +180,10 @@ def pretty_signal(number: int) -> str:
 
 
 def pretty_exit(code: int) -> str:
-    """An exit status as subprocess gives it (negative: a signal), in words."""
+    """Return an exit status as subprocess gives it (negative: a signal), in words."""
     return f"exit code {code}" if code >= 0 else f"killed by {pretty_signal(-code)} ({-code})"
 
 
 def exit_code(code: int) -> int:
-    """What a shell would report for this exit status."""
+    """Return what a shell would report for this exit status."""
     return code if code >= 0 else 128 - code

@@ -57,7 +57,7 @@ class ProcessContext:
         self._reports = list(reports)
 
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
+        """Return the process ids, by rank."""
         return [process.pid or 0 for process in self.processes]
 
     def join(
@@ -107,7 +107,8 @@ class ProcessContext:
         return not self.sentinels
 
     def _first_failure(self, now: float) -> ProcessException:
-        """The failure that caused the others: of those that blame no other rank, the first."""
+        """Return the failure that caused the others: of those that blame no other rank, the
+        first."""
         failures: list[tuple[bool, float, ProcessException]] = []
         for rank, process in enumerate(self.processes):
             pid, code = process.pid or 0, process.exitcode

@@ -97,7 +97,7 @@ class Worker:
         return [sys.executable, "-u", *command] if options.is_script else command
 
     def _stream(self, stream: int, options: Options, stack: contextlib.ExitStack) -> int:
-        """The descriptor that the worker gets as `stream`: its log file, or a pipe to us."""
+        """Return the descriptor that the worker gets as `stream`: its log file, or a pipe to us."""
         if options.redirects.get(self.local_rank, 0) & stream:
             return self.logs[stream].fd
         ours, theirs = os.pipe()
@@ -122,7 +122,7 @@ class Worker:
             self.send(signal.SIGCONT)
 
     def last_output(self) -> bytes:
-        """The end of its stderr, wherever that went."""
+        """Return the end of its stderr, wherever that went."""
         log = self.logs.get(2)
         return log.end() if log is not None else self.tail.bytes()
 

@@ -137,7 +137,7 @@ def _failed(
 
 
 def _word(meeting: PrefixStore) -> bytes:
-    """What has been said of the meeting by now; b"": nothing."""
+    """Return rank 0's verdict so far; b"": none yet."""
     return meeting.get("job") if meeting.check(["job"]) else b""
 
 
@@ -189,8 +189,8 @@ def agree(
 
 
 def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
-    """What to say if the ranks ask for different backends, each of which would wait for its own
-    ranks only; empty if they do not."""
+    """Return what to say if the ranks ask for different backends, each of which would wait for its
+    own ranks only; "" if they agree."""
     who: dict[bytes, list[int]] = {}
     for rank, backend in zip(ranks, asked, strict=True):
         who.setdefault(backend, []).append(rank)
@@ -204,7 +204,7 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
 
 
 def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
-    """The store itself did not answer: asking it who is missing would take as long again."""
+    """Return the store itself did not answer: asking it who is missing would take as long again."""
     whose = "" if holder is None else f", which is on rank {holder},"
     ranks = () if holder is None else (holder,)
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)

@@ -253,7 +253,7 @@ def _by_environment(call: _Call) -> tuple[Any, int, int]:
 
 
 def _agent_store(host: str, port: str) -> bool:
-    """Is MASTER_PORT held by torchrun's own store?"""
+    """Return whether torchrun's own store holds MASTER_PORT."""
     return bool(host and port) and _is_torchruns()
 
 
@@ -323,7 +323,7 @@ class _Since:
         self._began = 0.0
 
     def seconds(self, what: object) -> float:
-        """How many seconds ago this was given first, without another one since."""
+        """Return how many seconds ago this value was given first, without another one since."""
         now = time.monotonic()
         if what != self._what:
             self._what, self._began = what, now
@@ -331,7 +331,7 @@ class _Since:
 
 
 def _without_address(call: _Call) -> Store:
-    """A launcher that gives ranks but no address: a place on this host, or MPI's messages.
+    """Return a launcher that gives ranks but no address: a place on this host, or MPI's messages.
 
     MPI is not started where the host will do: under another MPI's launcher that may end the
     process, and nobody could catch it.
@@ -427,8 +427,10 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
 
 
 def _gives_out_ranks(call: _Call) -> bool:
-    """Does a file, or any process, hold the store? Then nobody knows ranks before they meet; by
-    every other way rank 0 serves it."""
+    """Return whether a file, or any process, holds the store.
+
+    Ranks are unknown before the check-in then; otherwise rank 0 serves the store.
+    """
     url = call.url
     return url is not None and (url.scheme == "file" or _is_multicast(url.hostname or ""))
 
@@ -520,7 +522,7 @@ def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
 
 
 def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = False) -> TCPStore:
-    """The job's store at host:port, served by rank 0.
+    """Return the job's store at host:port, served by rank 0.
 
     name        of this start of the job, where its address does not tell it from others
     awaited     the launcher listens there until rank 0 serves
@@ -556,8 +558,8 @@ def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = F
 
 
 def _launchers_port(host: str, port: str) -> int | None:
-    """The port on which the launcher listens for rank 0; None where there is none, or where the
-    program has set another address since."""
+    """Return the port on which the launcher listens for rank 0; None where there is none, or where
+    the program has set another address since."""
     own, _, address = config.STORE_PORT.get().partition(" ")
     if not own or address != f"{host}:{port}":
         return None
@@ -565,8 +567,8 @@ def _launchers_port(host: str, port: str) -> int | None:
 
 
 def _launchers_socket(port: int) -> int | None:
-    """The socket by which the launcher listens, taken if it does so on `port`: a URL may ask for
-    another one. A process that rank 0 started has the variable alone."""
+    """Return the socket by which the launcher listens, taken if it does so on `port`: a URL may ask
+    for another one. A process that rank 0 started has the variable alone."""
     try:
         found = socket.socket(fileno=int(config.STORE_FD.get()))
     except (ValueError, OverflowError, OSError):

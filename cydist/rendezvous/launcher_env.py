@@ -52,7 +52,7 @@ class Launcher:
         self.server = server
 
     def started_us(self, environ: Mapping[str, str]) -> bool:
-        """Does `environ` name a rank and a size?"""
+        """Return whether `environ` names a rank and a size."""
         return _first(environ, self.rank) is not None and _first(environ, self.size) is not None
 
 
@@ -81,8 +81,8 @@ LAUNCHERS = (
 
 
 def launcher(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The launcher that started this process: "cydistrun", "torchrun", "openmpi", "hydra" (MPICH,
-    Intel MPI), "slurm"; None: started by hand."""
+    """Return the launcher that started this process: "cydistrun", "torchrun", "openmpi", "hydra"
+    (MPICH, Intel MPI), "slurm"; None: started by hand."""
     found = find(environ)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def launcher(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The row of the table for the launcher that started this process."""
+    """Return the row of the table for the launcher that started this process."""
     for each in LAUNCHERS:
         if each.started_us(environ) and _is_meant(each, environ):
             return each
@@ -138,7 +138,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
-    """What names this job among the user's others; "" when nothing does.
+    """Return what names this job among the user's others; "" when nothing does.
 
     cydistrun's restarts count: a rank of an earlier attempt belongs to another job.
     """
@@ -154,7 +154,8 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _server_id(name: str) -> str:
-    """The launcher's process on this host that is our ancestor, told apart by its start time."""
+    """Return the launcher's process on this host that is our ancestor, told apart by its start
+    time."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -180,7 +181,7 @@ def default_backend() -> str:
 
 
 def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
-    """Did a launcher of MPI start this process? (srun is one if it offers PMI or PMIx.)"""
+    """Return whether an MPI launcher started this process; srun is one if it offers PMI or PMIx."""
     found = find(environ)
     if found is None:
         return False
@@ -189,7 +190,7 @@ def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_mpi4py() -> bool:
-    """Is mpi4py installed? It is not imported."""
+    """Return whether mpi4py is installed. It is not imported."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -232,7 +233,7 @@ def import_mpi() -> Any:
 
 
 def job_directory() -> Path:
-    """A directory of this user on this host that nobody else can enter, made when missing.
+    """Return a directory of this user on this host that nobody else can enter, made when missing.
 
     Raises RendezvousError if somebody else was there first.
     """
@@ -255,7 +256,7 @@ def job_directory() -> Path:
 
 
 def job_file(job: str) -> Path:
-    """Where the ranks of `job` on this host meet."""
+    """Return where the ranks of `job` on this host meet."""
     return job_directory() / hashlib.sha256(job.encode()).hexdigest()[:32]
 
 
@@ -264,7 +265,8 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """The number in the first of `names` that is set. Slurm writes 4(x2) for 4 on each of 2."""
+    """Return the number in the first of `names` that is set. Slurm writes 4(x2) for 4 on each of
+    2."""
     value = _first(environ, names)
     if value is None:
         return None

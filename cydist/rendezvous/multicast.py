@@ -34,7 +34,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 
 
 def find_store(group: str, port: int, size: int, group_name: str, deadline: float) -> TCPStore:
-    """The store that `size` processes on this multicast address agree on.
+    """Return the store that `size` processes on this multicast address agree on.
 
     group_name   keeps jobs apart that use one address
 
@@ -101,7 +101,8 @@ class _MulticastGroup:
         return self._store
 
     def gathered(self, store: TCPStore, size: int) -> bool:
-        """Have `size` processes joined this store, and does its leader say that it is the one?"""
+        """Return whether `size` processes have joined this store, and its leader confirms that it
+        is the one."""
         try:
             self.here = sum(key.startswith("multicast/") for key in store.list_keys())
             if self._leader == self.name and self.here >= size:
@@ -166,7 +167,7 @@ def _member(name: bytes) -> str:
 
 
 def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The host of an address; a link-local one says on which link."""
+    """Return the host of an address; a link-local one says on which link."""
     host = address[0]
     if len(address) == 4 and "%" not in host and ipaddress.ip_address(host).is_link_local:
         return f"{host}%{address[3]}"
@@ -174,12 +175,12 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _interface() -> str:
-    """The interface that announcements go out by; "": as the routes say."""
+    """Return the interface that announcements go out by; "": as the routes say."""
     return next(iter(chosen()), "")
 
 
 def _own_address(group: str, port: int) -> str:
-    """The address that others see as the sender of our announcements."""
+    """Return the address that others see as the sender of our announcements."""
     try:
         return _with_scope(way_out((group, port), lambda probe: _send_by(probe, family_of(group))))
     except OSError as error:

@@ -102,11 +102,11 @@ class FileStore(Store):
             pause = self._log.pause(min(pause, remaining))
 
     def num_keys(self) -> int:
-        """The number of keys: one more than the user's, for the count of workers."""
+        """Return the number of keys: one more than the user's, for the count of workers."""
         return super().num_keys() + 1
 
     def clone(self) -> FileStore:
-        """Another object for the same file, with a timeout of its own, counted as a user."""
+        """Return another object for the same file, with a timeout of its own, counted as a user."""
         return FileStore(self._path, self._world_size, self.timeout)
 
     def close(self) -> None:

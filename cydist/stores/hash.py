@@ -44,7 +44,7 @@ class HashStore(Store):
             return items
 
     def clone(self) -> HashStore:
-        """Another object for the same data, with a timeout of its own."""
+        """Return another object for the same data, with a timeout of its own."""
         twin = HashStore(self.timeout)
         twin._shared = self._shared
         return twin

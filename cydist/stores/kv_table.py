@@ -36,7 +36,7 @@ class KeyValueTable:
         self._queues: dict[bytes, deque[bytes]] = {}
 
     def awaits(self, request: Request) -> Place | None:
-        """The first key or queue that a blocking request has to wait for; None: it can run.
+        """Return the first key or queue that a blocking request has to wait for; None: it can run.
 
         Raises DistStoreError for a request with keys and values that its operation does not take.
         """
@@ -52,7 +52,7 @@ class KeyValueTable:
         return (False, missing)
 
     def touched(self, request: Request) -> list[Place]:
-        """The keys or queues at which waiting requests may go on after this one."""
+        """Return the keys or queues at which waiting requests may go on after this one."""
         if request.op is Op.QUEUE_PUSH:
             return [(True, request.keys[0])]
         if request.op in (Op.SET, Op.ADD, Op.COMPARE_SET, Op.APPEND, Op.SET_ALL):
@@ -70,7 +70,8 @@ class KeyValueTable:
         return (key for key in keys if key not in self._values)
 
     def _news(self, request: Request) -> tuple[bytes, ...]:
-        """The value of the key that a request watches, if it is another than the one it knows."""
+        """Return the value of the key that a request watches, if it is another than the one it
+        knows."""
         if request.op is not Op.WATCH:
             return ()
         value = self._values.get(request.keys[0], b"")

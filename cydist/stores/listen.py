@@ -11,7 +11,7 @@ from cydist.net.interfaces import outwards, public_address, resolve
 
 
 def adopt(fd: int, port: int) -> socket.socket:
-    """The socket behind `fd`, which must be bound to `port`; ours from now on."""
+    """Return the socket behind `fd`, which must be bound to `port`; ours from now on."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError as error:
@@ -54,7 +54,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def outer_address(host: str, bound: str) -> str | None:
-    """How other hosts reach us, if `host` is our name and means loopback only here."""
+    """Return how other hosts reach this one, if `host` is its name and means loopback only here."""
     import ipaddress  # slow, and only rank 0 needs it
 
     ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]

@@ -64,7 +64,7 @@ class MembershipStore(PrefixStore):
     def part(
         self, prefix: str, members: Collection[int], what: str, patience: float | None = None
     ) -> MembershipStore:
-        """A part of this part, for some of its members.
+        """Return a part of this part, for some of its members.
 
         patience    seconds that waits there last where they do not say; None: as long as here
         """
@@ -93,7 +93,7 @@ class MembershipStore(PrefixStore):
         self._patience = duration(timeout)
 
     def clone(self) -> MembershipStore:
-        """Another object for the same part, with a timeout of its own."""
+        """Return another object for the same part, with a timeout of its own."""
         from copy import copy  # few need it
 
         twin = copy(self)
@@ -172,13 +172,13 @@ class MembershipStore(PrefixStore):
             self._known = found
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, waiting until it has one as `wait` does."""
+        """Return the value of `key`, waiting until it has one as `wait` does."""
         return self.multi_get([key])[0]
 
     def multi_get(
         self, keys: Sequence[str], timeout: Timeout | None = None, *, patience: float = 0.0
     ) -> list[bytes]:
-        """The values of `keys`, waiting until all have one as `wait` does.
+        """Return the values of `keys`, waiting until all have one as `wait` does.
 
         patience    as Store.watch's
         """
@@ -316,13 +316,13 @@ def released_on_error(store: Any) -> Iterator[None]:
 
 
 def _root_of(part: MembershipStore) -> Store | None:
-    """The store that notices the end of a process, if the part is in one."""
+    """Return the store that notices the end of a process, if the part is in one."""
     root, _ = _below(part)
     return root if reports_disconnects(root) else None
 
 
 def _below(store: Any) -> tuple[Any, str]:
-    """The store at the bottom of prefixes, and all of them together."""
+    """Return the store at the bottom of prefixes, and all of them together."""
     path = ""
     while isinstance(store, PrefixStore):
         path = f"{store.prefix}/{path}"

@@ -26,7 +26,7 @@ class PrefixStore(Store):
 
     @property
     def prefix(self) -> str:
-        """What stands before every key, without the slash."""
+        """The prefix of every key, without the slash."""
         return self._prefix[:-1]
 
     @property
@@ -42,7 +42,7 @@ class PrefixStore(Store):
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, waiting until it has one."""
+        """Return the value of `key`, waiting until it has one."""
         return bytes(self._store.get(self._prefix + key))
 
     def add(self, key: str, amount: int) -> int:
@@ -50,7 +50,7 @@ class PrefixStore(Store):
         return int(self._store.add(self._prefix + key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Have all `keys` a value now?"""
+        """Return whether all `keys` have a value now."""
         return bool(self._store.check(self._named(keys)))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -65,7 +65,7 @@ class PrefixStore(Store):
         return bool(self._store.delete_key(self._prefix + key))
 
     def num_keys(self) -> int:
-        """The number of keys of the whole underlying store."""
+        """Return the number of keys of the whole underlying store."""
         return int(self._store.num_keys())
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
@@ -77,7 +77,7 @@ class PrefixStore(Store):
         self._store.append(self._prefix + key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of `keys`, in their order, waiting until all have one."""
+        """Return the values of `keys`, in their order, waiting until all have one."""
         return [bytes(value) for value in self._store.multi_get(self._named(keys))]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
@@ -93,11 +93,11 @@ class PrefixStore(Store):
         return bytes(self._store.queue_pop(self._prefix + key, block))
 
     def queue_len(self, key: str) -> int:
-        """How many values the queue `key` holds."""
+        """Return how many values the queue `key` holds."""
         return int(self._store.queue_len(self._prefix + key))
 
     def list_keys(self) -> list[str]:
-        """The keys below the prefix, without it."""
+        """Return the keys below the prefix, without it."""
         cut = len(self._prefix)
         return [key[cut:] for key in self._store.list_keys() if key.startswith(self._prefix)]
 
@@ -129,7 +129,7 @@ class PrefixStore(Store):
         return found
 
     def will(self, key: str, value: Value) -> None:
-        """Have the store append `value` to `key` if this process ends without closing the store."""
+        """Let the store append `value` to `key` if this process ends without closing the store."""
         self._store.will(self._prefix + key, value)
 
     def withdraw_will(self, key: str, value: Value) -> None:
@@ -137,5 +137,5 @@ class PrefixStore(Store):
         self._store.withdraw_will(self._prefix + key, value)
 
     def clone(self) -> PrefixStore:
-        """Another object for the same data, with a timeout of its own."""
+        """Return another object for the same data, with a timeout of its own."""
         return PrefixStore(self.prefix, self._store.clone())

@@ -139,7 +139,8 @@ class Reply(NamedTuple):
     items: tuple[bytes, ...] = ()
 
     def answers(self, request: Request) -> bool:
-        """Has it as many items as a reply to `request`, with numbers where those belong?"""
+        """Return whether this has as many items as a reply to `request`, with numbers where they
+        belong."""
         numbers = self.items[:1]
         if self.status is Status.OK and request.op is Op.WATCH:
             return len(self.items) in (1, len(request.keys))
@@ -157,13 +158,13 @@ class Reply(NamedTuple):
 
 
 def is_number(text: bytes) -> bool:
-    """Is it an integer of at most 19 digits, with or without a sign?"""
+    """Return whether this is an integer of at most 19 digits, with or without a sign."""
     digits = text[1:] if text[:1] in (b"+", b"-") else text
     return digits.isdigit() and len(digits) <= 19
 
 
 def encode_request(request: Request) -> bytes:
-    """The whole frame of a request, its length in front."""
+    """Return the whole frame of a request, its length in front."""
     head = _REQUEST.pack(
         request.op, request.block, len(request.keys), len(request.values), request.timeout
     )
@@ -171,7 +172,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(body: bytes | memoryview) -> Request:
-    """The request in a frame's body (without the length in front).
+    """Return the request in a frame's body (without the length in front).
 
     Raises DistStoreError for anything that `encode_request` cannot have made.
     """
@@ -187,12 +188,12 @@ def decode_request(body: bytes | memoryview) -> Request:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """The whole frame of a reply, its length in front."""
+    """Return the whole frame of a reply, its length in front."""
     return _frame(_REPLY.pack(reply.status, len(reply.items)), reply.items)
 
 
 def decode_reply(body: bytes | memoryview) -> Reply:
-    """The reply in a frame's body; raises DistStoreError for anything malformed."""
+    """Return the reply in a frame's body; raises DistStoreError for anything malformed."""
     if len(body) < _REPLY.size:
         raise DistStoreError(f"a reply of {len(body)} bytes is too short")
     status, count = _REPLY.unpack_from(body)

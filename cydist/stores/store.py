@@ -21,7 +21,7 @@ Timeout = float | timedelta
 def store_timeout(
     what: str, waited: float, keys: Sequence[bytes], count: int | None = None
 ) -> StoreTimeoutError:
-    """The error of a wait that ended before its keys appeared.
+    """Return the error of a wait that ended before its keys appeared.
 
     count   how many are missing, where `keys` holds only some of them
     """
@@ -74,7 +74,7 @@ class Store:
         self._call(Op.SET, [key], [value])
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, waiting until it has one.
+        """Return the value of `key`, waiting until it has one.
 
         Raises StoreTimeoutError, which names the key, after the store's timeout.
         """
@@ -89,7 +89,7 @@ class Store:
         return int(self._call(Op.ADD, [key], [str(int(amount))])[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Have all `keys` a value now?"""
+        """Return whether all `keys` have a value now."""
         return self._call(Op.CHECK, many(keys))[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -105,7 +105,7 @@ class Store:
         return self._call(Op.DELETE, [key])[0] == b"1"
 
     def num_keys(self) -> int:
-        """The number of keys.
+        """Return the number of keys.
 
         TCPStore and FileStore count one more than the user's keys: the one with which they
         count their workers. HashStore has no workers, and counts the user's keys alone.
@@ -125,7 +125,8 @@ class Store:
         self._call(Op.APPEND, [key], [value])
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of `keys`, in their order, waiting until all have one, as `get` does."""
+        """Return the values of `keys`, in their order, waiting until all have one, as `get`
+        does."""
         return list(self._call(Op.GET, many(keys), block=True))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
@@ -146,11 +147,12 @@ class Store:
         return self._call(Op.QUEUE_POP, [key], block=block)[0]
 
     def queue_len(self, key: str) -> int:
-        """How many values the queue `key` holds; 0 if there is no such queue."""
+        """Return how many values the queue `key` holds; 0 if there is no such queue."""
         return int(self._call(Op.QUEUE_LEN, [key])[0])
 
     def list_keys(self) -> list[str]:
-        """The user's keys, in no particular order; a key that is no text with backslashes."""
+        """Return the user's keys, in no particular order; a key that is no text with
+        backslashes."""
         return [key.decode(errors="backslashreplace") for key in self._call(Op.LIST_KEYS)]
 
     def set_timeout(self, timeout: Timeout) -> None:
@@ -167,7 +169,7 @@ class Store:
         return True
 
     def clone(self) -> Store:
-        """Another object for the same data, with a timeout of its own."""
+        """Return another object for the same data, with a timeout of its own."""
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
 
     def close(self) -> None:
@@ -204,7 +206,7 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} does not implement watch")
 
     def will(self, key: str, value: Value) -> None:
-        """Have the store append `value` to `key` if this process ends without closing the store."""
+        """Let the store append `value` to `key` if this process ends without closing the store."""
         raise NotImplementedError(f"{type(self).__name__} does not implement will")
 
     def withdraw_will(self, key: str, value: Value) -> None:
@@ -219,7 +221,7 @@ def reports_disconnects(store: Any) -> bool:
 
 
 def many(keys: Sequence[str]) -> Sequence[str]:
-    """A list of keys; TypeError for one key alone, whose letters would be taken for keys."""
+    """Return a list of keys; TypeError for one key alone, whose letters would be taken for keys."""
     if isinstance(keys, str):
         raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
     return keys
@@ -232,7 +234,7 @@ def _key(key: str) -> bytes:
 
 
 def as_bytes(value: Value) -> bytes:
-    """A value as it is stored; TypeError for what is neither str nor bytes."""
+    """Return a value as it is stored; TypeError for what is neither str nor bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

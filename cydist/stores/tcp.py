@@ -219,7 +219,7 @@ class TCPStore(Store):
         return found if len(found) == len(keys) else value
 
     def will(self, key: str, value: Value) -> None:
-        """Have the server append `value` to `key` if this process ends without closing the store.
+        """Let the server append `value` to `key` if this process ends without closing the store.
 
         However it ends: killed, by `os._exit`, by an exception that nobody caught, or in peace. It
         takes one more connection.
@@ -240,11 +240,11 @@ class TCPStore(Store):
                 _part(connection)
 
     def num_keys(self) -> int:
-        """The number of keys: one more than the user's, for the count of workers."""
+        """Return the number of keys: one more than the user's, for the count of workers."""
         return super().num_keys() + 1
 
     def clone(self) -> TCPStore:
-        """Another object for the same server, with a timeout and connections of its own."""
+        """Return another object for the same server, with a timeout and connections of its own."""
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self.timeout)
         if self._lease is not None and not self._lease.join():
@@ -367,7 +367,7 @@ class _Pool:
         self._idle, self._bonds, self.wills = [], [], []
 
     def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> socket.socket:
-        """A new connection, authenticated.
+        """Return a new connection, authenticated.
 
         patient   keep trying until the deadline while nobody listens there
         awaited   and while it is listened on, but not yet served

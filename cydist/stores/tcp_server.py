@@ -110,7 +110,7 @@ class StoreServer:
         self._thread.join(timeout)
 
     def guests(self) -> int:
-        """How many connections have not proved themselves yet."""
+        """Return how many connections are not authenticated yet."""
         return len(self._door)
 
     def abandon(self) -> None:
@@ -185,7 +185,7 @@ class StoreServer:
             heapq.heapify(self._alarms)
 
     def _is_set(self, alarm: _Alarm) -> bool:
-        """Will anything happen when this alarm rings?"""
+        """Return whether this alarm is still set."""
         connection, ticket = alarm[2:]
         waits = connection.parked is not None and connection.ticket == ticket
         return waits and connection in self._connections
@@ -338,7 +338,7 @@ class StoreServer:
         connection.sock.close()
 
     def _carry_out_wills(self) -> None:
-        """Do what was asked for in case a connection ends. Waking others may end more of them."""
+        """Execute the wills of connections that ended. Waking waiters may end more connections."""
         while self._wills:
             key, value = self._wills.popleft()
             request = Request(Op.APPEND, (key,), (value,))
@@ -348,7 +348,8 @@ class StoreServer:
 
 
 def _with_more(will: Will, request: Request) -> Will:
-    """A will and what `request` adds; none if that is nothing. DistStoreError: it is too long."""
+    """Return a will and what `request` adds; none if that is nothing. DistStoreError: it is too
+    long."""
     pairs = tuple(zip(request.keys, request.values, strict=True))
     whole = will + pairs if pairs else ()
     if sum(ENTRY_BYTES + len(key) + len(value) for key, value in whole) > MAX_FRAME_BYTES:

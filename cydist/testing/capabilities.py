@@ -68,12 +68,12 @@ def yes(can: bool) -> str:
 
 
 def find(run: Callable[[Callable[[int], Any]], list[Any]]) -> Capabilities:
-    """The capabilities of the backend of a job of two ranks, whose method `run` is given."""
+    """Return the capabilities of the backend of a job of two ranks, whose method `run` is given."""
     return Capabilities(*run(_body)[0])
 
 
 def _body(rank: int) -> tuple[Any, ...]:
-    """A plain tuple, which may go from process to process."""
+    """Return a plain tuple, which may go from process to process."""
     found = dist.group.WORLD
     assert found is not None
     group = found.for_device("cpu")

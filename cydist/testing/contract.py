@@ -43,11 +43,11 @@ class Jobs:
 
     @property
     def launched(self) -> bool:
-        """Is this process one rank, which a launcher started together with others?"""
+        """Return whether a launcher started this process as one of several ranks."""
         return self._ranks > 1
 
     def get(self, backend: str, size: int) -> Job:
-        """A job in good health. Skips the test where a launcher started fewer ranks."""
+        """Return a job in good health. Skips the test where a launcher started fewer ranks."""
         job = self._kept.get((backend, size))
         if job is None or job.broken:
             if job is not None:
@@ -66,7 +66,7 @@ class Jobs:
             job.close()
 
     def capabilities(self, backend: str) -> Capabilities:
-        """What the backend can do that it need not."""
+        """Return which optional capabilities the backend has."""
         if backend not in self.found:
             self.found[backend] = find(lambda body: self.run_once(body, 2, backend))
         return self.found[backend]
@@ -108,7 +108,7 @@ def jobs(session_jobs: Jobs) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="session")
 def session_jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
-    """Where jobs come from, and what is known of the backends."""
+    """Provide the source of jobs, and what is known of the backends."""
     kept = Jobs()
     yield kept
     if named_by_user(pytestconfig):
@@ -132,7 +132,7 @@ def size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def job(jobs: Jobs, backend: str, size: int) -> Job:
-    """A job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
+    """Return a job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
     return jobs.get(backend, size)
 
 
@@ -163,7 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
 
 
 def named_by_user(config: pytest.Config) -> bool:
-    """Does the command line say which backends to test? They are reported on then."""
+    """Return whether the command line says which backends to test; they are reported on then."""
     return any(arg.startswith("--cydist-backend") for arg in config.invocation_params.args)
 
 

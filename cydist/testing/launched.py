@@ -25,12 +25,14 @@ class Launched:
         self._jobs = 0
 
     def job(self, size: int) -> LaunchedJob:
-        """A job of the first `size` ranks."""
+        """Return a job of the first `size` ranks."""
         self._jobs += 1
         return LaunchedJob(self, size, f"job{self._jobs}/")
 
     def exchange(self, mine: tuple[T | None, BaseException | None], ranks: int) -> list[T]:
-        """What the first `ranks` ranks returned, told to all; raises what the lowest one raised.
+        """Return what the first `ranks` ranks returned, on all ranks.
+
+        Raises what the lowest one raised.
 
         It goes through the store, whatever the backend does.
         """

@@ -31,7 +31,8 @@ def contribution(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def reduced(op: str, arrays: Sequence[Array]) -> Array:
-    """The arrays of all ranks reduced by the operation called `op`, in the first one's dtype."""
+    """Return the arrays of all ranks reduced by the operation called `op`, in the first one's
+    dtype."""
     dtype = arrays[0].dtype
     wide = np.dtype(np.float32) if dtype.name in SMALL_FLOATS else dtype
     stack = [array.astype(wide) for array in arrays]
@@ -63,7 +64,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def makes_sense(op: str, dtype: np.dtype[Any]) -> bool:
-    """Is the operation defined for the dtype?"""
+    """Return whether the operation is defined for the dtype."""
     if op in ("BAND", "BOR", "BXOR"):
         return dtype.kind in "biu"
     if op in ("MIN", "MAX"):

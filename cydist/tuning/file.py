@@ -67,8 +67,8 @@ def use(measured: list[Measured]) -> None:
 
 
 def place() -> Path | None:
-    """The file of this user on this host, beside the user's secret; or the one that CYDIST_TUNING
-    names. None: off, or a user without a home."""
+    """Return the file of this user on this host, beside the user's secret; or the one that
+    CYDIST_TUNING names. None: off, or a user without a home."""
     setting = config.TUNING.get().strip()
     if setting.lower() == "off":
         return None
@@ -84,7 +84,7 @@ def place() -> Path | None:
 
 
 def load() -> str:
-    """The text of the file at `place`; "" where there is none, or tuning is off.
+    """Return the text of the file at `place`; "" where there is none, or tuning is off.
 
     A file that cannot be used is left out: no job fails for it. One that CYDIST_TUNING names, or
     that was read, is told by a RuntimeWarning.
@@ -113,7 +113,7 @@ def load() -> str:
 
 
 def read(path: Path) -> str:
-    """A file's text. Raises OSError, ValueError for what is no file of text or too long."""
+    """Return a file's text. Raises OSError, ValueError for what is no file of text or too long."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -125,7 +125,8 @@ def read(path: Path) -> str:
 
 
 def parse(text: str) -> list[Measured]:
-    """What a file says; "" says nothing. Raises ValueError, with the place, for all else."""
+    """Parse a tuning file; "" changes nothing. Raises ValueError, with the place, for anything
+    else."""
     if not text:
         return []
     import json  # slow to import, and few machines have such a file
@@ -236,7 +237,7 @@ def save(measured: list[Measured], path: Path) -> None:
 
 
 def written(measured: list[Measured]) -> str:
-    """The text of a file, which `parse` reads back."""
+    """Return the text of a file, which `parse` reads back."""
     import json
 
     entries = [

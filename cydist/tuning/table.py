@@ -70,7 +70,7 @@ class Rule(NamedTuple):
     constant: str = ""
 
     def fits(self, size_class: int, ranks: int, library: str = "") -> bool:
-        """Is a call of at most 2**size_class bytes within the limits?"""
+        """Return whether a call of at most 2**size_class bytes is within the limits."""
         return (
             self.library in ("", library)
             and 1 << size_class > self.above_bytes
@@ -226,7 +226,7 @@ def choose(
     commutative: bool,
     library: str = "",
 ) -> str:
-    """The name of the algorithm for a call.
+    """Return the name of the algorithm for a call.
 
     nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
     windows     can the ranks see each other's memory?
@@ -240,7 +240,7 @@ def choose(
 
 
 def usual(collective: str, nbytes: int, ranks: int, windows: bool, library: str = "") -> str:
-    """The same for blocks of one size, where that is known before the call."""
+    """Return the same for blocks of one size, where that is known before the call."""
     known = collective not in UNSIZED
     return choose(
         collective, nbytes if known else 0, ranks, windows,
@@ -249,8 +249,8 @@ def usual(collective: str, nbytes: int, ranks: int, windows: bool, library: str 
 
 
 def leaves_to_library(collective: str, ranks: int) -> bool:
-    """May a library below serve such a call, whatever its size and speed? Not if the settings
-    demand an algorithm of ours."""
+    """Return whether a library below may serve such a call, whatever its size and speed: not if the
+    settings demand one of cydist's algorithms."""
     able = candidates(collective, ranks, False, library="any")
     wanted = forced().get(collective)
     in_order = config.DETERMINISTIC.on() and collective in REDUCING
@@ -320,7 +320,7 @@ def candidates(
     commutative: bool = True,
     library: str = "",
 ) -> list[str]:
-    """The names of all algorithms whose needs such a call meets."""
+    """Return the names of all algorithms whose needs such a call meets."""
     offers = (
         (WINDOWS if windows else 0)
         | (COMMUTATIVE if commutative else 0)
@@ -334,7 +334,7 @@ def candidates(
 
 @lru_cache(maxsize=64)
 def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
-    """The unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, what was measured
+    """Return the unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, what was measured
     for groups of `ranks`, with or without `windows`, or the default.
 
     Raises ValueError when the setting is not a positive number.
@@ -349,7 +349,7 @@ def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
 
 
 def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list[Rule]:
-    """The rows for a collective that are in force: what was measured here, then the table.
+    """Return the rows for a collective that are in force: what was measured here, then the table.
 
     Nothing was measured for groups of a library."""
     rows = [] if library else [*_tuned.get((collective, ranks, windows), ())]
@@ -361,7 +361,7 @@ def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list
 
 
 def forced() -> dict[str, str]:
-    """What CYDIST_ALGORITHM asks for: collective -> name.
+    """Return what CYDIST_ALGORITHM asks for: collective -> name.
 
     Raises ValueError when it names what does not exist, or contradicts CYDIST_DETERMINISTIC.
     """

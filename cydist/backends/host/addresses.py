@@ -15,7 +15,7 @@ SocketAddress = tuple[str, int]  # numeric host, port
 
 
 def of_host(host: str) -> list[str]:
-    """The numeric addresses of a host name. Raises DistNetworkError if it has none."""
+    """Return the numeric addresses of a host name. Raises DistNetworkError if it has none."""
     try:
         answers = resolve(host, 0)
     except OSError as error:
@@ -24,7 +24,7 @@ def of_host(host: str) -> list[str]:
 
 
 def where_to_listen(store: Any, deadline: float | None = None) -> str:
-    """The address of ours that the others can reach if they reached the store, which may be
+    """Return the address of ours that the others can reach if they reached the store, which may be
     another library's.
 
     deadline    of the name service, on time.monotonic()
@@ -80,7 +80,7 @@ class Address(NamedTuple):
 
 
 def this_host() -> str:
-    """A name that two ranks share if they share cores."""
+    """Return a name that two ranks share if they share cores."""
     boot = ""
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
@@ -88,7 +88,7 @@ def this_host() -> str:
 
 
 def boot_id() -> str:
-    """What the kernel made up when it started. Raises OSError where it tells nobody."""
+    """Return the random id of the running kernel. Raises OSError where it is hidden."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -100,7 +100,7 @@ def _lane(*words: str) -> list[SocketAddress]:
 
 
 def _endpoint(host: str, port: int) -> SocketAddress:
-    """What a socket can connect to, whatever it then says; ValueError for anything else."""
+    """Return an address that a socket can connect to. Raises ValueError for anything else."""
     if not (host.isascii() and host.isprintable() and 0 < port < 65536):
         raise ValueError(f"no address {host!r}, port {port!r}")
     with contextlib.suppress(OSError):

@@ -77,7 +77,9 @@ def everywhere(
     about: tuple[str, Array, int] | None = None,
     root: int = -1,
 ) -> bool:
-    """Is something so on all ranks? A collective, before the call's own.
+    """Return whether `here` is true on all ranks.
+
+    This is itself a collective, made before the call's own, and consumes a sequence number.
 
     about, root     the call that ranks must agree on, as Group.run takes it; None: any, which
                     is so where they ask how MPI serves the group
@@ -105,5 +107,5 @@ def _code(op: Op | None) -> int:
 
 
 def same_sizes(blocks: Sequence[Array]) -> bool:
-    """Do all blocks hold the same number of elements?"""
+    """Return whether all blocks hold the same number of elements."""
     return all(block.size == blocks[0].size for block in blocks)

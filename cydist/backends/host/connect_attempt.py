@@ -32,7 +32,8 @@ class ConnectAttempt:
 
     @property
     def answered(self) -> bool:
-        """Have we proved ourselves, so that the peer may count the connection as made?"""
+        """Return whether this side has sent its proof, so that the peer may count the connection as
+        made."""
         shake = None if self.talk is None else self.talk.shake
         return isinstance(shake, ClientHandshake) and shake.answered
 

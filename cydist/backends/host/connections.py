@@ -125,7 +125,7 @@ class Connections:
         return endpoints
 
     def address(self) -> bytes:
-        """What the other ranks pass to `connect`."""
+        """Return what the other ranks pass to `connect`."""
         return Address(self._rank, addresses.this_host(), self._lanes).encode()
 
     def connect(self, published: Sequence[bytes]) -> None:
@@ -150,7 +150,8 @@ class Connections:
         self._nudge()
 
     def trouble(self, peer: int) -> str:
-        """Why there is no connection to `peer` yet, for people; "" where none is being made."""
+        """Return why there is no connection to `peer` yet, for messages; "" where none is being
+        made."""
         tries = [attempt for key, attempt in list(self._attempts.items()) if key[0] == peer]
         return f"no connection to it yet: {tries[0].last_error}" if tries else ""
 
@@ -167,11 +168,14 @@ class Connections:
             self.reporter = None
 
     def host_of(self, peer: int) -> str:
-        """The name of a rank's host."""
+        """Return the name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
 
     def ask(self, peer: int, context: int, deadline: float) -> peer_status.PeerStatus:
-        """What this rank is doing in a group; blocks. Raises OSError or DistError."""
+        """Ask a peer what it is doing in a group, and block for the answer.
+
+        Raises OSError or DistError.
+        """
         return peer_status.ask(
             [place for lane in self._peers[peer].lanes for place in lane],
             secret=self._secret,
@@ -181,7 +185,7 @@ class Connections:
         )
 
     def guests(self) -> int:
-        """How many connections have not proved themselves yet."""
+        """Return how many connections are not authenticated yet."""
         return len(self._door)
 
     def _nudge(self) -> None:
@@ -276,7 +280,7 @@ class Connections:
                 self._drop(own)
 
     def _lane_of(self, claim: bytes) -> Key | None:
-        """The lane that a guest asks for, if it may have it."""
+        """Return the lane that a guest asks for, if it may have it."""
         if len(claim) != CLAIM.size:
             return None
         source, destination, lane = CLAIM.unpack(claim)
@@ -342,7 +346,7 @@ class Connections:
             self._failed(attempt, f"{addresses.spelled(target)}: {error}")
 
     def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
-        """A socket, for which a guest must leave where no descriptor is left."""
+        """Return a socket, for which a guest must leave where no descriptor is left."""
         while True:
             try:
                 return socket.socket(family, socket.SOCK_STREAM)

@@ -58,7 +58,7 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
 
 
 def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
-    """The group whose ranks are exactly the link's peers."""
+    """Return the group whose ranks are exactly the link's peers."""
     return HostGroup(
         endpoint,
         options.group_rank,

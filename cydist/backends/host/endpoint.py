@@ -64,7 +64,7 @@ class Endpoint:
         opened.add(self)
 
     def report(self, context: int) -> PeerStatus:
-        """What this rank is doing in the group of this context."""
+        """Return what this rank is doing in the group of this context."""
         if (backend := self._backends.get(context)) is not None:
             return PeerStatus(ASKED_FOR + backend, "")
         known = self.groups.get(context)
@@ -95,8 +95,10 @@ class Endpoint:
         self.heard_by = min(self.heard_by, time.monotonic() + patience)
 
     def settles_at_exit(self) -> bool:
-        """Do its groups compare their last calls when the process ends, if they still are there?
-        A forked child leaves that to its parent."""
+        """Return whether groups that still exist at exit compare their last calls.
+
+        A forked child leaves that to its parent.
+        """
         return self._pid == os.getpid()
 
     def share(self) -> Endpoint:
@@ -115,7 +117,7 @@ class Endpoint:
 
 
 def of_threads(link: InprocLink, key: str) -> Endpoint:
-    """The end of a rank that is a thread of this process; `key` is its hub's."""
+    """Return the end of a rank that is a thread of this process; `key` is its hub's."""
 
     def close() -> None:
         _threads.pop((key, link.rank), None)
@@ -133,7 +135,7 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
 
 
 def context_of(name: str, peers: Sequence[int]) -> int:
-    """A number for a group's messages, the same on all members and for no other group.
+    """Return a number for a group's messages, the same on all members and for no other group.
 
     Not for a later one of a link either: a rank that has left a group drops what comes for its
     number, and tells who waits for it there so. A name is given once to the same peers.

@@ -103,7 +103,7 @@ class HostGroup(ProcessGroup):
 
     @property
     def windows(self) -> bool:
-        """Can the ranks see each other's memory?"""
+        """Whether the ranks can map each other's memory."""
         return self._native.windows
 
     def share(self, nbytes: int) -> memoryview | None:
@@ -265,7 +265,7 @@ class HostGroup(ProcessGroup):
     # What the ranks are doing, for people.
 
     def report(self) -> PeerStatus:
-        """What this rank is doing, for another that has given up on it."""
+        """Return what this rank is doing, for a rank that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
         return PeerStatus(
@@ -297,7 +297,7 @@ class HostGroup(ProcessGroup):
         )
 
     def host_of(self, rank: int) -> str:
-        """The name of a group rank's host; "" where all are in one process."""
+        """Return the name of a group rank's host; "" where all are in one process."""
         return self._endpoint.host_of(self._peers[rank])
 
     def asks_for(self, name: str, backend: str) -> None:
@@ -323,7 +323,7 @@ class HostGroup(ProcessGroup):
         return P2PWork(self, name, peer, self._kept(message))
 
     def layout_of(self, array: Array) -> int:
-        """What the link calls the layout of an array with gaps; 0: it knows none of that kind."""
+        """Return the link's handle for the layout of a strided array; 0: it has none."""
         return 0
 
     def _kept(self, message: Message) -> Message:
@@ -481,7 +481,7 @@ class HostGroup(ProcessGroup):
             raise error from self._failed
 
     def trouble_with(self, rank: int) -> str:
-        """Why nothing comes from a group rank, for people; "" where nothing is known."""
+        """Return why nothing comes from a group rank, for messages; "" where nothing is known."""
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]

@@ -60,7 +60,7 @@ class Consensus:
         self.gone = gone if decided else self.gone | gone
 
     def word(self) -> int | None:
-        """What everybody must be told now; None: nothing new."""
+        """Return what all ranks must be told now; None: nothing new."""
         if not self.excluded and not self.missing():
             self.decided = True
         word = self.gone << 1 | self.decided
@@ -71,11 +71,11 @@ class Consensus:
 
     @property
     def excluded(self) -> bool:
-        """Is this member out?"""
+        """Return whether this member is excluded."""
         return bool(self.gone >> self.rank & 1)
 
     def members(self) -> list[int]:
-        """Who is left."""
+        """The members that are left."""
         return [rank for rank in range(self.size) if not self.gone >> rank & 1]
 
     def missing(self) -> list[int]:
@@ -134,7 +134,7 @@ class Membership:
         self._sending.clear()
 
     def agree(self, excluded: Iterable[int], deadline: float) -> list[int]:
-        """The group ranks of those who go on, the same on all of them.
+        """Return the group ranks of those who go on, the same on all of them.
 
         excluded    group ranks that are out, besides all that are lost
         deadline    on time.monotonic()

@@ -53,20 +53,22 @@ def encode(report: PeerStatus) -> bytes:
 
 
 def decode(data: bytes) -> PeerStatus:
-    """What `encode` made."""
+    """Return what `encode` was given."""
     state, _, stacks = data.decode("utf-8", "replace").partition("\n")
     return PeerStatus(state, stacks)
 
 
 def is_late(report: PeerStatus, here: str) -> bool:
-    """Has that rank not come to the call that we are `here` in? Not so, if it is in it, has
-    been, or has given up on it as we do."""
+    """Return whether that rank has not reached the call `here`.
+
+    A rank is not late if it is in the call, has left it, or has given up on it too.
+    """
     call = here.removeprefix("in ")
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
 def shown(who: str, report: PeerStatus) -> str:
-    """A report as lines of an error's message."""
+    """Return a report as lines of an error's message."""
     return f"\n{who} is {report.state}" + "".join(
         f"\n    {line}" for line in report.stacks.splitlines()
     )
@@ -159,7 +161,7 @@ def answer(
 
 
 def stacks(first: Sequence[int], others: bool) -> str:
-    """The stacks of this process's Python threads, without our own threads.
+    """Return the stacks of this process's Python threads, without our own threads.
 
     first   identifiers of threads to begin with; the main one follows
     others  those of all other threads too
@@ -178,7 +180,7 @@ def stacks(first: Sequence[int], others: bool) -> str:
 
 
 def _frames() -> dict[int, FrameType]:
-    """The top frame of each thread.
+    """Return the top frame of each thread.
 
     Python before 3.11.8 and 3.12.1 holds a lock of the interpreter meanwhile. A finalizer that
     the garbage collector ran there and that gave up the GIL, to close a socket for one, would
@@ -194,7 +196,7 @@ def _frames() -> dict[int, FrameType]:
 
 
 def _stack(frame: FrameType | None) -> list[str]:
-    """A stack, outermost call first, down to the call of ours that it is in; [] of a thread
+    """Return a stack, outermost call first, down to the call of ours that it is in; [] of a thread
     that is ours."""
     calls: list[tuple[str, int, str]] = []
     while frame is not None:

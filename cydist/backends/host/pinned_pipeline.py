@@ -133,7 +133,7 @@ class PinnedPipeline:
         self._events += events
 
     def lead(self, streams: Sequence[int]) -> None:
-        """What comes on these streams from now on comes after the copies to the device."""
+        """Make these streams wait until the copies to the device are done."""
         (event,) = self.mark([self.into])
         for stream in streams:
             self.lib.wait(self.device, stream, event)

@@ -29,7 +29,7 @@ PAGE = 4096
 
 
 def offer(messages: str) -> bytes:
-    """What a rank tells the others before `share_memory`: its place; b"": it will not share.
+    """Return what a rank tells the others before `share_memory`: its place; b"": it will not share.
 
     messages    what its link is made of: "tcp" or "mpi"
 
@@ -73,7 +73,7 @@ def share_memory(
 
 
 def transport() -> str:
-    """What CYDIST_TRANSPORT says: auto, shm, tcp or mpi. Raises ValueError for anything else."""
+    """Return CYDIST_TRANSPORT: auto, shm, tcp or mpi. Raises ValueError for anything else."""
     wanted = config.TRANSPORT.get().strip().lower() or "auto"
     if wanted not in ("auto", "shm", "tcp", "mpi"):
         raise ValueError(f"{config.TRANSPORT.names[0]}={wanted!r} is none of auto, shm, tcp, mpi")
@@ -92,7 +92,7 @@ def transport_of(messages: str) -> str:
 
 
 def place() -> bytes:
-    """What ranks that may share memory have in common."""
+    """Return what ranks that may share memory have in common."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
         return f"{boot_id()}/{space}/{os.geteuid()}".encode()
@@ -101,7 +101,7 @@ def place() -> bytes:
 
 
 def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
-    """The memory that these ranks share, or None where this one cannot."""
+    """Return the memory that these ranks share, or None where this one cannot."""
     key = f"memory/{alike[0]}"
     if rank == alike[0]:
         token = os.urandom(TOKEN_BYTES)

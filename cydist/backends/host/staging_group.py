@@ -59,7 +59,7 @@ class StagedGroup(ProcessGroup):
 
     @classmethod
     def of(cls, host: HostGroup) -> StagedGroup:
-        """The host group's, made when first asked for; the same for every thread."""
+        """Return the host group's, made when first asked for; the same for every thread."""
         with _MAKING:
             if host._staged is None:
                 host._staged = cls(host)
@@ -118,7 +118,7 @@ class StagedGroup(ProcessGroup):
         return work
 
     def _conveyor(self, array: Array) -> PinnedPipeline:
-        """The one for the array's device."""
+        """Return the one for the array's device."""
         index = array.device_index
         with _MAKING:
             if index not in self._conveyors:
@@ -348,7 +348,7 @@ NAMES = ("gather", "scatter", "all_to_all")
 
 
 def describe(row: Sequence[int]) -> str:
-    """A row of the table that ranks compare, for people."""
+    """Return a row of the table that ranks compare, for people."""
     root = f" with root {row[1]}" if row[1] >= 0 else ""
     return f"is in {NAMES[row[0]]}{root} of elements of {row[4]} bytes (dtype {row[2]})"
 
@@ -364,5 +364,6 @@ def rounds(each: int, arrays: Sequence[Array]) -> int:
 
 
 def pieces(array: Array, each: int, count: int) -> list[Array]:
-    """An array in `count` pieces of `each` elements, of which the last ones may have fewer."""
+    """Return an array in `count` pieces of `each` elements, of which the last ones may have
+    fewer."""
     return array.split([max(0, min(each, array.size - i * each)) for i in range(count)])

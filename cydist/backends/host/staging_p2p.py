@@ -35,8 +35,11 @@ HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
 
 
 def current_streams(array: Array, name: str, group_name: str) -> list[int]:
-    """The streams that a call on the array comes after. Raises UnsupportedError where nobody
-    can copy from the device, and while one of them is captured."""
+    """Return the streams that a call on the array comes after.
+
+    Raises UnsupportedError where nobody can copy from the device, and while one of them is
+    captured.
+    """
     try:
         streams = array_libraries.current_streams(array)
     except ValueError as error:
@@ -81,7 +84,7 @@ class StagedP2PCalls:
             self._posted[key] = posted
 
         def post(data: Array, about: Array | None = None) -> Work:
-            """The one message that a receive with the user's tag takes."""
+            """Return the one message that a receive with the user's tag takes."""
             while before is not None and not before.wait(SLICE):
                 if time.monotonic() > turn.deadline:
                     raise DistTimeoutError(
@@ -215,6 +218,6 @@ class StagedP2P(TaskWork):
 
 
 def _pieces(array: Array) -> list[Array]:
-    """The parts of an array in which it travels: both ends cut it alike."""
+    """Return the parts of an array in which it travels: both ends cut it alike."""
     each = max(1, PIECE_BYTES // array.itemsize)
     return array.split([min(each, array.size - i) for i in range(0, array.size, each)])

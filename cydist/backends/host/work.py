@@ -33,12 +33,13 @@ DERIVED_TAG = 1 << 62
 
 
 def wire_tag(tag: int) -> int:
-    """A tag as the wire has it: the derived collectives' own lies above all of the users'."""
+    """Return a tag as the wire has it: the derived collectives' own lies above all of the
+    users'."""
     return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
 
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
-    """The error of a message that is not over after so many seconds."""
+    """Return the error of a message that is not over after so many seconds."""
     return from_failure(
         _native.Failure("timeout", peer),
         name,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def meet_before_mpi(options: BackendOptions) -> None:
-    """Who cannot join tells the others here: MPI's start waits for all its ranks, and for ever."""
+    """Let a rank that cannot join tell the others, because MPI's start waits for all of its ranks
+    without a deadline."""
     ranks = options.global_ranks_in_group
     options.store.meet("joins", ranks[options.group_rank], ranks)
 

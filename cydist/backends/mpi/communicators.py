@@ -31,13 +31,13 @@ class Communicators:
 
     @classmethod
     def few(cls) -> bool:
-        """May there be one more?"""
+        """Return whether one more communicator may be made."""
         made = cls.made
         return made < COMMUNICATORS and made + cls.spent + len(cls.begun) < WITH_FAILED
 
     @classmethod
     def all_made(cls) -> bool:
-        """Is MPI making none?"""
+        """Return whether MPI is making no communicator."""
         return all(each.is_set() for each in cls.begun)
 
     @classmethod
@@ -66,12 +66,13 @@ class Communicators:
 
 
 def payload_tags(MPI: Any) -> int:
-    """The last of the tags that our messages may have; those above are for making communicators."""
+    """Return the last of the tags that our messages may have; those above are for making
+    communicators."""
     return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)) - CREATION_TAGS
 
 
 def of_some(MPI: Any, comm: Any, ranks: Sequence[int], number: int) -> Any:
-    """Have MPI make a communicator of these ranks of `comm`, whose other ranks take no part.
+    """Make a communicator of these ranks of `comm`; its other ranks take no part.
 
     Open MPI does it by messages on `comm` with the tag that it is given, which must not be that of
     any other message or receive there: neither a payload's nor a header's.

@@ -105,7 +105,7 @@ class MpiEndpoint(Endpoint):
         self.messages.end()
 
     def over(self) -> bool:
-        """Is MPI itself?"""
+        """Return whether MPI is finalized."""
         return bool(self.MPI.Is_finalized())
 
     def end(self) -> None:

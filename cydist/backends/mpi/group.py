@@ -132,8 +132,11 @@ class MpiGroup(HostGroup):
         self._met = True
 
     def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
-        """Has MPI itself this collective on blocks of one size, joined and on a device? All
-        members say the same. The first that it might have makes the group's communicator."""
+        """Return whether MPI itself has this collective on equal blocks, joined and on a device.
+
+        All members return the same. The first call that MPI might serve makes the group's
+        communicator.
+        """
         block = blocks[0]
         if isinstance(op, UserReduction):
             return False

@@ -37,7 +37,7 @@ FORWARDING_SECONDS = 0.2  # an mpirun that is told to abort drops what it has no
 
 
 def load() -> Any:
-    """The module mpi4py.MPI, which may not be initialised.
+    """Return the module mpi4py.MPI, which may not be initialised.
 
     Raises UnsupportedError when mpi4py or the library behind it is not there.
     """
@@ -100,7 +100,7 @@ def _start(MPI: Any) -> None:
 
 
 def _library() -> ctypes.CDLL | None:
-    """The MPI library that mpi4py has loaded."""
+    """Return the MPI library that mpi4py has loaded."""
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(mapped):
         if Path(path).name.startswith("libmpi"):
@@ -117,7 +117,7 @@ def _finalize(MPI: Any, pid: int) -> None:
 
 
 def call_before_the_end(MPI: Any, leave: Callable[[], None]) -> None:
-    """Have `leave` called when MPI_Finalize begins, whoever calls it.
+    """Call `leave` when MPI_Finalize begins, no matter which code calls it.
 
     MPI first lets go of what hangs on COMM_SELF (Message Passing Interface Forum, "MPI: A
     Message-Passing Interface Standard, Version 4.1", 2023, section 11.2.4).

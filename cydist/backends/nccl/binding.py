@@ -65,10 +65,10 @@ class Communicator(Protocol):
     recv: Callable[[int, int, int, int, int], None]
 
     def async_error(self) -> str:
-        """What went wrong since the last call; "" for nothing."""
+        """Return what went wrong since the last call; "" for nothing."""
 
     def premul(self, type_code: int, scalar: bytes) -> int:
-        """The operation that sums contributions times `scalar`, an element of that type."""
+        """Return the operation that sums contributions times `scalar`, an element of that type."""
 
     def drop_premul(self, op: int) -> None:
         """Let go of it, outside of groups, when all calls that were given it have returned; it
@@ -92,7 +92,7 @@ class Binding(Protocol):
         """20000 + 100 * minor + patch, of the library that is loaded."""
 
     def unique_id(self) -> bytes:
-        """What one rank makes and all ranks of a communicator join by: a secret."""
+        """Return what one rank makes and all ranks of a communicator join with: a secret."""
 
     def init(self, size: int, unique_id: bytes, rank: int) -> Communicator:
         """Join, on the current device. Blocks until all have come, and cannot be ended.
@@ -101,7 +101,7 @@ class Binding(Protocol):
         """
 
     def meaning(self, error: BaseException) -> NcclError | None:
-        """What the binding raised, if NCCL refused a call; None for any other error."""
+        """Return what the binding raised if NCCL refused a call; None for any other error."""
 
 
 class CupyNccl:
@@ -257,7 +257,10 @@ def _abort(comm: Communicator) -> None:
 
 
 def load_cupy() -> Any:
-    """The module cupy.cuda.nccl, with a library. Raises UnsupportedError that says what to do."""
+    """Return the module cupy.cuda.nccl, with a library.
+
+    Raises UnsupportedError that says what to do.
+    """
     try:
         nccl: Any = importlib.import_module("cupy.cuda.nccl")
     except ImportError as error:
@@ -279,7 +282,7 @@ def load_cupy() -> Any:
 
 
 def load() -> Binding:
-    """The binding that is installed: cupy's, unless CYDIST_NCCL_BINDING says nccl4py.
+    """Return the binding that is installed: cupy's, unless CYDIST_NCCL_BINDING says nccl4py.
 
     Raises UnsupportedError when there is none, or NCCL is too old; ValueError for another word.
     """

@@ -39,7 +39,10 @@ class Exchange(Protocol):
     """How ranks tell each other a few bytes before there is a communicator."""
 
     def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
-        """What each rank says; all have come then. Raises a DistError when one does not come."""
+        """Return what each rank says, once all ranks have come.
+
+        Raises a DistError when one does not come.
+        """
 
     def failed(self, why: str) -> None:
         """Tell those who wait in NCCL that this rank does not come."""
@@ -136,7 +139,7 @@ def join(
     binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, ranks: Sequence[int], name: str,
     deadline: float,
 ) -> Communicator:  # fmt: skip
-    """A communicator of these ranks, on this thread's GPU.
+    """Return a communicator of these ranks, on this thread's GPU.
 
     Raises RendezvousError when ranks do not come or do not fit together, DistBackendError for what
     NCCL says, DistTimeoutError when it does not come back: its thread stays in it then.

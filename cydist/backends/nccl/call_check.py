@@ -143,7 +143,7 @@ class CallCheck:
 
     @property
     def busy(self) -> bool:
-        """Is there anything to send, or to wait for?"""
+        """Whether there is anything to send, or to wait for."""
         left = self._noted or self._unsent or self._ours
         return bool(left) and not (self.before_left or self.lost)
 
@@ -182,7 +182,7 @@ class CallCheck:
             self._unsent = []
 
     def _taken(self) -> list[tuple[int, Note]]:
-        """What was noted until now, once."""
+        """Return what was noted until now, once."""
         return [self._noted.popleft() for _ in range(len(self._noted))]
 
     def _receive(self) -> None:

@@ -42,14 +42,14 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 
 def store_exchange(store: MembershipStore, host: ControlGroup) -> Exchange:
-    """How the ranks of a host group meet in a store."""
+    """Exchange through a store what the ranks of a host group say."""
     return StoreExchange(store, host.rank(), host.ranks, host.group_name)
 
 
 def make(
     host: ControlGroup, exchange: Exchange, store: MembershipStore | None, priority: bool
 ) -> NcclGroup:
-    """The group on GPUs that belongs to a host group, which ends if there is none."""
+    """Return the group on GPUs that belongs to a host group, which ends if there is none."""
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout

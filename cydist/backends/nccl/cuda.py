@@ -34,16 +34,17 @@ class Gpu(Protocol):
         """Make it the device of a thread of ours, which may have had none."""
 
     def stream(self, high_priority: bool) -> int:
-        """A new stream that does not wait for the legacy default stream."""
+        """Return a new stream that does not wait for the legacy default stream."""
 
     def current_streams(self) -> list[int]:
-        """The streams that the libraries in this process work on, in this thread."""
+        """Return the streams that the libraries in this process work on, in this thread."""
 
     def is_captured(self, stream: int) -> bool:
-        """Is what goes to the stream now recorded into a CUDA graph?"""
+        """Return whether the stream is being captured into a CUDA graph."""
 
     def capture(self, stream: int) -> int | None:
-        """The number of the capture that a captured stream takes part in, if it can be known."""
+        """Return the number of the capture that a captured stream takes part in, if it can be
+        known."""
 
     def drop_stream(self, stream: int) -> None:
         """Let go of a stream that `stream` made, to which nothing comes any more; what is on it
@@ -53,7 +54,7 @@ class Gpu(Protocol):
         """So many elements at an address, as `functions` takes them."""
 
     def identity(self) -> str:
-        """What only this GPU of this host is called, as NCCL tells them apart."""
+        """Return what identifies this GPU on this host, as NCCL tells GPUs apart."""
 
     def capability(self) -> int:
         """Compute capability: 90 for 9.0."""

@@ -174,7 +174,7 @@ class EnqueueMixin(FailureMixin):
             self._captured.append((event, flight.keep))
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
-        """What is enqueued on `stream` from now on comes after what those streams hold."""
+        """Make later work on `stream` wait for what those streams hold."""
         library, index = self.gpu.lib, self.gpu.index
         for each in current:
             event = library.event(index)

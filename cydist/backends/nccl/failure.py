@@ -56,11 +56,11 @@ class FailureMixin(ProcessGroup):
         self.gpu.adopt()
 
     def alarm(self) -> DistError | None:
-        """What another rank tells; None for nothing."""
+        """Return the failure that another rank reported; None for nothing."""
         return None if self._alarm is None else self._alarm.heard()
 
     def async_error(self) -> str:
-        """What NCCL has met since the last call; "" for nothing."""
+        """Return NCCL's asynchronous error since the last call; "" for none."""
         return self.comm.async_error()
 
     def late(self, call: StreamCall) -> None:
@@ -105,8 +105,8 @@ class FailureMixin(ProcessGroup):
         self.fail(error, self.named(call), call)
 
     def _who_is_lost(self) -> tuple[int, ...] | DistError:
-        """The host group's connections will know it in a moment, or another rank tells what it has
-        met. () when nobody does."""
+        """Return the host group's connections will know it in a moment, or another rank tells what
+        it has met. () when nobody does."""
         end = time.monotonic() + LOST_SECONDS
         comparison = self._watch.comparison
         while time.monotonic() < end and comparison is not None:
@@ -193,7 +193,8 @@ class FailureMixin(ProcessGroup):
         self._end_process(error)
 
     def _end_process(self, error: BaseException) -> None:
-        """Where the user asked for it: no program goes on with what a failed call left."""
+        """End the process where the user asked for it, so that no program goes on with a failed
+        call's results."""
         if config.NCCL_ERROR_HANDLING.get().strip() in ("1", "3"):
             here = self.ranks[self._rank]
             sys.stderr.write(
@@ -232,7 +233,7 @@ class FailureMixin(ProcessGroup):
         return not ending.is_alive()
 
     def _ending(self, *, abort: bool) -> threading.Thread:
-        """A thread that ends the communicator."""
+        """Return a thread that ends the communicator."""
         comm, gpu = self.comm, self.gpu
         nobody = self._left(0.0)  # asked here, since this thread may be in a call itself
 
@@ -271,13 +272,13 @@ class FailureMixin(ProcessGroup):
         super().check_usable(name)
 
     def failure(self, flight: InFlight) -> BaseException | None:
-        """What a call that is not over ended with; None while it may still end well."""
+        """Return the error of a call that is not over; None while it may still succeed."""
         if flight.over or self._failed is None:
             return None
         return self.failure_of(flight.call)
 
     def failure_of(self, call: StreamCall) -> BaseException:
-        """The group's failure, for one of the calls that it ended."""
+        """Return the group's failure, for one of the calls that it ended."""
         cause = self._failed
         assert cause is not None
         if isinstance(cause, DistError):
@@ -300,7 +301,7 @@ class FailureMixin(ProcessGroup):
         return f"{call.name} #{call.seq}" if call.seq else call.name
 
     def where(self, call: StreamCall) -> str:
-        """Which call, whose, since when."""
+        """Return which call this is, whose, and since when."""
         here = self.ranks[self._rank]
         waited = max(0.0, time.monotonic() - call.began)
         return (
@@ -309,7 +310,7 @@ class FailureMixin(ProcessGroup):
         )
 
     def last_call(self) -> Call | None:
-        """The first call that the GPU has not come past, or the last one."""
+        """Return the first call that the GPU has not come past, or the last one."""
         return self._watch.oldest or self._call
 
 

@@ -117,7 +117,7 @@ class NcclGroup(EnqueueMixin):
     # What other ranks hear of a call, and how it becomes NCCL's.
 
     def _note(self, call: Call, text: str) -> None:
-        """What the next rank has to do too."""
+        """Note a call that the next rank has to make too."""
         if self._collected is not None:
             self._noted.append(text)
             return

@@ -65,8 +65,8 @@ class ControlListener:
                     work.wait(max(0.0, end - time.monotonic()))
 
     def heard(self) -> errors.DistError | None:
-        """The error that another rank told of, as one of this rank's, once; None while all is
-        quiet."""
+        """Return the error that another rank told of, as one of this rank's, once; None while all
+        is quiet."""
         with self._lock:
             coming = self._coming
             if coming is None or not coming.is_completed():

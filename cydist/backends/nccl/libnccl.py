@@ -33,17 +33,18 @@ class LibNccl:
         return function
 
     def text(self, code: int) -> str:
-        """What NCCL calls a result."""
+        """Return NCCL's text for a result."""
         find = self._find("ncclGetErrorString", ctypes.c_int, result=ctypes.c_char_p)
         return f"result {code}" if find is None else str(find(code).decode())
 
     def last_error(self) -> str:
-        """What went wrong last, in more words than a result has; "" where nothing is known."""
+        """Return NCCL's last error in more words than a result has; "" where nothing is known."""
         find = self._find("ncclGetLastError", ctypes.c_void_p, result=ctypes.c_char_p)
         return "" if find is None else str((find(None) or b"").decode(errors="replace")).strip()
 
     def async_error(self, comm: int) -> int | None:
-        """The result that a communicator has come to since its last call; None: cannot tell."""
+        """Return the result that a communicator has come to since its last call; None: cannot
+        tell."""
         find = self._find("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
         code = ctypes.c_int()
         if find is None or find(comm, ctypes.byref(code)):

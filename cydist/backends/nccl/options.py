@@ -31,7 +31,10 @@ class ProcessGroupNCCL:
 
 
 def high_priority(pg_options: Any) -> bool:
-    """What these options say, ours or torch's. Raises TypeError for what are no options."""
+    """Return whether these options, cydist's or torch's, ask for a high priority.
+
+    Raises TypeError for anything else.
+    """
     if pg_options is None:
         return False
     wanted = getattr(pg_options, "is_high_priority_stream", None)

@@ -167,7 +167,7 @@ def _finder(arrays: Sequence[Array], scratch: Sequence[Array]) -> Callable[[Buff
 
 
 def scaled_one(dtype: str, factor: complex | None) -> bytes:
-    """The factor as an element of this dtype, rounded as our kernels round."""
+    """Return the factor as an element of this dtype, rounded as our kernels round."""
     assert factor is not None
     if dtype.startswith(("int", "uint")):
         size = len(ONES[dtype])

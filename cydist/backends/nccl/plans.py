@@ -369,7 +369,7 @@ def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction)
 
 
 def adjacent(arrays: Sequence[Array]) -> bool:
-    """Do arrays lie one behind the other, in their order?"""
+    """Return whether the arrays are contiguous, in their order."""
     end = arrays[0].address
     for each in arrays:
         if each.address != end and each.nbytes:

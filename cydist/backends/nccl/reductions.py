@@ -94,7 +94,7 @@ class Reduction(NamedTuple):
 
 @cache
 def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
-    """How the operation is done on this dtype, which is known to be defined for it.
+    """Return how the operation is done on this dtype, for which it is known to be defined.
 
     alone       in a group of one rank? Its contribution is the result, which NCCL copies as bytes;
                 a factor is multiplied here. NCCL itself multiplies for AVG and PREMUL_SUM: before
@@ -163,7 +163,7 @@ def check_factor(call: str, dtype: str) -> None:
 
 
 def _has_bfloat16() -> bool:
-    """Do numpy and cupy know a dtype of that name?"""
+    """Return whether numpy and cupy know a dtype of that name."""
     try:
         importlib.import_module("ml_dtypes")
     except ImportError:

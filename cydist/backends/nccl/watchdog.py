@@ -61,13 +61,13 @@ class WatchedGroup(Protocol):
         """The calling thread looks from now on, until it looks at another group."""
 
     def is_over(self, flight: InFlight) -> bool:
-        """Has the stream come past it? Raises what the device says."""
+        """Return whether the stream has passed the event. Raises the device's error."""
 
     def async_error(self) -> str:
-        """What NCCL has met; "" for nothing."""
+        """Return NCCL's asynchronous error; "" for none."""
 
     def alarm(self) -> DistError | None:
-        """What another rank tells; None for nothing."""
+        """Return the failure that another rank reported; None for nothing."""
 
     def heard(self, error: DistError) -> None:
         """It did tell: fail."""
@@ -117,7 +117,7 @@ class GroupWatch:
             self._flights.remove(flight)
 
     def spare_event(self) -> Any:
-        """An event of a call that is over; None: there is none."""
+        """Return an event of a call that is over; None: there is none."""
         return self._spare.popleft() if self._spare else None
 
     @property
@@ -127,7 +127,7 @@ class GroupWatch:
 
     @property
     def busy(self) -> bool:
-        """Is there anything to look after?"""
+        """Whether any call is in flight."""
         return not self.ended and bool(
             self._flights or (self.comparison is not None and self.comparison.busy)
         )
@@ -149,7 +149,7 @@ class GroupWatch:
             fail()
 
     def _look(self) -> Callable[[], None] | None:
-        """How the group has to fail; None: as far as one can see all is well."""
+        """Return how the group has to fail; None while no failure is known."""
         group = self._group
         try:
             self._retire()

@@ -112,7 +112,7 @@ class StreamWork(Work):
 def short_way(
     group: EnqueueMixin, comm: Communicator, watch: GroupWatch, lock: threading.RLock, stream: int
 ) -> fast_nccl.Enqueuer:
-    """What plain calls on a group go by."""
+    """Create the fast-path enqueuer of a group."""
     return fast_nccl.Enqueuer(
         group, comm, watch, lock, stream, loaded_torch, partial(at_once, alone=group.size() == 1),
         StreamCall, InFlight, StreamWork,

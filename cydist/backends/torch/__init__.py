@@ -31,7 +31,7 @@ class TorchBackend:
 
 
 def member(name: str) -> TorchBackend:
-    """What "torch:name" means.
+    """Return what makes groups of "torch:name".
 
     Raises UnsupportedError without torch, and for a backend that takes no CPU memory; ValueError
     for one that torch does not have.

@@ -196,12 +196,13 @@ class TorchGroup(ProcessGroup):
             self._under_way.discard(token)
 
     def late(self, name: str, seq: int | None, waited: float, peer: int | None) -> DistError:
-        """The error of a call that is not over after so many seconds."""
+        """Return the error of a call that is not over after so many seconds."""
         failure = _native.Failure("timeout", -1 if peer is None else peer)
         return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
 
     def _told(self) -> tuple[str, int, int, str] | None:
-        """The group's first error, if it is known: status, who tells, about whom, in which call."""
+        """Return the group's first error, if it is known: status, who tells, about whom, in which
+        call."""
         with contextlib.suppress(Exception):
             if self._store.check([TOLD]):
                 status, teller, peer, text = json.loads(self._store.get(TOLD))
@@ -412,7 +413,7 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def _alike(self, call: Call, blocks: Sequence[Array]) -> bool:
-        """Have all blocks of all ranks, of which no rank knows all, one size?"""
+        """Return whether all blocks of all ranks have one size; no rank knows all of them."""
         if self._size == 1:
             return False
         sizes = [block.nbytes for block in blocks]
@@ -449,12 +450,13 @@ def _leave_all() -> None:
 
 
 def _even(blocks: Sequence[Array]) -> bool:
-    """Do all blocks hold the same number of elements?"""
+    """Return whether all blocks hold the same number of elements."""
     return all(block.size == blocks[0].size for block in blocks)
 
 
 def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
-    """The blocks themselves where they lie one behind the other; else one array in their place."""
+    """Return the blocks themselves where they lie one behind the other; else one array in their
+    place."""
     if adjacent(blocks):
         return blocks
     joined = _native.empty(sum(block.size for block in blocks), blocks[0])

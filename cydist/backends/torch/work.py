@@ -36,7 +36,8 @@ GRACE = 5.0  # seconds that torch waits longer than we: we say why before it cut
 
 
 def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
-    """The memory of an array, or of blocks that lie one behind the other, as a torch tensor."""
+    """Return the memory of an array, or of blocks that lie one behind the other, as a torch
+    tensor."""
     parts = [blocks] if isinstance(blocks, _native.Array) else list(blocks)
     nbytes = sum(part.nbytes for part in parts)
     if not nbytes:
@@ -48,18 +49,18 @@ def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
 
 
 def adjacent(blocks: Sequence[Array]) -> bool:
-    """Do the blocks lie one behind the other?"""
+    """Return whether the blocks are contiguous, in their order."""
     ends = [block.address + block.nbytes for block in blocks]
     return all(end == block.address for end, block in zip(ends, blocks[1:], strict=False))
 
 
 def limit(seconds: float) -> timedelta:
-    """A timeout of torch's, to which 0 means none."""
+    """Return a timeout of torch's, to which 0 means none."""
     return timedelta(seconds=max(0.001, seconds))
 
 
 def described(array: Array) -> str:
-    """What a message is, for people; equal on both ends."""
+    """Return a message's description, equal on both ends."""
     return f"{array.size} {array.dtype_name} ({array.nbytes} bytes)"[:80]
 
 

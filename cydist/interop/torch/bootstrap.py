@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def create(options: Any, pg_options: object = None) -> Group:
-    """What torch calls to make a group.
+    """Make a group, as torch asks for.
 
     options     torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
                 group_id, global_ranks_in_group (empty for the default group)

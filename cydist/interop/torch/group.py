@@ -142,7 +142,7 @@ class Group(dist.ProcessGroup):
         return timedelta(seconds=self.host.timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a call may take from now on, unless it says otherwise."""
+        """Set how long a call may take from now on, unless it says otherwise."""
         self.host.timeout = duration(timeout)
 
     setTimeout = set_timeout

@@ -35,7 +35,7 @@ def op_of(op: Any) -> Op:
 
 
 def limit(options: Any) -> timedelta | None:
-    """The call's own time limit; None: the group's. torch marks that by -1 ms."""
+    """Return the call's own time limit; None: the group's. torch marks that by -1 ms."""
     timeout: timedelta = options.timeout
     return None if timeout.days < 0 else timeout
 
@@ -65,7 +65,8 @@ def rooted(kind: Any, options: Any, timeout: timedelta | None, root: int, op: An
 
 
 def only(entries: Any, call: str) -> Any:
-    """The single entry of a list that torch keeps for the days of several devices per rank."""
+    """Return the single entry of a list that torch keeps for the days of several devices per
+    rank."""
     if isinstance(entries, torch.Tensor):
         return entries
     if len(entries) != 1:

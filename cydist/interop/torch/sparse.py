@@ -43,7 +43,7 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
 
 
 def _said(tensor: Any) -> str:
-    """What must be alike on all ranks, for people."""
+    """Describe what must be equal on all ranks."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype} {tuple(tensor.shape)} with {tensor.sparse_dim()} sparse dimensions"
 
@@ -51,7 +51,7 @@ def _said(tensor: Any) -> str:
 def _mismatch(
     others: list[int], text: str, host: ProcessGroup, timeout: timedelta | None
 ) -> MismatchError:
-    """The error for tensors that differ from those of `others`, ranks of the group.
+    """Return the error for tensors that differ from those of `others`, ranks of the group.
 
     All ranks call this: each hears what the others have.
     """

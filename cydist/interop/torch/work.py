@@ -15,8 +15,8 @@ NO_TIMEOUT = timedelta(0)  # what C++ passes when its caller gave none
 
 
 def future_of(tensors: Any) -> Any:
-    """A torch Future that will have these tensors, in lists of any depth: it wants to know their
-    GPUs beforehand."""
+    """Return a torch Future that will have these tensors, in lists of any depth: it wants to know
+    their GPUs beforehand."""
     devices = []
     several = [tensors]
     for each in several:
@@ -28,7 +28,7 @@ def future_of(tensors: Any) -> Any:
 
 
 def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None]) -> Any:
-    """A torch Future that has the tensors when `over` is complete, or the text of `error()`.
+    """Return a torch Future that has the tensors when `over` is complete, or the text of `error()`.
 
     A callback raises it. `Future.set_exception` would give C++ the exception as the Future's
     value, in which DDP's reducer looks for tensors, and crashes.
@@ -71,11 +71,11 @@ class Done(dist.Work):
         """None: an error would have been raised."""
 
     def result(self) -> Any:
-        """The tensors that the call wrote."""
+        """Return the tensors that the call wrote."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch Future that has its value, `result`."""
+        """Return a torch Future that has its value, `result`."""
         future = future_of(self._tensors)
         future.set_result(self._tensors)
         return future
@@ -117,11 +117,11 @@ class Pending(dist.Work):
         return self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Is the call over without an error?"""
+        """Return whether the call ended without an error."""
         return self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """What the call raised, if it is over and did."""
+        """Return what the call raised, if it has ended and did."""
         return self._work.exception()
 
     def result(self) -> Any:
@@ -137,8 +137,8 @@ class Pending(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A torch Future that gets `result`, or a RuntimeError with the text of what the call
-        raised."""
+        """Return a torch Future that gets `result`, or a RuntimeError with the text of what the
+        call raised."""
         if self._future is None:
             over = future_of(self._tensors)
             raised: list[Exception] = []
@@ -184,7 +184,7 @@ class Several(dist.Work):
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
-        """What the first that failed raised."""
+        """Return what the call raised, if it has ended and did."""
         found = (work.exception() for work in self._works)
         return next((error for error in found if error is not None), None)
 
@@ -194,7 +194,7 @@ class Several(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch Future that gets `result`, or a RuntimeError with the text of what a call
+        """Return a torch Future that gets `result`, or a RuntimeError with the text of what a call
         raised."""
         over = torch.futures.collect_all([work.get_future() for work in self._works])
         return value_of(over, self._tensors, self.exception)
