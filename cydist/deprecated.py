@@ -1,10 +1,10 @@
 """Calls of torch.distributed's first versions, under their own names and with their own defaults.
 
-The `*_multigpu` calls take a list of arrays, one for each GPU that a process drives: as many on
-every rank, of one size and dtype. A rank for each GPU is what everything else here is made for,
-and a list of one array is the call for single arrays. Arrays may be on CPUs as well, where the
-group's backend takes them. Longer lists wait for all ranks, since their lengths are compared, and
-what goes wrong in them fails their own group: later calls of lists raise.
+The `*_multigpu` calls take a list of arrays, one for each GPU that a process drives. All ranks pass
+as many arrays, of one size and dtype. Everything else in cydist expects one rank per GPU; a list of
+one array is the call for single arrays. Arrays may be in CPU memory where the group's backend takes
+them. Longer lists wait for all ranks, because their lengths are compared. An error in such a call
+fails a group of its own: later calls with lists raise.
 """
 
 from __future__ import annotations

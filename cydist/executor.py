@@ -1,6 +1,6 @@
-"""Threads for calls that run in the background, and the order in which they run.
+"""Threads for asynchronous calls, and the order in which a group's calls run.
 
-A group with asynchronous work outstanding borrows one thread; an idle group owns none.
+A group with asynchronous calls outstanding borrows one thread; an idle group has none.
 """
 
 from __future__ import annotations

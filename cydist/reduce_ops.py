@@ -1,4 +1,4 @@
-"""Reduction operations, and the values that calls pass around."""
+"""Reduction operations, and the values that calls pass as `op`."""
 
 from __future__ import annotations
 

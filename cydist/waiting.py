@@ -1,9 +1,9 @@
-"""How long a wait may be, and how the thread of a service lives through an error.
+"""Timeouts and deadlines, and how a service thread survives an error.
 
 The system's waits (select, poll, epoll, a socket's timeout) count milliseconds in 32 bits, 24.8
-days: Python raises OverflowError for more, and a socket's timeout wraps round and ends early. So a
-timeout becomes a deadline, and no single wait is longer than an hour: every loop that waits asks
-`one_wait` how long, and looks at its deadline after it.
+days. Beyond that Python raises OverflowError, and a socket's timeout wraps around and ends early.
+So a timeout becomes a deadline, and no single wait is longer than an hour: every waiting loop takes
+its slice from `one_wait`, and checks its deadline afterwards.
 """
 
 from __future__ import annotations

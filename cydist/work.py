@@ -38,10 +38,11 @@ class Work:
         self._source: int | None = None
 
     def due(self, timeout: float | None) -> None:
-        """The call may take so many seconds from now; None: any time. For whoever started it.
+        """Set the call's deadline, in seconds from now; None: no deadline.
 
-        A call that is not over by then ends with DistTimeoutError as soon as somebody waits for
-        it, or asks. The last word holds; but who waits already, and had longer, waits that long.
+        Meant for the caller that started it. A call past its deadline ends with DistTimeoutError as
+        soon as a thread waits for it or polls it. A later `due` replaces the deadline; a thread
+        that is already waiting keeps the longer one it started with.
         """
         self._allowed = timeout
         if timeout is None:

@@ -1,2 +1,1 @@
-"""What users call: checks arguments, and calls the group. Imports `backends`, `groups` and what is
-below them."""
+"""What users call: checks the arguments, then calls the group."""

@@ -1,9 +1,8 @@
-"""Many arrays in one call: flattened, sent as one, unflattened; or, where the backend can begin
-calls together, each as it is.
+"""Many arrays in one call.
 
-All arrays of a call have one dtype. Their sizes are compared between the ranks, one by one, not
-only their sums. Arguments that all calls take, and what they raise, are
-described in cydist/api/collectives.py.
+They are flattened into one array and back, or left as they are where the backend can begin several
+calls together. All arrays of a call have one dtype. The ranks compare each array's size, not only
+the sum. cydist/api/collectives.py describes the arguments that all calls take, and what they raise.
 """
 
 from __future__ import annotations

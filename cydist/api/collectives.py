@@ -1,4 +1,4 @@
-"""all_reduce ... barrier: check the arguments, pack what is strided, call the group.
+"""all_reduce ... barrier: check the arguments, pack strided arrays, call the group.
 
 Every function takes arrays of any library that `cydist.asarray` knows, strided or not, and
 

@@ -1,7 +1,7 @@
-"""Calls on several arrays of each process, one for each GPU that it drives: see `deprecated`.
+"""Calls on several arrays per process, one for each GPU that it drives: see `deprecated`.
 
-Entry i of rank r's list is rank r * k + i of one group more, which is made when a group first has
-lists of k entries, and ends with it. Its calls run on a thread for each entry.
+Entry i of rank r's list is rank r * k + i of an additional group. That group is made when a group
+first gets lists of k entries, and ends with it. Its calls run on one thread per entry.
 """
 
 from __future__ import annotations

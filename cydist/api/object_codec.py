@@ -1,20 +1,18 @@
 """Python objects as bytes: a tagged codec for plain values and arrays, pickle for the rest.
 
-Decoding a tagged message can make nothing but plain values, whoever sent it. Pickle can run
-code: `decode` refuses it unless it is told that the sender is trusted. This is the one place
-that unpickles.
+Decoding a tagged message creates only plain values, whatever its sender. Pickle can run code:
+`decode` refuses it unless the caller says that the sender is trusted. No other module unpickles.
 
-What occurs twice in an object is sent once: containers, arrays, bytearrays and scalars of more
-than SHORT bytes are numbered as they end, and when one comes again its number is sent. So it
-stays one. What is in itself has no number yet, and goes by pickle.
+A part that occurs twice in an object is sent once. Containers, arrays, bytearrays and scalars of
+more than SHORT bytes are numbered when they end, and a repeated one is sent as its number. So it
+stays one object. A container that holds itself has no number yet, and is pickled.
 
-In items of sets and in keys nothing is numbered: a copy is as good there, and hashing what a few
-bytes describe takes no longer than reading them. Copies of more than SHORT bytes are counted:
-where they would make the message more than 1 + COPIES times as long as numbers in their place,
-the object goes by pickle.
+Items of sets and keys are not numbered: a copy is as good there, and hashing what a few bytes
+describe takes no longer than reading them. Copies of more than SHORT bytes are counted. Where they
+would make the message more than 1 + COPIES times as long as numbers would, the object is pickled.
 
-So a message is never longer than that multiple of the object, in which each part counts once,
-arrays and views of them with all their elements, and each place where one comes again SHORT bytes.
+So a message is at most that multiple of the object, in which each part counts once, arrays and
+their views count with all elements, and each repetition counts SHORT bytes.
 """
 
 from __future__ import annotations

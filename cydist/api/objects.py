@@ -1,11 +1,11 @@
 """Python objects instead of arrays: the *_object calls.
 
-Plain values and arrays travel in a codec of our own; everything else is pickled, unless
-init_process_group was told allow_pickle=False or connections are not authenticated. All of
-these calls block. An object that cannot be encoded raises on its own rank, and a DistError
-that names the rank on all others; the group stays usable, as it does after bytes that are no
-object (DistBackendError) and after pickle where it is not allowed (TypeError). Sizes travel
-ahead: a rank that announces more than this host has memory for fails the group.
+Plain values and arrays travel in cydist's codec. Everything else is pickled, unless
+init_process_group got allow_pickle=False or connections are not authenticated. All of these calls
+block. An object that cannot be encoded raises on its own rank, and a DistError that names the rank
+on all others. The group stays usable then, as it does after invalid bytes (DistBackendError) and
+after pickle where it is not allowed (TypeError). Sizes travel first: a rank that announces more
+than this host has memory for fails the group.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ class _Encoded:
 
 
 def _one_call(call: Callable[P, T]) -> Callable[P, T]:
-    """Return an interrupt between the steps of `call` fails its group, as one inside a step
-    does."""
+    """Make an interrupt between the steps of `call` fail its group, as one inside a step does."""
 
     @wraps(call)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,7 +1,7 @@
-"""init_process_group and everything that it starts. The only global state lives here.
+"""init_process_group, the groups made after it, and the only global state.
 
-A process is one rank, and has one world; with the backend "inproc" a thread is a rank,
-and each such thread has a world of its own.
+A process is one rank and has one world. With the backend "inproc" a thread is a rank, and each
+such thread has a world of its own.
 """
 
 from __future__ import annotations

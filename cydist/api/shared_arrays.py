@@ -1,6 +1,6 @@
 """empty_shared: arrays in the memory that the ranks of a host share.
 
-Collectives let the ranks read such an array where it is, instead of a copy of it.
+In a collective the other ranks read such an array in place, without a copy.
 """
 
 from __future__ import annotations

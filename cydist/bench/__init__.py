@@ -1,13 +1,12 @@
-"""Measuring: `python -m cydist.bench`.
+"""The benchmark: `python -m cydist.bench`.
 
-A *participant* is one library on a set of processes: cydist, or a peer. It is started once, by
-its own launcher, and then sleeps until the driver tells it to run a *cell*, one op at one size.
-The driver goes through the participants round by round, so that what the machine does to one
-it does to all, and a comparison is a ratio inside one round.
+A *worker* is one library on a set of processes: cydist, or a peer. Its own launcher starts it once,
+and it sleeps until the driver tells it to run a *case*, one op at one size. The driver goes through
+the workers round by round, so that disturbances of the machine hit all of them, and a comparison is
+a ratio within one round.
 
-    driver (participants, rounds, report) ---unix socket--- rank, rank, ...
+    driver (runner, workers, report) ---unix socket--- rank, rank, ...
 
-`rank`, `loops`, `buffers`, `libraries` and `cells` run in the ranks, also under an MPI whose
-Python has no cydist: they import numpy and the standard library, and their library when it is
-asked for.
+`rank`, `rank_loop`, `buffers`, `peers` and `cases` run in the ranks, also under an MPI whose Python
+has no cydist: they import numpy and the standard library, and their library when it is needed.
 """

@@ -1,4 +1,4 @@
-"""The arrays of a cell: inputs whose sums are exact in any order, and the check of a result."""
+"""The arrays of a case: inputs whose sums are exact in any order, and the check of a result."""
 
 from __future__ import annotations
 

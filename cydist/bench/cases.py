@@ -1,7 +1,7 @@
-"""What is measured: an op, a size and a dtype; and nccl-tests' bandwidths.
+"""The cases that are measured (an op, a size, a dtype), and nccl-tests' bandwidths.
 
-Bytes count as in nccl-tests' PERFORMANCE.md: the array of what reduces or broadcasts one, and for
-what moves blocks the larger side, which is all ranks' blocks together.
+Bytes count as in nccl-tests' PERFORMANCE.md: the array of ops that reduce or broadcast one, and for
+ops that move blocks the larger side, which is all ranks' blocks together.
 """
 
 from __future__ import annotations

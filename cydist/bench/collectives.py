@@ -1,4 +1,4 @@
-"""The default subject: collectives, and their peers beside them."""
+"""The default subject: collectives, compared with those of other libraries."""
 
 from __future__ import annotations
 

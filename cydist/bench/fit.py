@@ -1,10 +1,10 @@
-"""From times to crossings: which algorithm for which sizes, without following every wobble.
+"""Find crossovers from times: which algorithm for which sizes, without following noise.
 
-Who is faster is told by ratios inside rounds. A gain or loss below NOISE is none, and so is a
-gain on which the rounds do not agree, or one that a second pass in other processes does not find.
-The sizes are then cut into runs of one algorithm each, so that the product of all ratios is least,
-where to leave what is in force, and every other change of the algorithm, costs as much as NOISE:
-what is gained must be more. So what cannot be told apart stays as it is.
+Ratios within rounds tell which algorithm is faster. A gain or loss below NOISE does not count, nor
+does one on which the rounds disagree, or that a second pass in other processes does not find. The
+sizes are then cut into runs of one algorithm each, so that the product of all ratios is least.
+Leaving the algorithm in force, and every other change of algorithm, costs as much as NOISE, so the
+gain must be larger. Sizes that cannot be told apart keep their algorithm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions of this process, timed in turn like participants, and printed as lines of a table."""
+"""Time functions of this process in turn, as workers are timed, and print lines of a table."""
 
 from __future__ import annotations
 

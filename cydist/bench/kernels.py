@@ -1,8 +1,8 @@
 """Subject "kernels": what a rank does alone, against numpy and torch.
 
 A rate counts the bytes of the result: of the sum, of the packed memory, of all small arrays
-together. Whoever makes a result makes it in new memory, and who is given memory keeps to it;
-cydist and its rivals alike. numpy's buffers are as malloc gives them.
+together. A function that creates its result allocates new memory each time, one that is given
+memory reuses it, for cydist and for its rivals. numpy's buffers are as malloc returns them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What --tune measures: every algorithm at every size, and segments, each in up to two passes.
+"""Measure for --tune: every algorithm at every size, and segments, each in up to two passes.
 
-The second pass runs in processes of its own, with what the first would change and nothing else:
-where the cores and the pages of a process lie decides some races.
+The second pass runs in processes of its own and measures only what the first would change, because
+the placement of a process's cores and pages decides some races.
 """
 
 from __future__ import annotations

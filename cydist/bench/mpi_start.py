@@ -1,4 +1,4 @@
-"""Run by path, with any Python that has numpy and mpi4py: `rank` without the rest of cydist.
+"""Start `rank` without the rest of cydist, by path, in any Python with numpy and mpi4py.
 
 mpirun -n 2 PYTHON mpi_start.py ADDRESS LOG mpi '{}'
 """

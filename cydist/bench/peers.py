@@ -1,7 +1,7 @@
-"""The libraries that are measured, behind one face: which function, with which arguments.
+"""The libraries that are measured, behind one interface: which function, with which arguments.
 
-Every library does the same job on the same memory: what reduces or broadcasts one array in place,
-the others from one array into another.
+Every library does the same work on the same memory: ops that reduce or broadcast one array work in
+place, the others from one array into another.
 """
 
 from __future__ import annotations

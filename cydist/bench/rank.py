@@ -1,7 +1,7 @@
-"""A rank of a participant: starts its library, then does what the driver says.
+"""A rank of a worker: start its library, then execute the driver's commands.
 
-Between commands it sleeps in a read, so that it disturbs nobody. Commands and answers are lines
-of JSON on a Unix socket; the end of the driver is the end of the stream, and of the rank.
+Between commands it sleeps in a read, so that it disturbs no other worker. Commands and answers are
+lines of JSON on a Unix socket. When the driver ends, the stream ends, and then the rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Peer "raw": two ranks with one TCP connection between them that both poll; nothing else.
+"""Peer "raw": two ranks that poll one TCP connection, and nothing else.
 
-What a collective over sockets could take if it were free: no checks, no deadlines, no matching,
-and nobody ever sleeps. Both directions move at once, as far as a collective lets them.
+This is the least time a collective over sockets can take: no checks, no deadlines, no matching, no
+sleep. Both directions move at once, as far as the collective allows.
 """
 
 from __future__ import annotations

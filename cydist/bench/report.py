@@ -1,4 +1,4 @@
-"""What is printed and saved of a comparison."""
+"""Print and save a comparison."""
 
 from __future__ import annotations
 

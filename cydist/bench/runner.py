@@ -1,4 +1,4 @@
-"""The driver: every participant in turn, round by round, cell by cell."""
+"""The driver: every worker in turn, round by round, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a participant's processes by the launcher that is theirs, and ending them."""
+"""Start a worker's processes with their own launcher, and end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subject "startup": what must pass before the first call."""
+"""Subject "startup": the time before the first call."""
 
 from __future__ import annotations
 

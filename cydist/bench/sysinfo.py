@@ -1,4 +1,4 @@
-"""Where and when something was measured: what a table is worth nothing without."""
+"""The machine, commit and date of a measurement, without which a table says little."""
 
 from __future__ import annotations
 

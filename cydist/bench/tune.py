@@ -1,4 +1,4 @@
-"""Subject "tune": measure where algorithms cross on this machine, and save it for later jobs."""
+"""Subject "tune": measure the crossovers of algorithms on this machine, and save them."""
 
 from __future__ import annotations
 

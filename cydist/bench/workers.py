@@ -1,4 +1,4 @@
-"""The driver's side of a participant: tell its ranks what to do, hear what they say."""
+"""The driver's side of a worker: send commands to its ranks, and receive their answers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The libraries whose arrays are taken, and CUDA's driver. Imports leaves alone."""
+"""The libraries whose GPU arrays cydist takes, and CUDA's driver."""

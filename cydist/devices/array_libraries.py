@@ -1,8 +1,8 @@
-"""Memory of GPUs: whose it is, which stream its library works on, copies there and back.
+"""GPU memory: its library, the stream that library works on, copies there and back.
 
-What cydist asks of a GPU is one small class, `ArrayLibrary`, written for cupy and for torch.
-Streams are the integers that CUDA knows them by, so those of either library are understood by the
-other. No library is imported before an array of a device has been passed.
+`ArrayLibrary` is all that cydist needs of a GPU, written for cupy and for torch. Streams are CUDA's
+integers, so each library understands the other's. No library is imported before the program passes
+a device array.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Events and captures by CUDA's driver: asked without Python's lock, and while other threads
-capture graphs.
+"""Events and captures through CUDA's driver, without the GIL, also while other threads capture.
 
-cupy asks holding the lock, so that a device which does not answer would stop every thread; and
-CUDA's own way of asking ends a graph that another thread captures in the mode "global", torch's.
+cupy queries with the GIL held, so a device that does not answer would stop every thread. And CUDA's
+runtime query ends a graph that another thread captures in the mode "global", which torch uses.
 """
 
 from __future__ import annotations

@@ -1,2 +1,1 @@
-"""Process groups: what a backend implements, and how one is found and made. Imports `rendezvous`,
-`tuning` and what is below them."""
+"""Process groups: what a backend implements, and how groups are found and made."""

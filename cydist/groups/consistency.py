@@ -1,4 +1,4 @@
-"""Derived collectives compare their calls first, so that no rank takes one message for another."""
+"""Compare derived collectives before they run, so that no rank mistakes one message for another."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""ProcessGroup: what a backend implements, and what it gets for free.
+"""ProcessGroup: what a backend implements, and what it inherits.
 
-A backend implements `isend` and `irecv`; every collective is derived from them, and it
-overrides whatever it does better. All arrays that reach a backend are `Array` objects:
-contiguous memory of one known dtype (strided arrays were packed before), checked, with
-the buffer protocol: `memoryview(array)` is its bytes.
+A backend implements `isend` and `irecv`. Every collective is derived from them, and the backend
+overrides those that it does better. All arrays that reach a backend are `Array` objects: checked,
+contiguous memory of one known dtype (strided arrays were packed before) with the buffer protocol,
+so that `memoryview(array)` is its bytes.
 
 Ranks here are group ranks. Collectives block; `execute` decides on whose thread they run.
 """

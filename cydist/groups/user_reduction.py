@@ -1,9 +1,9 @@
-"""Reductions by a function of the user's: contributions meet, and are folded in rank order.
+"""User-defined reductions: gather contributions, and fold them in rank order.
 
-Everybody sends block r of its array to rank r, which folds p contributions; the results then go
-to whoever needs them. Only whole contributions meet, so the order is the ranks', whatever the
-function; and what a rank could not compute it never sends: if the function raises there, the
-others' next wait ends with an error, and not with wrong numbers.
+Every rank sends block r of its array to rank r, which folds p contributions. The results then go to
+the ranks that need them. Only unreduced contributions are combined, so the order is the ranks'
+order for any function. A rank whose function raises sends nothing: the others' next wait ends with
+an error, and not with wrong numbers.
 
     all_reduce      bytes sent per rank 2 n (p-1)/p     n function calls' elements per rank
     reduce          n (p-1)/p, and to the root n/p      n

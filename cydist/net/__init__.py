@@ -1,1 +1,1 @@
-"""Who may talk to whom: interfaces, secrets, handshakes. Imports leaves alone."""
+"""Who may connect: interfaces, secrets, handshakes."""

@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other. Imports `stores`, `net`, `devices` and leaves."""
+"""How the ranks of a job find each other."""

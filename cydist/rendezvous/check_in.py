@@ -1,7 +1,7 @@
-"""The meeting: every rank checks in, in one store, and learns that all others did, or who did not.
+"""Check-in: every rank announces itself in one store, and learns that all did, or which did not.
 
-Who is missing at the timeout is known by rank, a rank that is taken twice is found, and a second
-meeting in the same store sees nothing of the first.
+An error at the timeout names the missing ranks, and a rank number that two processes use is found.
+A second check-in in the same store sees nothing of the first.
 """
 
 from __future__ import annotations
@@ -204,7 +204,10 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
 
 
 def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
-    """Return the store itself did not answer: asking it who is missing would take as long again."""
+    """Return the error for a store that does not answer.
+
+    Asking it which ranks are missing would take as long again.
+    """
     whose = "" if holder is None else f", which is on rank {holder},"
     ranks = () if holder is None else (holder,)
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)

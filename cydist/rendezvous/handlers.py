@@ -1,6 +1,6 @@
-"""How the ranks of a job find each other: from an URL, a launcher or a store to a meeting.
+"""Rendezvous handlers: from a URL, a launcher or a store to one store that all ranks reach.
 
-Whatever the way, it ends in one store that all ranks reach, and in `cydist.rendezvous.check_in`.
+Each handler ends in `cydist.rendezvous.check_in`.
 """
 
 from __future__ import annotations
@@ -331,10 +331,10 @@ class _Since:
 
 
 def _without_address(call: _Call) -> Store:
-    """Return a launcher that gives ranks but no address: a place on this host, or MPI's messages.
+    """Meet under a launcher that gives ranks but no address: on this host, or through MPI.
 
-    MPI is not started where the host will do: under another MPI's launcher that may end the
-    process, and nobody could catch it.
+    MPI is not started where the host is enough: under another MPI's launcher that may end the
+    process, which no code could catch.
     """
     _, size = call.placed("env://")
     if not (launcher_env.place().single_host and launcher_env.job_id()):

@@ -1,7 +1,7 @@
-"""Who started this process: the launchers that we know, by the variables they set.
+"""Detect the launcher that started this process, by the variables it sets.
 
-A launcher's own variables are read here, through one table, and nowhere else (our own are
-in `cydist.config`). Nothing is imported to find out: importing mpi4py.MPI starts MPI.
+Launchers' own variables are read here only, through one table; cydist's are read in
+`cydist.config`. Nothing is imported to find out, because importing mpi4py.MPI starts MPI.
 """
 
 from __future__ import annotations

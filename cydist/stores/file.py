@@ -1,13 +1,13 @@
 """FileStore: a store in a file that all ranks can reach, such as one on NFS.
 
-The file is a log of the requests that changed the store, in the layout of
-`cydist.stores.protocol` behind eight bytes of magic. Everyone replays what others
-appended, under a lock of fcntl, and so has the same table. A request that was cut off by
-the death of its writer is found by its length and overwritten. A log that has become much
-longer than what is in the table is written anew, beside it, and takes its place.
+The file is a log of the requests that changed the store: eight bytes of magic, then requests in the
+layout of `cydist.stores.protocol`. Each user replays what others appended, under an fcntl lock, and
+so has the same table. A request that its writer's death cut off is found by its length and
+overwritten. A log that is much longer than its table is rewritten to a second file, which replaces
+it.
 
-Who uses the file also holds, as long as it lives, a lock on one byte far behind the log: so
-everyone can see whether the file is in use, or left behind by processes that are gone.
+As long as it lives, each user also holds a lock on one byte far after the log. So any process can
+see whether the file is in use or abandoned.
 """
 
 from __future__ import annotations

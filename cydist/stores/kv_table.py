@@ -1,7 +1,7 @@
-"""Keys, values and queues in memory: what every store means by its operations.
+"""Keys, values and queues in memory: what every store's operations mean.
 
-HashStore asks a Table under a lock, the TCP server from its one thread, FileStore replays
-its log into one. A Table never waits: `awaits` says what a request would have to wait for.
+HashStore uses a table under a lock, the TCP server from its one thread, and FileStore replays its
+log into one. A table never waits: `awaits` returns what a request would have to wait for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sockets to listen on: bound to the address asked for, and to nothing else."""
+"""Listening sockets, bound to the requested address and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MembershipStore: a part of a store for some ranks, in which nobody waits for the dead."""
+"""MembershipStore: a part of a store for some ranks, in which no rank waits for a dead one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of TCP stores in this process, and who uses them: only where a store is served."""
+"""The TCP store servers of this process, each with the number of its users."""
 
 from __future__ import annotations
 

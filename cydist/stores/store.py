@@ -1,7 +1,7 @@
-"""Store: what every key-value store offers, whatever holds its data.
+"""Store: the interface of every key-value store.
 
-A concrete store implements `_request`; a third party may instead override the public
-methods it supports.
+A store of cydist implements `_request`. A third party's store may instead override the public
+methods that it supports.
 """
 
 from __future__ import annotations

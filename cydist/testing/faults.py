@@ -66,7 +66,7 @@ class Weather:
         return f"Weather(seed={self.seed}, delay={self.delay}, kill={self.kill})"
 
     def on(self, rank: int) -> RankWeather:
-        """Return the weather of one rank."""
+        """Return the faults of one rank."""
         return RankWeather(self, rank)
 
 

@@ -1,2 +1,1 @@
-"""CPU memory over TCP and shared memory: the backends "tcp" and "inproc", on which others build.
-Imports `groups` and what is below."""
+"""CPU memory over TCP and shared memory: the backends "tcp" and "inproc", on which others build."""

@@ -1,4 +1,4 @@
-"""Where a rank can be reached: where it listens, and what it tells the others of that."""
+"""The addresses at which a rank listens, and those that it publishes to the others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Arrays with gaps in calls on one array, of which every rank has as much.
+"""Strided arrays in calls on one array of equal size on all ranks.
 
-Such an array is packed. A long one would take a long copy: then all ranks run the call in pieces,
-each through the same few MiB. One rank does not know how the others' arrays lie, so they ask each
-other first.
+Such an array is packed. A long one would need a large copy, so all ranks run the call in chunks,
+each through the same few MiB. A rank does not know the layout of the others' arrays, so the ranks
+first agree on whether to do so.
 """
 
 from __future__ import annotations

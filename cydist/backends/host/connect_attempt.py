@@ -1,4 +1,4 @@
-"""One connection on its way to a peer: its tries, and its tuning."""
+"""One attempt to connect to a peer: its retries, its handshake and its socket options."""
 
 from __future__ import annotations
 

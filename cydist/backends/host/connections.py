@@ -1,14 +1,14 @@
-"""Who listens, who connects, and who is let in: the sockets behind a TcpLink.
+"""Listen, connect and authenticate: the sockets of a TcpLink.
 
-A link asks for a connection when a message first needs it. One daemon thread listens,
-connects, and runs every handshake (cydist/net/auth.py) without blocking; a socket that has proved
-itself is handed to the link, and never read here again.
+A link asks for a connection when a message first needs it. One daemon thread listens, connects and
+runs every handshake (cydist/net/auth.py) without blocking. It hands an authenticated socket to the
+link and never reads it again.
 
-Both ranks of a pair may ask at once. Of two attempts that meet, the one of the lower rank
-wins: once that has sent its proof it turns the other's away, and the higher rank drops its
-own when the lower's proof arrives. So exactly one connection per pair and lane survives.
+Both ranks of a pair may connect at once. The lower rank's attempt wins: once it has sent its proof
+it refuses the other's, and the higher rank drops its own when the lower's proof arrives. So exactly
+one connection per pair and lane survives.
 
-A stranger costs its connection and nothing else, see cydist/net/acceptor.py.
+An unauthenticated client costs one connection and nothing else, see cydist/net/acceptor.py.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class Connections:
                 self._drop(own)
 
     def _lane_of(self, claim: bytes) -> Key | None:
-        """Return the lane that a guest asks for, if it may have it."""
+        """Return the lane that a pending peer asks for, if it may have it; else None."""
         if len(claim) != CLAIM.size:
             return None
         source, destination, lane = CLAIM.unpack(claim)
@@ -346,7 +346,7 @@ class Connections:
             self._failed(attempt, f"{addresses.spelled(target)}: {error}")
 
     def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
-        """Return a socket, for which a guest must leave where no descriptor is left."""
+        """Return a socket; where no descriptor is left, a pending peer is closed for it."""
         while True:
             try:
                 return socket.socket(family, socket.SOCK_STREAM)

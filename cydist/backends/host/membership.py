@@ -1,8 +1,8 @@
-"""Which members of a group go on, when some have died: the same answer on all that do.
+"""Agree on which members of a group go on when some have died.
 
-Each member knows of some that are out, because its caller says so or because they are lost,
-and may be alone in knowing it. So they tell each other, over a context of its own on the
-group's link, until all who are left have said the same set.
+Each member knows of some that are excluded, because its caller says so or because they are lost,
+and may be the only one to know. So the members exchange these sets, over a context of its own on
+the group's link, until all that are left have sent the same set.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a rank is doing, told to another that has waited for it in vain.
+"""What a rank is doing, for a peer that has waited for it until its deadline.
 
-Whoever gives up asks the late ranks, each over a short connection of its own (channel
-"report"), or directly where ranks are threads of one process. The thread that listens for
-connections answers, so a rank answers while it computes or waits, unless it is stopped or
-holds Python's lock. Without authentication nobody is answered: stacks are for members only.
+A rank that gives up asks each late rank over a short connection of its own (channel "report"), or
+directly where ranks are threads of one process. The thread that accepts connections answers. So a
+rank answers while it computes or waits, unless it is stopped or holds the GIL. Without
+authentication there is no answer, because stacks are for members of the job only.
 """
 
 from __future__ import annotations

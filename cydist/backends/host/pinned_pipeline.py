@@ -1,9 +1,9 @@
-"""Pinned memory between a GPU and the network, and copies that overlap with it.
+"""Stage GPU memory through pinned CPU memory, with copies that overlap the network.
 
-A conveyor has a few slots of pinned memory. What a call moves is cut into chunks; while one is on
-the network, the next is copied from the device into another slot, and the one before is copied
-back. Three things keep this in order: a slot is `filled` before the network touches it, `emptied`
-before it is filled again, and the caller's streams come before the first copy and after the last.
+A pipeline has a few slots of pinned memory. A call's data are cut into chunks: while one is on the
+network, the next is copied from the device into another slot, and the previous one is copied back.
+Three rules keep the order. A slot is `filled` before the network touches it. It is `emptied` before
+it is filled again. The caller's streams come before the first copy and after the last.
 """
 
 from __future__ import annotations

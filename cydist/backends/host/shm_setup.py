@@ -1,9 +1,9 @@
-"""Which ranks can share memory: found by sharing it, not by the names of hosts.
+"""Find which ranks can share memory, by sharing it and not by host names.
 
-Ranks that may be able to (the same boot, process namespace and user) elect the lowest of
-them. It makes the memory and says under which process and descriptor; the others open that
-through /proc, which lets nobody in but this user's processes, and read a random token in it.
-Who cannot stays with sockets, and so does every group that it is in.
+Candidates have the same boot, process namespace and user. The lowest of them makes the memory and
+publishes its process and descriptor. The others open it through /proc, which admits only this
+user's processes, and look for a random token in it. A rank that cannot do so uses sockets, as does
+every group that it is in.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Arrays on a GPU for backends that take the CPU's memory.
+"""GPU arrays on backends of CPU memory.
 
-A `StagedGroup` stands in front of a `HostGroup` for the arrays of devices. It cuts a call into
-chunks, lets a conveyor bring each to pinned memory and back, and gives them to the host group as
-calls of its own; so fingerprints, deadlines and failures are the host group's. Chunks have sizes
-that every rank works out from the call's and the group's alone.
+A `StagedGroup` stands in front of a `HostGroup` for device arrays. It cuts a call into chunks, lets
+a pinned pipeline copy each to CPU memory and back, and passes them to the host group as calls of
+its own. So fingerprints, deadlines and failures are the host group's. Every rank computes the chunk
+sizes from the sizes of the call and the group alone.
 
 A blocking call returns when the last copy to the device is enqueued, and the streams that were
-current wait for it. An asynchronous one is over when that copy is.
+current wait for it. An asynchronous call ends when that copy has ended.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StagedGroup(ProcessGroup):
 
     @classmethod
     def of(cls, host: HostGroup) -> StagedGroup:
-        """Return the host group's, made when first asked for; the same for every thread."""
+        """Return the host group's staged group, made at its first use; one for all threads."""
         with _MAKING:
             if host._staged is None:
                 host._staged = cls(host)

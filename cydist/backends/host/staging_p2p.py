@@ -1,8 +1,8 @@
-"""Messages between arrays on GPUs, over a group that sends the CPU's memory.
+"""Messages between GPU arrays, over a group of CPU memory.
 
-A message of one piece is a message of the host group. A longer one is announced by a header with
-the user's tag, which matches it with its receive, and its pieces follow with a tag of their own.
-Each message under way has a thread and a conveyor.
+A message of one chunk is one message of the host group. A longer one begins with a header under the
+user's tag, which matches it with its receive. Its chunks follow under a tag of their own. Each
+message in flight has a thread and a pinned pipeline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks of a group of backend "mpi" meet, in the job's store, before MPI and beside it."""
+"""Let the ranks of a group of backend "mpi" meet in the job's store, before MPI starts."""
 
 from __future__ import annotations
 

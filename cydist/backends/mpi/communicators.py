@@ -1,4 +1,4 @@
-"""The communicators of links and groups: how they are made, and how many MPI may still make."""
+"""Make the communicators of links and groups, and count how many MPI may still make."""
 
 from __future__ import annotations
 

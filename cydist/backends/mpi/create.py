@@ -1,4 +1,4 @@
-"""How a group of backend "mpi" is made: MPI is started, and its ranks are found to be the job's."""
+"""Make groups of backend "mpi": start MPI, and check that its ranks are the job's."""
 
 from __future__ import annotations
 

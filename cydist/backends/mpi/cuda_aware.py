@@ -1,7 +1,7 @@
-"""Arrays on a GPU for an MPI that reads and writes the GPU's memory itself.
+"""GPU arrays for an MPI that reads and writes GPU memory itself.
 
-What MPI has with our meaning goes there as it is, when the device has come so far; the rest is
-staged.
+Calls that MPI has with cydist's meaning use the array in place, once the device has written it. The
+rest is staged.
 """
 
 from __future__ import annotations

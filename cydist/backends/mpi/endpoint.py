@@ -1,6 +1,6 @@
-"""A process's end of a communicator, for the groups that share it, and how it is left.
+"""A process's end of a communicator, which its groups share, and how the process leaves it.
 
-A process leaves when its last group ends, when it exits, or when somebody ends MPI.
+A process leaves when its last group ends, when it exits, or when the program finalizes MPI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A group of ranks of one MPI job, and the communicator that MPI makes for it."""
+"""A group of ranks of one MPI job, with the communicator that MPI makes for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""This process's MPI: how it is started, which threads may call it, how the process ends.
+"""This process's MPI: its start, the threads that may call it, and the end of the process.
 
-Knows nothing of groups and messages. mpi4py is imported here, when the first group of the
-backend "mpi" is made, and in no other module of the backend.
+This module knows no groups and no messages. It imports mpi4py when the first group of the backend
+"mpi" is made; no other module of the backend does.
 """
 
 from __future__ import annotations

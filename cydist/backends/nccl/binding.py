@@ -1,7 +1,7 @@
-"""What the backend asks of NCCL, and cupy's binding of it.
+"""The interface to NCCL, and cupy's binding of it.
 
-Nothing of ours is linked with NCCL. `cupy.cuda.nccl` does the calls; what it lacks is looked up in
-the library that it has loaded (libnccl.py). `nccl4py` may take cupy's place (nccl4py.py).
+cydist does not link NCCL. `cupy.cuda.nccl` makes the calls; functions that it lacks are looked up
+in the library that it has loaded (libnccl.py). `nccl4py` can replace cupy's binding (nccl4py.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Making a communicator: everybody checks in first, because what follows cannot be ended.
+"""Make a communicator, after all ranks have checked in, because NCCL's join cannot be ended.
 
-NCCL's own way of joining blocks until all ranks have come, in a call that knows no deadline. So
-the ranks meet before it, say which NCCL and which GPU they have, and after it, that it went well.
-The unique id, by which anybody could join, goes where the job's secret guards it.
+NCCL's own join blocks until all ranks have come, without a deadline. So the ranks meet before it
+and say which NCCL and which GPU they have; after it they say that it succeeded. The unique id,
+with which any process could join, goes where the job's secret protects it.
 """
 
 from __future__ import annotations

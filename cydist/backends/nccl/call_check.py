@@ -1,8 +1,8 @@
-"""Do the ranks make the same calls? Found out beside them, and not before.
+"""Compare the calls of the ranks, while they run.
 
-NCCL compares nothing: ranks that disagree hang, or get wrong numbers. So each rank notes what it
-calls, the watchdog sends the notes to the next rank, and compares those of the one before with its
-own. If any two ranks differ, two neighbours do.
+NCCL compares nothing: ranks that disagree hang, or get wrong numbers. So each rank notes its calls.
+The watchdog sends the notes to the next rank, and compares those of the previous rank with its own.
+If any two ranks differ, two neighbours do.
 """
 
 from __future__ import annotations

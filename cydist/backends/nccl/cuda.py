@@ -1,4 +1,4 @@
-"""The GPU of a rank, by cupy: streams, events, arithmetic. Tests put another one in its place."""
+"""A rank's GPU through cupy: streams, events, arithmetic. Tests replace it by a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a call of backend "nccl" comes on a stream, is looked after there, and is waited for."""
+"""Enqueue the calls of backend "nccl" on streams, and wait for them."""
 
 from __future__ import annotations
 

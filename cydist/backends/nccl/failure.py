@@ -1,4 +1,4 @@
-"""How a group fails: what went wrong becomes one error, the communicator ends, the others hear."""
+"""Fail a group: make one error, end the communicator, notify the other ranks."""
 
 from __future__ import annotations
 
@@ -105,8 +105,10 @@ class FailureMixin(ProcessGroup):
         self.fail(error, self.named(call), call)
 
     def _who_is_lost(self) -> tuple[int, ...] | DistError:
-        """Return the host group's connections will know it in a moment, or another rank tells what
-        it has met. () when nobody does."""
+        """Wait a moment for the host group's connections, or another rank, to name lost ranks.
+
+        Returns their ranks; () when none is known to be lost.
+        """
         end = time.monotonic() + LOST_SECONDS
         comparison = self._watch.comparison
         while time.monotonic() < end and comparison is not None:

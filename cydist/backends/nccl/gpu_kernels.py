@@ -1,5 +1,4 @@
-"""A rank's own steps of a plan, on its own memory: written once, for cupy and whatever else has
-numpy's functions."""
+"""A rank's local steps of a plan, written once for cupy and others with numpy's functions."""
 
 from __future__ import annotations
 

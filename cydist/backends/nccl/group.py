@@ -1,9 +1,8 @@
 """The ProcessGroup of backend "nccl".
 
-A call is enqueued on a stream and has begun when it returns: blocking ones on the stream that the
-array's library works on, asynchronous ones on a stream of the group's. A group of CPU memory with
-the same ranks, the host group, carries what is not for GPUs: objects, monitored barriers, and what
-the ranks tell each other when something goes wrong.
+A call returns when it is enqueued on a stream: a blocking one on the current stream of the array's
+library, an asynchronous one on the group's stream. A group of CPU memory with the same ranks, the
+host group, carries everything else: objects, monitored barriers and control messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What NCCL has and cupy's binding lacks, looked up in the library that cupy has loaded.
+"""NCCL functions that cupy's binding lacks, looked up in the library that cupy has loaded.
 
-Each function is there or not, by NCCL's version: a missing one is missed when it is called.
+NCCL's version decides which exist. A missing function raises when it is called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NVIDIA's own binding, nccl4py, in the place of cupy's: CYDIST_NCCL_BINDING=nccl4py.
+"""NVIDIA's own binding nccl4py in place of cupy's: CYDIST_NCCL_BINDING=nccl4py.
 
 cupy still brings streams, events and arithmetic.
 """

@@ -1,4 +1,4 @@
-"""Plans become calls: spans become addresses, phases become groups of NCCL's calls and kernels."""
+"""Run plans: buffer ranges become addresses, phases become groups of NCCL calls and kernels."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What each rank has to do for a collective, as data: nothing here touches memory or NCCL.
+"""Collectives as data: what each rank does, without touching memory or NCCL.
 
-A plan is a list of phases that follow each other on one stream. A phase is either a few of NCCL's
-calls, begun and ended together, or one step of this rank's own on its own memory. Plans are made
-of what all ranks know, and of each rank's own sizes where only pairs must agree; the tests hold the
-plans of all ranks against each other.
+A plan is a list of phases that follow each other on one stream. A phase is a group of NCCL calls,
+or one local step on this rank's own memory. A plan depends on what all ranks know, and on a rank's
+own sizes where only pairs must agree. The tests compare the plans of all ranks.
 
-Arrays are named by their place in the list that a collective passes, memory for the time of the
-call by negative numbers: -1 is the first of `Plan.scratch`.
+An array is named by its index in the list that a collective passes. Scratch memory has negative
+numbers: -1 is the first of `Plan.scratch`.
 """
 
 from __future__ import annotations

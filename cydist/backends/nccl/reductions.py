@@ -1,7 +1,7 @@
-"""How NCCL reduces what: which of its types and operations stands for a dtype and one of ours.
+"""Map cydist's dtypes and operations to NCCL's.
 
-NCCL's own reductions know twelve types. The rest is made of them, or computed here from
-everybody's contributions ("gathered").
+NCCL's own reductions know twelve types. The rest is composed of them, or computed here from all
+ranks' contributions ("gathered").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The watchdog: a thread that looks after every call until it is over.
+"""The watchdog: a thread that follows every call until it has ended.
 
-A call on a stream cannot raise, so somebody has to look: has its event come, did NCCL meet an
-error, is its deadline over, do the neighbours make the same call? What goes wrong fails the group.
+A call on a stream cannot raise. So the watchdog checks its event, NCCL's asynchronous error, its
+deadline, and whether the neighbours make the same call. Any error fails the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A call on the group's stream, as its caller holds it; and the short way to one."""
+"""The Work of a call on the group's stream, and the fast-path enqueuer."""
 
 from __future__ import annotations
 

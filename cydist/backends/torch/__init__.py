@@ -1,6 +1,6 @@
-"""Any backend of torch.distributed as one of ours: "torch:gloo", "torch:NAME".
+"""Any backend of torch.distributed as a backend of cydist: "torch:gloo", "torch:NAME".
 
-So one program runs on both, and can compare them. torch is imported when such a backend is named.
+So one program runs on both and can compare them. Naming such a backend imports torch.
 """
 
 from __future__ import annotations

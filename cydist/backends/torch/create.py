@@ -1,7 +1,7 @@
-"""How a group of torch's comes to be, without torch's own init_process_group.
+"""Make torch's groups without torch's init_process_group.
 
-It meets in our store, which only those reach who know the job's secret, and leaves torch's default
-group and its environment variables alone.
+The ranks meet in cydist's store, which only processes with the job's secret can use. torch's
+default group and its environment variables stay as they are.
 """
 
 from __future__ import annotations

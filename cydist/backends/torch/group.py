@@ -1,8 +1,8 @@
-"""TorchGroup: a group of torch's under our name, with our guarantees.
+"""TorchGroup: a torch group with cydist's interface and guarantees.
 
-Collectives that torch's backend has with our meaning are its own; the others are derived from its
-messages. Ranks compare their calls first, since gloo's collectives return wrong numbers, hang or
-end the process when they differ: that takes log2 p short messages of gloo's per call.
+Collectives that torch's backend has with cydist's meaning are its own; the others are derived from
+its messages. Ranks compare their calls first, because gloo's collectives return wrong numbers, hang
+or end the process when they differ. The comparison takes log2 p short gloo messages per call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Messages over a group of torch's: with headers, since gloo's have none.
+"""Messages over a torch group, with headers, because gloo's have none.
 
-gloo takes a message that is shorter than the array that receives it as if nothing had happened,
-and ends the process when it is longer. So a header goes first, which says what comes; a short
-message travels in it. Nothing tells whether a message of gloo's is complete but a wait, which
-nothing can interrupt: a thread waits.
+gloo silently accepts a message that is shorter than its receive, and ends the process when it is
+longer. So a header goes first, in which a short message travels. Only a wait tells whether a gloo
+message is complete, and nothing can interrupt it, so a thread waits.
 """
 
 from __future__ import annotations
