@@ -7,7 +7,7 @@ Not everybody may reach into another process, and not all memory can be reached:
 The first call of a group tries it, every rank looks at its own blocks, and when one says no, all
 take "flat" or "staged" instead. So they do for PREMUL_SUM, whose factors differ.
 
-Where "either" was chosen, one rank says no, too, when windows are the faster way: how fast a core
+Where "adaptive" was chosen, one rank says no, too, when windows are the faster way: how fast a core
 reads what another has written, and writes what another has read, depends on where the host puts
 them, and may change from one second to the next. It takes the time of both ways, from when all
 have come, and tries the slower one again after 32 times as long as that takes. The bits are the

@@ -76,7 +76,7 @@ class Trials:
         Where it is one that chooses as the job runs, not those that it chooses between: which is
         faster now changes within the hour, with where the host puts the cores.
         """
-        known = tuning_table.WAYS_OF_EITHER[op] if in_force == "either" else ()
+        known = tuning_table.WAYS_OF_ADAPTIVE[op] if in_force == "adaptive" else ()
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:

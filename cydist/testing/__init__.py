@@ -7,7 +7,7 @@
 
     assert run_threads(body, 3) == [6.0, 6.0, 6.0]
 
-`Weather` makes ranks slow, and kills them. In pytest, the fixture `thread_job` makes such jobs.
+`Faults` makes ranks slow, and kills them. In pytest, the fixture `thread_job` makes such jobs.
 
 Each rank is a thread with a world of its own: `cydist.get_rank()` and the default group are
 the thread's.
@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 from cydist.api import process_groups
 from cydist.errors import MismatchError
 from cydist.stores import HashStore
-from cydist.testing.faults import Killed, Weather
+from cydist.testing.faults import Faults, Killed, Weather
 from cydist.waiting import duration
 
-__all__ = ["Killed", "ThreadJob", "Weather", "run_threads"]
+__all__ = ["Faults", "Killed", "ThreadJob", "Weather", "run_threads"]
 
 T = TypeVar("T")
 Ended = SimpleQueue[tuple[int, Any, BaseException | None]]  # rank, what it returned or raised
@@ -46,7 +46,8 @@ class ThreadJob:
     backend     "inproc", "tcp" or any other that takes CPU arrays
     size        how many ranks
     timeout     of the default group, in seconds
-    weather     what befalls the ranks
+    faults      what befalls the ranks
+    weather     deprecated: the former name of `faults`
     """
 
     def __init__(
@@ -54,13 +55,18 @@ class ThreadJob:
         size: int,
         backend: str = "inproc",
         timeout: float = DEADLINE,
-        weather: Weather | None = None,
+        faults: Faults | None = None,
+        *,
+        weather: Faults | None = None,
     ) -> None:
         if size < 1:
             raise ValueError(f"ThreadJob: size must be 1 rank or more, not {size}")
-        if unknown := sorted(set(weather.kill if weather else ()) - set(range(size))):
-            raise ValueError(f"{weather} kills ranks {unknown}, and there are 0 to {size - 1}")
-        self._weather = weather
+        if faults is not None and weather is not None:
+            raise TypeError("ThreadJob: weather is the former name of faults: give one of them")
+        faults = weather if faults is None else faults
+        if unknown := sorted(set(faults.kill if faults else ()) - set(range(size))):
+            raise ValueError(f"{faults} kills ranks {unknown}, and there are 0 to {size - 1}")
+        self._faults = faults
         self.size = size
         self.backend = backend
         self.broken = False  # a body raised or is late: its ranks may be out of step
@@ -88,8 +94,8 @@ class ThreadJob:
         except BaseException as error:
             self._stay_dead(rank, None, error)
             return
-        if self._weather is not None:
-            self._weather.on(rank).come()
+        if self._faults is not None:
+            self._faults.on(rank).come()
         raised = False
         while (task := self._tasks[rank].get()) is not None:
             body, ended = task
@@ -116,7 +122,7 @@ class ThreadJob:
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
         """Call `body(rank)` on every rank; what they return, by rank.
 
-        A rank that the weather kills has its `Killed` as result, then and in later runs.
+        A rank that its Faults kill has its `Killed` as result, then and in later runs.
         Raises what the lowest rank raised that raised; TimeoutError, after printing every
         thread's stack, when a rank does not end in `timeout` seconds. Such a rank takes part in
         the next run when it has ended; what it returns then is nobody's.
@@ -191,8 +197,10 @@ def run_threads(
     size: int,
     backend: str = "inproc",
     timeout: float = DEADLINE,
-    weather: Weather | None = None,
+    faults: Faults | None = None,
+    *,
+    weather: Faults | None = None,
 ) -> list[T]:
     """Run `body(rank)` on `size` ranks, each a thread; what they return, by rank."""
-    with ThreadJob(size, backend, timeout, weather) as job:
+    with ThreadJob(size, backend, timeout, faults, weather=weather) as job:
         return job.run(body, timeout)

@@ -1,4 +1,4 @@
-"""Bad weather for a job of threads: ranks that are slow, and ranks that die, by a seed."""
+"""Faults for a job of threads: ranks that are slow, and ranks that die, by a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """The end of a rank, as the weather wanted it; its result in `ThreadJob.run`.
+    """The end of a rank, as its Faults wanted it; its result in `ThreadJob.run`.
 
     No Exception, so that what handles errors in the rank does not take it for one.
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
         self.name = name
 
 
-class Weather:
+class Faults:
     """What befalls the ranks of a ThreadJob: with one seed, the same each time.
 
     seed    of all that is random
@@ -52,33 +52,37 @@ class Weather:
         kill: Mapping[int, int | Sequence[int]] | None = None,
     ) -> None:
         if not delay >= 0:
-            raise ValueError(f"Weather: delay must be 0 seconds or more, not {delay}")
+            raise ValueError(f"Faults: delay must be 0 seconds or more, not {delay}")
         self.seed = seed
         self.delay = delay
         self.kill = dict(kill or {})
         for rank, numbers in self.kill.items():
             if min([numbers] if isinstance(numbers, int) else numbers, default=0) < 1:
                 raise ValueError(
-                    f"Weather: kill[{rank}] must be call numbers from 1, not {numbers}"
+                    f"Faults: kill[{rank}] must be call numbers from 1, not {numbers}"
                 )
 
     def __repr__(self) -> str:
-        return f"Weather(seed={self.seed}, delay={self.delay}, kill={self.kill})"
+        return f"Faults(seed={self.seed}, delay={self.delay}, kill={self.kill})"
 
-    def on(self, rank: int) -> RankWeather:
+    def on(self, rank: int) -> RankFaults:
         """Return the faults of one rank."""
-        return RankWeather(self, rank)
+        return RankFaults(self, rank)
 
 
-class RankWeather:
-    """The weather of one rank."""
+# Deprecated: the former name, for tests that use it.
+Weather = Faults
 
-    def __init__(self, weather: Weather, rank: int) -> None:
-        self._random = random.Random(f"{weather.seed} {rank}")
-        self._delay = weather.delay
+
+class RankFaults:
+    """The faults of one rank."""
+
+    def __init__(self, faults: Faults, rank: int) -> None:
+        self._random = random.Random(f"{faults.seed} {rank}")
+        self._delay = faults.delay
         self._rank = rank
         self._calls = 0
-        last = weather.kill.get(rank, 0)
+        last = faults.kill.get(rank, 0)
         self._last = last if isinstance(last, int) else self._random.choice(last)
 
     def befall(self, name: str) -> None:
@@ -108,25 +112,25 @@ class RankWeather:
         """Groups that this one makes of itself have its class, too."""
         if not isinstance(group, Exposed):
             kind = type(group)
-            group.__class__ = type(f"Exposed{kind.__name__}", (Exposed, kind), {"weather": self})
+            group.__class__ = type(f"Exposed{kind.__name__}", (Exposed, kind), {"faults": self})
 
 
 class Exposed(ProcessGroup):
-    """A group on which every call meets the weather first."""
+    """A group on which every call meets the faults first."""
 
-    weather: ClassVar[RankWeather]
-    calls_short = sends_short = False  # there is no weather on the short way
+    faults: ClassVar[RankFaults]
+    calls_short = sends_short = False  # there are no faults on the short way
 
     def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
-        self.weather.befall(name)
+        self.faults.befall(name)
         return super().execute(name, body, **options)
 
     def isend(self, array: Array, peer: int, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
-            self.weather.befall("send")
+            self.faults.befall("send")
         return super().isend(array, peer, tag, **options)
 
     def irecv(self, array: Array, peer: int | None, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
-            self.weather.befall("recv")
+            self.faults.befall("recv")
         return super().irecv(array, peer, tag, **options)

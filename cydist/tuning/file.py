@@ -22,7 +22,7 @@ from cydist import config
 from cydist.net.auth import user_secret_path
 from cydist.stores import Store
 from cydist.tuning import table as tuning_table
-from cydist.tuning.table import NEEDS, Rule
+from cydist.tuning.table import FORMER_NAMES, NEEDS, Rule
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
@@ -164,6 +164,8 @@ def _measured(entry: object) -> Measured:
 def _rule(collective: str, row: object) -> Rule:
     row = _members(row, f"a rule for {collective}", {"name", "most_bytes"})
     name, most = row.get("name"), row.get("most_bytes")
+    if isinstance(name, str):
+        name = FORMER_NAMES.get(name, name)
     if not isinstance(name, str) or (collective, name) not in NEEDS:
         raise ValueError(f"there is no algorithm {collective}:{name}")
     if most is None:

@@ -35,11 +35,15 @@ COLLECTIVES = (
 NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
-ONE_ROUNDING = frozenset({"direct", "either", "flat", "staged", "ordered", "ordered_scatter"})
+ONE_ROUNDING = frozenset({"direct", "adaptive", "flat", "staged", "ordered", "ordered_scatter"})
 # These can copy from array to array.
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
-# What "either" chooses between as the job runs, by collective.
-WAYS_OF_EITHER = {each: ("direct", "staged" if each == "all_reduce" else "flat") for each in DIRECT}
+# What "adaptive" chooses between as the job runs, by collective.
+WAYS_OF_ADAPTIVE = {
+    each: ("direct", "staged" if each == "all_reduce" else "flat") for each in DIRECT
+}
+# What algorithms were called before, in settings and tuning files of users.
+FORMER_NAMES = {"either": "adaptive"}
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 
 # Nobody knows all blocks' sizes before these calls, so these do not count.
@@ -141,7 +145,7 @@ IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
 # With windows short arrays go through them. Up to 4 MiB it depends on where the host has put the
 # cores: timed by turns in one job (CYDIST_ALGORITHM), on two cores, of 64 KiB to 1 MiB direct took
 # 0.2 to 0.8 of the time of windows while they were far from each other, and 0.9 to 2.4 while they
-# were near. So "either" finds out.
+# were near. So "adaptive" finds out.
 # What is said of messages on 2 to 4 ranks is what `python -m cydist.bench --tune
 # --transport tcp --ranks 2,4` found on two cores when waits began to spin at sockets; of more
 # ranks it is what their steps and bytes make likely.
@@ -157,7 +161,7 @@ TABLE = (
             (64 * KiB, 3),
         )
     ),
-    *(Rule(collective, "either", most_bytes=4 * MiB) for collective in sorted(DIRECT - UNSIZED)),
+    *(Rule(collective, "adaptive", most_bytes=4 * MiB) for collective in sorted(DIRECT - UNSIZED)),
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
     Rule("barrier", "flat"),
     *(
@@ -369,6 +373,7 @@ def forced() -> dict[str, str]:
     names = {}
     for item in setting.split(",") if setting else ():
         collective, _, name = (part.strip() for part in item.partition(":"))
+        name = FORMER_NAMES.get(name, name)
         if (collective, name) not in NEEDS:
             known = sorted(n for c, n in NEEDS if c == collective)
             raise ValueError(

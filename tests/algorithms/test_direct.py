@@ -85,7 +85,7 @@ def test_either_way(worlds: Worlds, collective: str, size: int) -> None:
         for count in (8 * 1024 + 3, 70_001):
             for in_place in [False, collective not in ("broadcast", "all_to_all")] * 3:
                 case = Case(collective, size, count, root=size - 1, in_place=in_place)
-                case.check(world.run(case, "either", segment=1 << 18))
+                case.check(world.run(case, "adaptive", segment=1 << 18))
     finally:
         for group in world.groups:
             group.close()

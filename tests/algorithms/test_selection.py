@@ -164,6 +164,12 @@ def test_the_setting_wins(environment):
     assert names == ["ring", "ring", "bruck"]
 
 
+def test_a_setting_may_give_a_former_name(environment):
+    """What algorithms were called before is understood, and chosen by today's name."""
+    environment(CYDIST_ALGORITHM="all_reduce:either")
+    assert chosen("all_reduce", 8, 4, windows=True) == "adaptive"
+
+
 def test_a_setting_that_cannot_run_leaves_the_call_to_the_table(environment):
     """Without windows "flat" cannot run; ring cannot where the reduction does not commute."""
     environment(CYDIST_ALGORITHM="broadcast:flat,all_reduce:ring")
@@ -174,7 +180,7 @@ def test_a_setting_that_cannot_run_leaves_the_call_to_the_table(environment):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("all_reduce:rings", "all_reduce has direct, doubling, either, flat, halving_doubling"),
+        ("all_reduce:rings", "all_reduce has adaptive, direct, doubling, flat, halving_doubling"),
         ("allreduce:ring", "write collective:name"),
         ("ring", "write collective:name"),
     ],

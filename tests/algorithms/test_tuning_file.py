@@ -70,6 +70,16 @@ def test_what_was_not_measured_stays(collective: str, ranks: int, windows: bool)
     assert chosen(collective, 8, ranks, windows) == shipped
 
 
+def test_a_file_may_give_a_former_name() -> None:
+    """What algorithms were called before is understood in a file, and written by today's name."""
+    rules = {"broadcast": (Rule("broadcast", "adaptive", 4096),)}
+    text = tuning_file.written([Measured(2, True, rules)])
+    former = text.replace("adaptive", "either")
+    assert former != text
+    assert tuning_file.parse(former) == tuning_file.parse(text)
+    assert tuning_file.written(tuning_file.parse(former)) == text
+
+
 def test_a_measured_rule_that_cannot_run_is_passed_over() -> None:
     """A reduction that does not commute does not get a ring."""
     tuning_file.use([RING])

@@ -1,4 +1,4 @@
-"""ThreadJob's weather: ranks that are slow or die, each time in the same way."""
+"""ThreadJob's faults: ranks that are slow or die, each time in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.testing import Killed, ThreadJob, Weather, faults
+from cydist.testing import Faults, Killed, ThreadJob, Weather, faults, run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 Jobs = Callable[..., ThreadJob]
@@ -39,7 +39,7 @@ def test_others_learn_of_a_rank_that_is_killed(thread_job: Jobs, backend: str) -
                 return turn, error.ranks
         return None
 
-    job = thread_job(2, backend, weather=Weather(kill={1: 4}))
+    job = thread_job(2, backend, faults=Faults(kill={1: 4}))
     survivor, end = job.run(body)
     assert survivor == (3, (1,))
     assert isinstance(end, Killed)
@@ -59,7 +59,7 @@ def test_survivors_go_on(thread_job: Jobs, backend: str) -> None:
             dist.shrink_group()
         return total()
 
-    job = thread_job(3, backend, weather=Weather(kill={1: 3}))
+    job = thread_job(3, backend, faults=Faults(kill={1: 3}))
     first, end, last = job.run(body)
     assert (first, last) == (2.0, 2.0)
     assert [2.0, end, 2.0] == job.run(lambda rank: total())
@@ -103,7 +103,7 @@ def test_every_kind_of_call_counts(
             made[rank] += 1
 
     with pytest.raises(dist.PeerFailedError):
-        thread_job(2, backend, weather=Weather(kill={1: number})).run(body)
+        thread_job(2, backend, faults=Faults(kill={1: number})).run(body)
     assert made == [2, 2]
 
 
@@ -115,7 +115,7 @@ def test_the_seed_decides(thread_job: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
         slept: list[float] = []
         with monkeypatch.context() as patch:
             patch.setattr(faults.time, "sleep", slept.append)
-            job = thread_job(1, weather=Weather(seed, delay=3.0, kill={0: range(100, 200)}))
+            job = thread_job(1, faults=Faults(seed, delay=3.0, kill={0: range(100, 200)}))
             (end,) = job.run(lambda rank: [total() for _ in range(200)])
         return slept, end.call
 
@@ -130,17 +130,17 @@ def test_the_seed_decides(thread_job: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ranks_have_their_own_delays() -> None:
     """Not all are late at the same time."""
-    storm = Weather(3, kill={0: range(1, 10**6), 1: range(1, 10**6)})
+    storm = Faults(3, kill={0: range(1, 10**6), 1: range(1, 10**6)})
     assert storm.on(0)._last != storm.on(1)._last
 
 
-def test_results_are_right_in_bad_weather(thread_job: Jobs) -> None:
+def test_results_are_right_under_faults(thread_job: Jobs) -> None:
     """Delays change when things happen, and nothing else."""
 
     def body(rank: int) -> list[float]:
         return [total() for _ in range(20)]
 
-    assert [[3.0] * 20] * 3 == thread_job(3, weather=Weather(7, delay=0.002)).run(body)
+    assert [[3.0] * 20] * 3 == thread_job(3, faults=Faults(7, delay=0.002)).run(body)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,19 @@ def test_results_are_right_in_bad_weather(thread_job: Jobs) -> None:
     ],
     ids=str,
 )
-def test_weather_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
+def test_faults_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
     """ValueError, before any rank starts."""
     with pytest.raises(ValueError, match=words):
-        ThreadJob(2, weather=Weather(**arguments))
+        ThreadJob(2, faults=Faults(**arguments))
+
+
+def test_the_former_names_work() -> None:
+    """`Weather` is the class, and the argument `weather` is taken for `faults`, not beside it."""
+    assert Weather is Faults
+    _, end = run_threads(lambda rank: dist.barrier(), 2, weather=Weather(kill={1: 1}))
+    assert isinstance(end, Killed)
+    with pytest.raises(TypeError, match="weather is the former name of faults"):
+        ThreadJob(2, faults=Faults(), weather=Faults())
 
 
 def test_the_page_shows_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 import cydist as dist
-from cydist.testing import Killed, ThreadJob, Weather, run_threads
+from cydist.testing import Killed, ThreadJob, Faults, run_threads
 
 Jobs = Callable[..., ThreadJob]
 PATIENCE = 20.0  # seconds
@@ -83,5 +83,5 @@ def test_a_rank_dies_in_a_call_on_objects() -> None:
         with pytest.raises(dist.PeerFailedError):
             dist.all_gather_object([None, None], rank)
 
-    _, end = run_threads(body, 2, weather=Weather(kill={1: 1}))
+    _, end = run_threads(body, 2, faults=Faults(kill={1: 1}))
     assert isinstance(end, Killed)

@@ -27,7 +27,7 @@ Three ranks, all_reduce in place (B1 is the sum of block 1):
     rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
 
 Where that cannot be done, `exposure` takes "flat" or "staged" instead. The same algorithms under
-the name "either" do so too where that is the faster way, which one rank finds out as the job runs.
+the name "adaptive" do so too where that is the faster way, which one rank finds out as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
 communication on Linux cluster", ICPP 2005.
@@ -458,4 +458,4 @@ cdef int add_all(const char *name) except -1:
 add(b"direct", GATHER, WINDOWS, gather)
 add(b"direct", SCATTER, WINDOWS, scatter)
 add_all(b"direct")
-add_all(b"either")              # the same to all but `exposure`
+add_all(b"adaptive")            # the same to all but `exposure`

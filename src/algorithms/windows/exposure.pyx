@@ -212,7 +212,7 @@ cdef void bar_the_others(Comm *t, Call *c) noexcept nogil:
             sched_yield()
 
 
-# Which way, for "either"
+# Which way, for "adaptive"
 
 cdef enum:
     GROUPS = 16                 # those whose contexts agree in four bits learn together
@@ -235,13 +235,14 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
     """What this rank knows of such calls, if it is the one that chooses the way; or NULL."""
     cdef int collective = c.fingerprint.collective
     cdef size_t nbytes = firsts * first[0].nbytes
-    cdef const Entry *either = find(b"either", collective)
+    cdef const Entry *adaptive = find(b"adaptive", collective)
     cdef int length = 0
     # One that needs what others give, so that it ends late either way.
     cdef int judge = t.size - 1 if c.root != t.size - 1 else 0
     if collective == REDUCE:
         judge = c.root
-    if (t.rank != judge or either == NULL or c.fingerprint.algorithm != <uint32_t>index_of(either)
+    if (t.rank != judge or adaptive == NULL
+            or c.fingerprint.algorithm != <uint32_t>index_of(adaptive)
             or within(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
         return NULL
     while length < LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
