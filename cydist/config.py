@@ -53,7 +53,7 @@ ALGORITHM = Variable(("CYDIST_ALGORITHM",), "", "forces algorithms: all_reduce:r
 TUNING = Variable(
     ("CYDIST_TUNING",),
     "",
-    "file of crossings that bench --tune measured, of rank 0; off; default: the user's own",
+    "path of the tuning file that bench --tune wrote, read on rank 0; off; default: the user's own",
 )
 SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
 SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")
@@ -61,7 +61,7 @@ SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds
 STATE_HOME = Variable(
     ("XDG_STATE_HOME",),
     "",
-    "where the user's own secret and crossings lie; default: ~/.local/state",
+    "directory of the user's own secret and tuning file; default: ~/.local/state",
 )
 RUNTIME_DIR = Variable(
     ("XDG_RUNTIME_DIR",), "", "where ranks on one host meet without an address; default: /tmp"

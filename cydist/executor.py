@@ -95,7 +95,7 @@ class TaskWork(EventWork):
         self._followers: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Run the call; keep what it raises for whoever waits."""
+        """Run the call; keep what it raises for the waiting thread."""
         assert self._body is not None
         failed: BaseException | None = None
         try:

@@ -202,7 +202,7 @@ class EventWork(Work):
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         """The call is over; only the first time counts.
 
-        error       what it raises in whoever waits; None: it went well
+        error       what it raises in the waiting thread; None: it went well
         source      of a receive that went well: the sender's global rank
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""The one door to compiled code: everything above imports it from here."""
+"""The one way into compiled code: all Python modules import it from here."""
 
 # ruff: noqa: E402  the compiled modules are imported when something finds them
 

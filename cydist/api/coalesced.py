@@ -65,7 +65,7 @@ def all_gather_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Gather many arrays from everybody by one all_gather.
+    """Gather many arrays from all ranks with one all_gather.
 
     output_tensor_lists     p lists; entry [r][i] receives input i of rank r, and is as large
     input_tensor_list       this rank's arrays, of one dtype; as many on every rank. Input i may be

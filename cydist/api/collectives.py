@@ -46,7 +46,7 @@ def broadcast(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Copy the array of rank `src` into everybody's.
+    """Copy the array of rank `src` into those of all ranks.
 
     tensor      (...)   same size and dtype on every rank; read on `src`, written elsewhere
     src         global rank; or `group_src`, a rank in the group
@@ -75,7 +75,7 @@ def all_reduce(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce everybody's array, element by element, and give everybody the result.
+    """Reduce the arrays of all ranks, element by element, and give all ranks the result.
 
     tensor      (...)   same size and dtype on every rank; holds the result afterwards
     op          one of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the
@@ -115,7 +115,7 @@ def reduce(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce everybody's array into that of rank `dst`; others keep theirs.
+    """Reduce the arrays of all ranks into that of rank `dst`; other ranks keep theirs.
 
     tensor      (...)   same size and dtype on every rank; written on `dst` only
     dst         global rank; or `group_dst`, a rank in the group
@@ -145,7 +145,7 @@ def all_gather(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Give everybody everybody's array.
+    """Give all ranks the arrays of all ranks.
 
     tensor_list     p arrays; entry r receives rank r's and has its size. Sizes may differ
                     between ranks; every rank passes the same list of sizes
@@ -187,7 +187,7 @@ def all_gather_into_tensor(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Concatenate everybody's array, in rank order, into one on every rank.
+    """Concatenate the arrays of all ranks, in rank order, into one on every rank.
 
     output_tensor   (p*n, ...) or (p, n, ...)   rows r*n:(r+1)*n come from rank r
     input_tensor    (n, ...)                    same size and dtype on every rank; may be this
@@ -224,7 +224,7 @@ def gather(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Give rank `dst` everybody's array.
+    """Give rank `dst` the arrays of all ranks.
 
     tensor          (...)   this rank's; sizes may differ between ranks
     gather_list     on `dst` p arrays, entry r of the size of rank r's; elsewhere None

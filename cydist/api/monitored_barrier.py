@@ -43,7 +43,7 @@ def monitored_barrier(
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:
-    """Rank 0: hear from everybody, then let everybody go."""
+    """Rank 0: receive from all ranks, then release all of them."""
     others = range(1, group.size())
     token = _native.empty(1)
     arriving: list[Work] = [group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others]

@@ -151,7 +151,7 @@ def _decode(
 def all_gather_object(
     object_list: list[Any], obj: Any, group: AnyGroup = None, *, timeout: Timeout = None
 ) -> None:
-    """Give everybody everybody's object.
+    """Give all ranks the objects of all ranks.
 
     object_list     a list of p entries; entry r becomes rank r's object
     """
@@ -184,7 +184,7 @@ def broadcast_object_list(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Replace everybody's list by that of rank `src` (global; or `group_src`).
+    """Replace the lists of all ranks by that of rank `src` (global; or `group_src`).
 
     object_list     of the same length on every rank; overwritten except on `src`
     """
@@ -223,7 +223,7 @@ def gather_object(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Give rank `dst` (global; or `group_dst`) everybody's object.
+    """Give rank `dst` (global; or `group_dst`) the objects of all ranks.
 
     object_gather_list      on `dst` a list of p entries; None elsewhere
     """

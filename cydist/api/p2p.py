@@ -86,7 +86,7 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Start receiving an array from rank `src`; None: from whoever sends first.
+    """Start receiving an array from rank `src`; None: from the rank that sends first.
 
     The Work's `source_rank()` is the sender's global rank.
     """

@@ -345,7 +345,7 @@ def shrink_group(
                         group's
 
     Every member that goes on calls this; the group may have failed. They agree on who is
-    left: whoever is in the list of one of them, or is found dead by one of them before the new
+    left: a rank that one of them excludes, or that one of them finds dead before the new
     group is there, is out. A barrier on the new group ends the call.
 
     The old group is destroyed. All other groups stay as they are, with the global ranks that

@@ -130,7 +130,7 @@ class Cydist(TorchLike):
 
 
 def torch_with(backend: str) -> Library:
-    """torch.distributed with one of its backends, one thread a rank as everybody has."""
+    """torch.distributed with one of its backends, with one thread per rank, as all peers have."""
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
     if backend == "cydist":

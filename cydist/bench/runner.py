@@ -87,7 +87,7 @@ def compare(
                 _prepare(participant, cell, series)
         for number in range(rounds):
             running = [each for each in participants if each.name in row]
-            # In turn the first: whoever follows a quiet moment has it easier.
+            # Each is first in turn, because the one after a quiet moment is faster.
             shift = number % max(1, len(running))
             for participant in running[shift:] + running[:shift]:
                 series = row[participant.name]

@@ -32,7 +32,7 @@ FEWEST_ROUNDS = 3  # what most of them must agree on says nothing with fewer
 ABOUT = """
 Every algorithm that can run here is timed at every size, rounds interleaved, and beside what is
 in force. Another one is taken where it gains more than the noise (5 %), in a second pass of new
-processes too, so that a few crossings are left and no patchwork; what cannot be told apart is
+processes too, so that a few crossovers are left and no patchwork; what cannot be told apart is
 said to be equal, and stays. Then the segment is tuned that long messages are cut into.
 
 What is found is saved for this user and this host, each collective as soon as it is done, and
@@ -166,7 +166,7 @@ class Book:
         self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
         segment_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        """Save all figures, and these crossings beside those of before. Raises OSError."""
+        """Save all figures, and these crossovers beside earlier ones. Raises OSError."""
         report.save({"header": self.about, "groups": self.groups}, self.json)
         facts = {name: said for name, said in self.about.items() if name not in ("load", "python")}
         new = tuning_file.Measured(ranks, windows, rules, segment_bytes, facts)

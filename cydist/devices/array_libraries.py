@@ -143,12 +143,12 @@ def _copier(array: Array) -> ArrayLibrary:
 
 
 def stream_of(array: Array) -> int:
-    """Return the stream that whoever reads or writes a device array now must come after."""
+    """Return the stream after which a device array may be read or written now."""
     return place_of(array)[0]
 
 
 def place_of(array: Array) -> tuple[int, bool]:
-    """Return the stream that whoever reads or writes a device array now must come after; and is the
+    """Return the stream after which a device array may be read or written now; and is the
     array of a library that orders its memory by this stream?"""
     library = whose(array)
     own = library.owns(array.owner)
@@ -161,7 +161,7 @@ def place_of(array: Array) -> tuple[int, bool]:
 
 
 def current_streams(array: Array) -> list[int]:
-    """Return the streams that whoever reads or writes the array now must come after: that of its
+    """Return the streams after which the array may be read or written now: that of its
     own library, and those of the others that this process works with."""
     index = array.device_index
     streams = [stream_of(array), *(library.current_stream(index) for library in _loaded())]

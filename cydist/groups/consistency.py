@@ -33,7 +33,7 @@ def agree(
     root: int | None = None,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Compare this rank's call with everybody's; nobody leaves before everybody has come.
+    """Check that all ranks make the same call. Acts as a barrier.
 
     array   whose size and dtype every rank knows, and
     typed   one of which only the dtype is the same everywhere

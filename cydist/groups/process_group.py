@@ -374,7 +374,7 @@ class ProcessGroup:
         return [(self._rank + step) % self._size for step in range(1, self._size)]
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        """Copy the root's array to everybody: a binomial tree, log2 p steps."""
+        """Copy the root's array to all ranks: a binomial tree, log2 p steps."""
         agree(self, call, "broadcast", array, root=root)
         relative = (self._rank - root) % self._size
         mask = 1
@@ -389,7 +389,7 @@ class ProcessGroup:
             mask >>= 1
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        """Reduce in place on every rank: a block per rank, then all blocks to everybody.
+        """Reduce in place on every rank: a block per rank, then all blocks to all ranks.
 
         Every block is reduced by one rank, in rank order with one rounding, so the bits are
         the same on all ranks.
@@ -411,7 +411,7 @@ class ProcessGroup:
         self.gather(call, reduced, blocks if self._rank == root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        """Reduce block r of everybody's inputs into rank r's output, in rank order."""
+        """Reduce block r of all ranks' inputs into rank r's output, in rank order."""
         agree(self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs])
         kind, factor = op_and_factor(op)
         sources = [output.empty_like() for _ in range(self._size)]
@@ -430,7 +430,7 @@ class ProcessGroup:
         _native.combine_all(kind, output.dtype, output, sources, factor, self._size)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        """Everybody's array to everybody: outputs[r] is rank r's."""
+        """Send every rank's array to all ranks: outputs[r] is rank r's."""
         agree(self, call, "all_gather", array, sizes=[output.size for output in outputs])
         if not outputs[self._rank].same_memory(array):
             outputs[self._rank].take(array)
@@ -442,7 +442,7 @@ class ProcessGroup:
         )
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        """Everybody's array to the root: outputs[r] is rank r's; None off the root."""
+        """Send every rank's array to the root: outputs[r] is rank r's; None off the root."""
         agree(self, call, "gather", typed=array, root=root)
         if outputs is None:
             self._swap(call, [(array, root)], [])
@@ -477,7 +477,7 @@ class ProcessGroup:
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place.
 
-        Everybody gathers everything: simple, and fit for the small arrays that scans have.
+        Every rank gathers everything: simple, and suitable for the small arrays of scans.
         """
         agree(self, call, "scan" if inclusive else "exscan", array, op=op)
         kind, factor = op_and_factor(op)

@@ -95,7 +95,7 @@ class UserOpReducer:
             self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        """Reduce block r of everybody's inputs into rank r's output."""
+        """Reduce block r of all ranks' inputs into rank r's output."""
         self._begin(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
         self._fold(call, output, inputs)
 
@@ -133,7 +133,7 @@ class UserOpReducer:
         return array.split(even_sizes(array.size, self._group.size()))
 
     def _fold(self, call: Call, output: Array, inputs: Sequence[Array]) -> None:
-        """Fold block r of everybody's inputs into rank r's output, which may be that block."""
+        """Fold block r of all ranks' inputs into rank r's output, which may be that block."""
         done = 0
         for _, sources in self._met(call, inputs):
             count = sources[0].size
@@ -144,7 +144,8 @@ class UserOpReducer:
     def _met(
         self, call: Call, inputs: Sequence[Array], banks: int = 1
     ) -> Iterator[tuple[list[Array], list[Array]]]:
-        """Piece by piece: a piece of each of our blocks, and that piece of our block of everybody.
+        """Go piece by piece: a piece of each of this rank's blocks, and that piece of its block of
+        all.
 
         Every rank knows all sizes, so all make as many rounds. The caller has `banks` - 1 times
         as much memory of its own.

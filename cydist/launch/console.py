@@ -1,4 +1,4 @@
-"""Our own stdout and stderr, written without ever waiting for whoever reads them.
+"""The launcher's own stdout and stderr, written without ever waiting for their reader.
 
 What cannot be written at once is queued. A slow reader that goes on reading gets everything:
 when the queue is full, workers are read no further and wait. A reader that stands still
@@ -101,7 +101,7 @@ class Console:
             except BlockingIOError:
                 return False
             except OSError:
-                # Whoever read this is gone; nobody will see what is queued.
+                # The reader is gone, so drop what is queued.
                 self.closed = True
                 break
             if not done:

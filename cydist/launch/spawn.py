@@ -112,7 +112,7 @@ class ProcessContext:
         failures: list[tuple[bool, float, ProcessException]] = []
         for rank, process in enumerate(self.processes):
             pid, code = process.pid or 0, process.exitcode
-            # Whoever raised has said so already, even if its process has not ended yet.
+            # A worker that raised has said so already, even if its process has not ended yet.
             if (said := self._read(rank)) is not None:
                 text = f"rank {rank} raised:\n\n{said[1]}"
                 raised = ProcessRaisedException(text, rank, pid)

@@ -18,7 +18,7 @@ from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, Stor
 from cydist.stores import MembershipStore, PrefixStore
 from cydist.stores.membership_store import first_of, served_by
 
-# What rank 0 writes to say that everybody is here, followed by the meeting's random name, that
+# What rank 0 writes to say that all ranks are here, followed by the check-in's random name, that
 # somebody is missing, or how the ranks differ.
 _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 
@@ -91,7 +91,7 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
 
 
 def _gather(meeting: MembershipStore, world_size: int, deadline: float, number: int) -> None:
-    """Rank 0: wait until everybody is here, and say so; or who is not."""
+    """Rank 0: wait until all ranks are here, and say so, or which are not."""
     everybody = [f"here/{rank}" for rank in range(world_size)]
     try:
         here = meeting.multi_get(everybody, max(0.0, deadline - time.monotonic()))
@@ -99,7 +99,7 @@ def _gather(meeting: MembershipStore, world_size: int, deadline: float, number: 
         _heed(_word(meeting), world_size, number)  # one whose time was up has gone
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
         with contextlib.suppress(DistStoreError):
-            PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # whoever else is lost
+            PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # other ranks may be lost too
         raise
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
         missing = _missing(meeting, world_size)
@@ -159,8 +159,8 @@ def agree(
     elsewhere   those of some ranks that will not come here, as what they ask for needs no meeting,
                 and what that is
 
-    Raises RendezvousError that says who asks for which, on every rank that comes; whoever found one
-    that does not has those in its `ranks`. And raises as MembershipStore.meet.
+    Raises RendezvousError that says who asks for which, on every rank that comes; a rank that found
+    one that does not has those in its `ranks`. And raises as MembershipStore.meet.
     """
 
     seats: list[int] = []  # this rank's among those that look, once it does

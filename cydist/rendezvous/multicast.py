@@ -3,7 +3,7 @@
 Every process serves a store of its own and announces it, authenticated, on the address. A
 process joins the store with the smallest name that it has heard of and leaves it for a
 smaller one; the first store that all processes have joined is the job's. So nobody needs
-to hear everybody, lost datagrams only cost time, and an announcement left over from a dead
+to hear all others, lost datagrams only cost time, and an announcement left over from a dead
 process is dropped when its store does not answer.
 """
 
@@ -156,7 +156,7 @@ class _MulticastGroup:
             expected = hmac.digest(self._key, data[:-32], "sha256")
             genuine = place == self._place and hmac.compare_digest(mac, expected)
             if magic == _MAGIC and genuine and port:
-                # Not the sender's: whoever repeats an announcement is not whom it is about.
+                # Not the sender's: a process may repeat an announcement about another one.
                 length = 16 if self._family == socket.AF_INET6 else 4
                 host = socket.inet_ntop(self._family, packed[:length])
                 self._heard[name] = (_with_scope((host, *sender[1:])), port)

@@ -184,9 +184,9 @@ class _Log:
         """Replace the file by one that holds the table and not how it came about.
 
         The others find that theirs has no name any more, and open the new one. It is complete
-        before it has the name, so whoever dies on the way leaves the old one.
+        before it has the name, so a process that dies meanwhile leaves the old one.
         """
-        beside = f"{self.path}.new"  # one at most, whoever died writing it: we hold the lock
+        beside = f"{self.path}.new"  # one at most, since the lock is held
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             fd = os.open(beside, flags, 0o600)

@@ -116,7 +116,7 @@ class MembershipStore(PrefixStore):
             self._root.withdraw_will(self._lost, self._will)
 
     def leave(self, rank: int, why: str) -> None:
-        """Tell whoever waits here for `rank` that it will not come; best effort."""
+        """Tell the ranks that wait here for `rank` that it will not come; best effort."""
         if self._root is not None:
             with (
                 contextlib.suppress(Exception),
@@ -168,7 +168,7 @@ class MembershipStore(PrefixStore):
                 found = root.watch(self._lost, self._known, named, left, patience=patience)
             if isinstance(found, list):
                 return found
-            self._check(found)  # whoever waits again for a rank that is lost hears of it again
+            self._check(found)  # a rank that waits again for a lost rank learns of it again
             self._known = found
 
     def get(self, key: str) -> bytes:
@@ -299,7 +299,7 @@ def served_by(holder: int | None, what: str) -> Iterator[None]:
 
 
 def release(store: Any) -> None:
-    """Let go of the store below, whoever still refers to it; whoever is connected is served for a
+    """Release the store below, although objects may refer to it; connected clients are served for a
     moment more."""
     root, _ = _below(store)
     root.release()

@@ -107,7 +107,7 @@ class Request(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Seconds until whoever sent it gives up."""
+        """Seconds until its sender gives up."""
         return self.timeout + self.patience
 
     def check_sizes(self) -> None:

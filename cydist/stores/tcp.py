@@ -137,7 +137,7 @@ class TCPStore(Store):
         return self._pool.port
 
     def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
-        """Be counted; on the master, wait until everybody is."""
+        """Count this worker; on the master, wait until all workers are counted."""
         (count,) = self._request(Request(Op.ADD, (_WORKERS,), (b"1",), False, self._timeout))
         self._request(Request(Op.SET, (_WORKER % int(count),), (b"",), False, self._timeout))
         if not wait or not world_size:
@@ -389,7 +389,7 @@ class _Pool:
                     answered=False,
                 ) from None
             except PeerFailedError as error:
-                # The server has too many strangers at its door, or is none of ours.
+                # The server has too many unauthenticated clients, or is no cydist store.
                 failure = error
                 if not awaited and time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(

@@ -1,7 +1,7 @@
 """The server behind TCPStore: one daemon thread for all connections.
 
-Whoever connects must prove first that it belongs to the job (cydist/net/acceptor.py), and nothing
-that a stranger sends is parsed. A member has one request outstanding per connection; one
+A client must first prove that it belongs to the job (cydist/net/acceptor.py), and nothing that an
+unauthenticated client sends is parsed. A member has one request outstanding per connection; one
 that must wait is parked here without a thread, at the first key that it misses.
 """
 
@@ -237,7 +237,7 @@ class StoreServer:
             raise DistStoreError(f"a frame of {size} bytes")
         whole = LENGTH.size + size
         if len(received) > whole or (connection.parked and len(received)):
-            # One request at a time: whoever sends more is not one of ours.
+            # One request at a time: a client that sends more is no member of the job.
             raise DistStoreError("a second request before the first was answered")
         if len(received) < whole:
             return

@@ -25,7 +25,7 @@ class Capabilities(NamedTuple):
 
     devices         kinds of memory that it takes
     own             collectives that it does not derive from messages
-    any_source      receives from whoever sends first
+    any_source      receives from the rank that sends first
     asynchronous    an asynchronous collective returns before all ranks have come
     subgroups       groups of some ranks share what their parent holds
     shrinks         shrink_group

@@ -58,9 +58,7 @@ class Faults:
         self.kill = dict(kill or {})
         for rank, numbers in self.kill.items():
             if min([numbers] if isinstance(numbers, int) else numbers, default=0) < 1:
-                raise ValueError(
-                    f"Faults: kill[{rank}] must be call numbers from 1, not {numbers}"
-                )
+                raise ValueError(f"Faults: kill[{rank}] must be call numbers from 1, not {numbers}")
 
     def __repr__(self) -> str:
         return f"Faults(seed={self.seed}, delay={self.delay}, kill={self.kill})"
@@ -119,7 +117,7 @@ class Exposed(ProcessGroup):
     """A group on which every call meets the faults first."""
 
     faults: ClassVar[RankFaults]
-    calls_short = sends_short = False  # there are no faults on the short way
+    calls_short = sends_short = False  # the fast path has no faults
 
     def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
         self.faults.befall(name)

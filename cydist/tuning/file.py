@@ -1,4 +1,4 @@
-"""Crossings between algorithms that `python -m cydist.bench --tune` measured on a machine.
+"""The tuning file: crossovers that `python -m cydist.bench --tune` measured on one machine.
 
 They lie in a file of the user, named after the host. Hosts may have different files, or none,
 and all ranks must choose alike: the file of rank 0's host counts, for the whole job, and

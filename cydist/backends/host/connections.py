@@ -261,7 +261,7 @@ class Connections:
     # Those who come to us.
 
     def _admit(self, sock: socket.socket, claim: bytes, proof: bytes) -> None:
-        """Hand a guest that proved itself to the link, or show it out."""
+        """Hand an authenticated connection to the link, or close it."""
         failpoint("connect")
         lane = self._lane_of(claim)
         if lane is None:

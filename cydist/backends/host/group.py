@@ -95,7 +95,7 @@ class HostGroup(ProcessGroup):
     @property
     def timeout(self) -> float:
         """Seconds that a call may take, unless it says otherwise."""
-        return self._native.timeout  # where the short way finds it without asking Python
+        return self._native.timeout  # where the fast path finds it without calling Python
 
     @timeout.setter
     def timeout(self, timeout: float | timedelta) -> None:
@@ -246,7 +246,7 @@ class HostGroup(ProcessGroup):
             return
         try:
             if isinstance(error, DistTimeoutError) and not self._native.told:
-                # First: whoever is told leaves the call that it is in.
+                # First: a rank that learns of it leaves the call that it is in.
                 error.args = (f"{error}{self._who_is_late(error.ranks)}",)
         finally:
             self._tell(error, call)
@@ -338,7 +338,7 @@ class HostGroup(ProcessGroup):
         """The message is over."""
         self._messages.discard(message)
 
-    # Messages that took the short way and ended badly.
+    # Messages of the fast path that failed.
 
     def late_message(self, name: str, peer: int) -> DistError:
         """Fail the group; the error to raise."""
@@ -456,7 +456,7 @@ class HostGroup(ProcessGroup):
             )  # fmt: skip
 
     def failed_call(self, name: str, seq: int, ended: BaseException) -> None:
-        """A call that took the short way ended so: fail the group, raise what it means."""
+        """Fail the group after a call on the fast path, and raise the error for how it ended."""
         try:
             with self.failures(name, seq, self.deadline(None)):
                 raise ended

@@ -23,7 +23,7 @@ class Consensus:
     gone            who is out, as far as is known: bit r for rank r; it only grows
     decided         `gone` is final
 
-    Whenever `gone` grows, it is sent to everybody. A member decides when all who are left
+    Whenever `gone` grows, it is sent to all members. A member decides when all who are left
     have said exactly its own set, and says so instead of ever sending another one; who hears
     a decision makes it its own. Two living members that go on together decide alike: each has
     said the other's set, and sets only grow, so one would have to go on from the smaller set

@@ -68,7 +68,7 @@ class StagedCall:
             self.part = None  # it keeps pinned memory alive
 
     def unbind(self) -> None:
-        """Whoever waits for the call keeps its deadline."""
+        """The thread that waits for the call keeps its deadline."""
         self.deadline = math.inf
         part = self.part
         if part is not None:
@@ -232,7 +232,7 @@ class PinnedPipeline:
         _idle[self.lib.name, self.device].append((self.out, self.into))
 
 
-_idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of conveyors that were closed
+_idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of closed pipelines
 _lingering: list[tuple[ArrayLibrary, list[Any], object]] = []
 
 

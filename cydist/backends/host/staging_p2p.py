@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SLOTS = 2
 PIECE_BYTES = 1 << 20
 SLICE = 0.1  # seconds between two looks at the clock
-MOST_IDLE = 4  # conveyors of a device that wait for the next message
+MOST_IDLE = 4  # idle pipelines of a device, for the next messages
 HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
 
 
@@ -66,7 +66,7 @@ class StagedP2PCalls:
         self._closed = False
 
     def close(self) -> None:
-        """Let go of the conveyors; those of messages under way go with them."""
+        """Close the idle pipelines; those of messages in flight close with their message."""
         self._closed = True
         with self._lock:
             idle, self._idle = self._idle, {}
@@ -172,7 +172,7 @@ class StagedP2PCalls:
 
         return [chunk(piece) for piece in _pieces(array)]
 
-    # Conveyors.
+    # Pipelines.
 
     def _begin(self, name: str, array: Array) -> tuple[PinnedPipeline, list[Any], StagedCall]:
         streams = current_streams(array, name, self._host.group_name)
@@ -187,7 +187,7 @@ class StagedP2PCalls:
 
     @contextmanager
     def _under_way(self, conveyor: PinnedPipeline, name: str) -> Iterator[None]:
-        """A message that ends badly fails the group, and its conveyor is not used again."""
+        """Fail the group if a message fails, and close its pipeline; else keep the pipeline."""
         try:
             conveyor.lib.adopt(conveyor.device)
             yield

@@ -109,7 +109,7 @@ class MpiEndpoint(Endpoint):
         return bool(self.MPI.Is_finalized())
 
     def end(self) -> None:
-        """Everybody has left, and nothing is under way that may end."""
+        """Return when all ranks have left and no request is in flight that may still end."""
         if self.messages.end() and not self.over():
             self.comm.Free()
 

@@ -53,7 +53,7 @@ def make(
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
-        # Before they meet: whoever is done first may fail before the last one has its group.
+        # Before they meet: the first rank to finish may fail before the last one has its group.
         alarm = ControlListener(host) if host.size() > 1 else None
         comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
         return NcclGroup(binding(), comm, gpu, host, store, priority, alarm)

@@ -206,7 +206,7 @@ class FailureMixin(ProcessGroup):
             os._exit(1)
 
     def heard(self, error: DistError) -> None:
-        """Another rank has failed, and tells everybody itself."""
+        """Fail this rank because another has failed, which notifies all ranks itself."""
         if self._failed is None:
             ProcessGroup.fail(self, error)
             self._watch.stop()

@@ -300,7 +300,7 @@ class NcclGroup(EnqueueMixin):
         )  # fmt: skip
 
     def barrier(self, call: Call) -> None:
-        """Everybody's byte is reduced; `execute` waits for the GPU to have done so."""
+        """Reduce one byte of each rank; `execute` waits until the GPU has done so."""
         self._note(call, "")
         if self._token is None:
             self._token = self.gpu.lib.allocate(self.gpu.index, 1)

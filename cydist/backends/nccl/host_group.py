@@ -47,7 +47,7 @@ class ControlListener:
         self._coming.due(None)  # all may be well for longer than a call may take
 
     def tell(self, error: BaseException) -> None:
-        """Tell everybody; best effort."""
+        """Notify all ranks; best effort."""
         words = {
             "kind": type(error).__name__,
             "text": str(error)[:1200],

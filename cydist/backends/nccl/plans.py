@@ -104,14 +104,14 @@ def _copies(pairs: Sequence[tuple[BufferRange, BufferRange, int]]) -> tuple[Phas
 
 @lru_cache(1024)
 def broadcast(nbytes: int, root: int) -> Plan:
-    """Array 0 of the root to everybody's."""
+    """Array 0 of the root to array 0 of all ranks."""
     here = BufferRange(0)
     return Plan(_together([Transfer("broadcast", here, here, nbytes, peer=root)]))
 
 
 @lru_cache(1024)
 def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
-    """Array 0 of everybody to arrays 1...: the r-th is rank r's.
+    """Array 0 of all ranks to arrays 1...: the r-th is rank r's.
 
     adjacent    do the outputs lie one behind the other?
 
@@ -143,7 +143,7 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
 
 @lru_cache(1024)
 def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
-    """Array 0 of everybody to arrays 1... of the root.
+    """Array 0 of all ranks to arrays 1... of the root.
 
     sizes       of the root's arrays; () elsewhere
     nbytes      of this rank's own array
@@ -159,7 +159,7 @@ def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: 
 
 @lru_cache(1024)
 def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
-    """Arrays 1... of the root to array 0 of everybody; arguments as in `gather`."""
+    """Arrays 1... of the root to array 0 of all ranks; arguments as in `gather`."""
     own = in_place and rank == root
     transfers = [
         Transfer("send", BufferRange(1 + r), None, n, peer=r)
@@ -187,7 +187,7 @@ def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
 
 @lru_cache(1024)
 def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
-    """Array 0 of everybody, reduced, to everybody's array 0."""
+    """Array 0 of all ranks, reduced, to array 0 of all ranks."""
     if how.scale and p == 1:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
@@ -199,7 +199,7 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 
 @lru_cache(1024)
 def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
-    """Array 0 of everybody, reduced, to the root's array 0."""
+    """Array 0 of all ranks, reduced, to the root's array 0."""
     if how.scale and p == 1:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
@@ -211,7 +211,7 @@ def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
 
 @lru_cache(1024)
 def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent: bool) -> Plan:
-    """Array 1 + r of everybody, reduced, to array 0 of rank r.
+    """Array 1 + r of all ranks, reduced, to array 0 of rank r.
 
     adjacent    do the inputs lie one behind the other?
 
@@ -302,7 +302,7 @@ def _finished(
     return ()
 
 
-# What NCCL cannot reduce: everybody sends block r to rank r, which combines it.
+# What NCCL cannot reduce: each rank sends block r to rank r, which combines it.
 
 
 def _exchanged(

@@ -171,7 +171,7 @@ class GroupWatch:
         if text := group.async_error():
             return lambda: group.broken(call, text)
         if self.comparison is not None and (lost := self.comparison.lost) is not None:
-            # Whoever failed says why before it goes: that may be here at the next look.
+            # A failed rank says why before it leaves: that may have arrived at the next poll.
             if self._seen_lost:
                 return lambda: group.lost(call, lost)
             self._seen_lost = True

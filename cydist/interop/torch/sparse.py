@@ -17,7 +17,7 @@ from cydist.reduce_ops import Op, RedOpType, op_and_factor
 def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | None) -> None:
     """Sum sparse COO tensors of one shape and dtype, in place; ranks may hold other elements.
 
-    Everybody gathers everybody's elements, and adds them in rank order.
+    Every rank gathers all ranks' elements, and adds them in rank order.
     Raises ValueError for any reduction but SUM. Where shapes, sparse dimensions or dtypes differ
     every rank raises MismatchError; the tensors are as they were, and the group stays usable.
     """
@@ -69,7 +69,7 @@ def _mismatch(
 
 
 def _gather(rows: Any, counts: Any, host: ProcessGroup, timeout: timedelta | None) -> list[Any]:
-    """Everybody's rows, of which rank r has counts[r]."""
+    """Gather all ranks' rows, of which rank r has counts[r]."""
     found = [rows.new_empty((int(count), *rows.shape[1:])) for count in counts]
     cydist.all_gather(found, rows, host, timeout=timeout)
     return found
