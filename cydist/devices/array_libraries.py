@@ -54,7 +54,7 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def is_capturing(self, device: int) -> bool:
-        """Is the current stream being captured into a CUDA graph?"""
+        """Return whether the current stream is being captured into a CUDA graph."""
 
     @abstractmethod
     def allocate(self, device: int, nbytes: int) -> Array:
@@ -178,7 +178,7 @@ def on_stream(device: int, stream: int) -> Iterator[None]:
 
 
 def is_capturing(device: int) -> bool:
-    """Does any library's current stream record a CUDA graph?"""
+    """Return whether any library's current stream records a CUDA graph."""
     return any(library.is_capturing(device) for library in _loaded())
 
 

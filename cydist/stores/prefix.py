@@ -107,12 +107,12 @@ class PrefixStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long the underlying object waits by default."""
+        """The underlying object's default timeout."""
         timeout: timedelta = self._store.timeout
         return timeout
 
     def has_extended_api(self) -> bool:
-        """Are append, multi_get and multi_set there?"""
+        """Return whether append, multi_get and multi_set exist."""
         return bool(self._store.has_extended_api())
 
     def reports_disconnects(self) -> bool:

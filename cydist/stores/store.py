@@ -161,11 +161,11 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """How long this object waits by default."""
+        """This object's default timeout."""
         return timedelta(seconds=self._timeout)
 
     def has_extended_api(self) -> bool:
-        """Are append, multi_get and multi_set there? They are, in every store of ours."""
+        """Return whether append, multi_get and multi_set exist, as they do in cydist's stores."""
         return True
 
     def clone(self) -> Store:

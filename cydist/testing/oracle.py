@@ -73,7 +73,7 @@ def makes_sense(op: str, dtype: np.dtype[Any]) -> bool:
 
 
 def same_bits(expected: Any, actual: Any) -> bool:
-    """Are two arrays of one dtype and shape, bit for bit?"""
+    """Return whether two arrays have one dtype and shape and equal bits."""
     expected, actual = np.asarray(expected), np.asarray(actual)
     return (expected.dtype, expected.shape, expected.tobytes()) == (
         actual.dtype, actual.shape, actual.tobytes(),

@@ -140,7 +140,7 @@ class TorchGroup(ProcessGroup):
         self._cut()
 
     def is_of(self, pid: int) -> bool:
-        """Was the group made by this process?"""
+        """Return whether this process made the group."""
         return self._pid == pid
 
     def _cut(self) -> None:

@@ -113,7 +113,7 @@ class Pending(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Is the call over, well or badly?"""
+        """Return whether the call has ended, with or without an error."""
         return self._work.is_completed()
 
     def is_success(self) -> bool:
@@ -176,11 +176,11 @@ class Several(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Are all over?"""
+        """Return whether all calls have ended."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Are all over without an error?"""
+        """Return whether all calls ended without an error."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
