@@ -1,6 +1,6 @@
-"""The one way into compiled code: all Python modules import it from here."""
+"""The interface to the compiled code: all Python above imports compiled names from here."""
 
-# ruff: noqa: E402  the compiled modules are imported when something finds them
+# ruff: noqa: E402  the compiled modules are imported once a finder knows them
 
 import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
@@ -18,7 +18,7 @@ if _file is None or _file.origin is None:
 
 
 class _Modules:
-    """Finds every compiled module in the one file that holds them all."""
+    """Find every compiled module in the one file that holds them all."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -29,7 +29,7 @@ class _Modules:
         return spec
 
 
-# First of all: what older builds may have left beside it, a file for each module, is not looked at.
+# First in the list, so that files of older builds, one for each module, are ignored.
 sys.meta_path.insert(0, _Modules)
 
 from cydist._native import fast_collectives, fast_nccl, fast_p2p

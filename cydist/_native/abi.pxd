@@ -1,7 +1,7 @@
 """The narrow waist: the C types that every compiled module agrees on.
 
-Algorithms are written against these and nothing else, so a new transport or a
-new reduction changes nothing above this line, and a new algorithm nothing below.
+Algorithms use these types and nothing else. So a new transport or reduction changes no
+algorithm, and a new algorithm changes nothing below this module.
 
 Everything here is `noexcept nogil` C. Errors are data: a function returns a
 `Status`, and the `Call` or `Request` holds what the error message will need.
@@ -18,10 +18,10 @@ cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     NO_MEMORY = -3
     MISMATCH = -4           # a peer is in another call, or sent another size or dtype
     INTERRUPTED = -5        # a signal handler raised; the engine holds the exception
-    ABORTED = -6            # the group's abort flag was raised
+    ABORTED = -6            # an abort flag was raised on the group
     CLOSED = -7             # the link was destroyed under the call
-    RAISED = -8             # what called the engine raised an exception of its own
-    UNREACHABLE = -9        # the memory of a peer can be neither read nor written
+    RAISED = -8             # code above the engine raised its own exception
+    UNREACHABLE = -9        # a peer's memory can be neither read nor written
 
 
 cdef enum Collective:       # the order is part of the wire format
@@ -39,15 +39,15 @@ cdef enum Collective:       # the order is part of the wire format
     EXSCAN = 11
     MONITORED_BARRIER = 12  # made of messages, above the engine
     COLLECTIVES = 13        # how many there are
-    NO_CALL = 255           # of a rank that has left the group without the call in question
+    NO_CALL = 255           # on a rank that left the group without the call in question
 
 
 cdef enum:
-    ANY_SOURCE = -1         # Request.peer of a receive that takes from anyone
+    ANY_SOURCE = -1         # Request.peer of a receive from any rank
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
     CHUNK = 2               # Fingerprint.flags: one of the calls that a longer one was cut into
-    ASKING = 4              # Fingerprint.flags: whose array has gaps, before a long call
-    JOINED = 8              # Fingerprint.flags: every rank's blocks lie one behind the other
+    ASKING = 4              # Fingerprint.flags: a vote before a long call on a strided array
+    JOINED = 8              # Fingerprint.flags: on every rank the blocks are adjacent in memory
     # Request.tag: the top bit tells a collective's messages from the user's.
     SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
 
@@ -60,8 +60,8 @@ cdef extern from *:
     """
     const uint64_t COLLECTIVE_TAG "CYDIST_COLLECTIVE_TAG"
     const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
-    # A group's notices (src/abi/control_plane.pyx). A receive of one from ANY_SOURCE goes on though
-    # a member has died; it ends when nobody else is left.
+    # The tag of control messages (src/abi/control_plane.pyx). A receive of one from ANY_SOURCE
+    # survives the death of a member; it ends when no other member is left.
     const uint64_t NOTICE_TAG "CYDIST_NOTICE_TAG"
 
 
@@ -71,11 +71,11 @@ ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a
     uint8_t collective          # Collective
     uint8_t dtype               # a code of kernels.h
     uint8_t op                  # a reduction of kernels.h; 0 for none
-    uint8_t flags               # EVEN
+    uint8_t flags               # EVEN, CHUNK, ASKING, JOINED
     int32_t root                # group rank, or -1
     uint32_t detail             # hash of what has no field: a structured dtype, sizes of blocks
-    uint32_t algorithm          # index in the table, so that two tuning tables are noticed
-    uint64_t note               # zero, but in a window: what the step says beside its data
+    uint32_t algorithm          # index in the table: ranks with different tuning tables notice it
+    uint64_t note               # zero, except in a window: what the step announces besides its data
 
 
 ctypedef struct Request:        # one posted send or receive; owned by the caller
@@ -84,50 +84,50 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     int peer                    # rank within the group; ANY_SOURCE for a receive
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
-    size_t layout               # MPI's datatype of memory with gaps from `ptr` on; 0: it has none
-    bint attended               # the caller waits for it at once: nobody else needs to move it
+    size_t layout               # MPI's datatype of strided memory from `ptr` on; 0: contiguous
+    bint attended               # the caller waits at once: no other thread needs to progress it
     # Set by the transport:
     int status                  # PENDING, then OK or an error
     int source                  # whose message completed a receive, or caused a MISMATCH
     Fingerprint theirs          # of a receive that ended in MISMATCH
     size_t theirs_bytes
-    # The transport's own until status leaves PENDING:
-    void *link                  # whatever state the transport keeps for it
+    # Owned by the transport until status leaves PENDING:
+    void *link                  # the transport's state for it
     void *place                 # where that state is kept
 
 
-# A word that ranks await (`posted`, `consumed`) is touched by raise_flag and wait_flag only,
-# and the word behind it counts those who sleep.
+# Only raise_flag and wait_flag access a word that ranks await (`posted`, `consumed`). The word
+# after it counts the sleeping ranks.
 
-ctypedef struct Flags:          # the head of a window; every word on a line of its own
-    uint64_t consumed           # steps that the owner has read from everybody, or fewer
+ctypedef struct Flags:          # the head of a window; each word on its own cache line
+    uint64_t consumed           # steps that the owner has read from all ranks, or fewer
     uint32_t sleepers
     uint32_t pad_consumed[13]
-    uint64_t told               # not 0: a notice of a failure is on its way to the owner
-    uint64_t parted             # 1 + the steps that the owner has taken, once it ends the group
+    uint64_t told               # not 0: a failure report is on its way to the owner
+    uint64_t parted             # 1 + the owner's steps, once it ends the group
     uint64_t pad_told[6]
-    uint64_t visiting           # 1 + the rank in whose arrays the owner is, ~0: in several, or 0
+    uint64_t visiting           # 1 + the rank whose arrays the owner accesses; ~0: several; or 0
     uint64_t pad_visiting[7]
-    uint64_t barred             # not 0: nobody may begin to read or write the owner's arrays
+    uint64_t barred             # not 0: access to the owner's arrays is revoked
     uint64_t pad_barred[7]
 
 
 cdef enum:
-    TINY_BYTES = 16             # so few bytes of data travel in the head's own line
+    TINY_BYTES = 16             # data up to this size travel in the head's own line
     KNOWN_ARRAYS = 8            # of a rank, that others can reach
 
-ctypedef struct Head:           # of a step: one line, right before its data if they are short
-    uint64_t posted             # 1 + the step that was written here last, wherever its data lie
+ctypedef struct Head:           # of a step: one line, directly before its data if they are short
+    uint64_t posted             # 1 + the step that was written here last, wherever its data are
     uint32_t sleepers
-    uint32_t behind             # steps before that one which its writer had not consumed yet
-    Fingerprint call            # that wrote it; its note and what follows may be tiny data
+    uint32_t behind             # earlier steps that the writer had not consumed yet
+    Fingerprint call            # the writer's call; its note and `tiny` may hold tiny data
     uint64_t tiny
 
 
 ctypedef struct Window:         # one rank's shared memory in this group, mapped here
     Flags *flags
     char *heads                 # each a Head, then `short_bytes` of data
-    char *slots                 # each `slot_bytes` of data; the word before them is the step's, too
+    char *slots                 # each `slot_bytes` of data, after a word of the step's
 
 
 ctypedef struct Comm
@@ -142,25 +142,25 @@ ctypedef struct Windows:
     size_t slot_bytes, slot_stride
     Window *of                  # one per group rank; of[rank] is writable by its owner
     uint64_t step               # steps this group has taken; the same on every rank
-    uint64_t consumed           # steps that this rank has read from everybody
+    uint64_t consumed           # steps that this rank has read from all ranks
     uint64_t released           # steps that all ranks are known to have consumed
-    int looks                   # at a flag before a wait counts as one; see spins_after
+    int looks                   # looks at a flag that do not count as a wait; see spins_after
     int most_looks
     int spins                   # further looks before it yields
     int most_spins
-    bint (*gone)(Comm *t, int peer) noexcept nogil     # has this rank left, or died?
-    bint (*ended)(Comm *t, int peer) noexcept nogil    # has its process ended, for certain?
-    # Copy from memory that a peer has shown, or into it: OK, PEER_LOST or UNREACHABLE. A peer
+    bint (*gone)(Comm *t, int peer) noexcept nogil     # has this peer left or died?
+    bint (*ended)(Comm *t, int peer) noexcept nogil    # is this peer's process certainly over?
+    # Copy from memory that a peer has exposed, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
     int (*pull)(Comm *t, int peer, char *into, const char *theirs,
                 size_t nbytes) noexcept nogil
     int (*push)(Comm *t, int peer, char *theirs, const char *source,
                 size_t nbytes) noexcept nogil
-    # Where such memory lies here; NULL, the function too: it does not.
+    # Where such memory is mapped here; NULL (also the function): it is not.
     char *(*mapped)(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     # See src/algorithms/windows/direct.pyx:
-    int reach                   # may all ranks do so? 0: nobody has tried; then 1 or -1
-    const char *known[KNOWN_ARRAYS]     # ends of this rank's arrays that others can reach
+    int reach                   # can all ranks do so? 0: not tried yet; then 1 or -1
+    const char *known[KNOWN_ARRAYS]     # ends of those of this rank's arrays that others can reach
     int next_known
 
 
@@ -171,8 +171,9 @@ cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept no
 
 ctypedef struct ControlView:          # see src/abi/control_plane.pyx
     # OK, or the Status with which another rank has failed the group.
+    # Return OK, or the Status with which another rank has failed the group.
     int (*look)(Comm *t) noexcept nogil
-    # Tell `peer`, who is waited for, which call this rank is in.
+    # Send `peer`, for which this rank waits, the call that this rank is in.
     void (*ask)(Comm *t, int peer) noexcept nogil
 
 
@@ -182,64 +183,66 @@ ctypedef struct Comm:
     int rank                    # of this process in the group
     int size
     const int *peers            # group rank -> the link's peer number
-    uint64_t context            # tells this group's messages from another's
+    uint64_t context            # tells this group's messages from another group's
     Windows *windows            # NULL where the link has messages only
-    volatile int *aborted       # 0, or the Status that ends every wait of this group
-    ControlView *board                # what other ranks tell this group; NULL: nothing
-    uint64_t *farewells         # see has_left: a bit for each lane by which it came; or NULL
+    volatile int *aborted       # 0, or the Status that ends all waits of this group
+    ControlView *board                # control messages from other ranks; NULL: none
+    uint64_t *farewells         # see has_left: a bit for each lane that reported it; or NULL
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).
     int (*send)(Comm *t, Request *r) noexcept nogil
     int (*recv)(Comm *t, Request *r) noexcept nogil
-    # Try to complete a request to or from a named rank, looking for about a microsecond at most.
+    # Try to complete a request to or from a named rank within about a microsecond.
     # OK; else it is posted if r.link is not NULL, or nothing has happened. NULL: the link cannot.
     int (*at_once)(Comm *t, Request *r, bint sending) noexcept nogil
-    # Move things on without blocking; returns r.status.
+    # Make progress without blocking; returns r.status.
     int (*test)(Comm *t, Request *r) noexcept nogil
     # Block until the request is complete or the deadline has passed. Returns r.status if complete,
-    # else why the wait ended; it is still posted then, and the caller waits again or cancels.
+    # else why the wait ended. Then it is still posted: the caller waits again or cancels.
     int (*wait)(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
-    # Withdraw: on return the transport does not touch the request again, nor its memory.
+    # Withdraw: after this returns, the transport touches neither the request nor its memory.
     void (*cancel)(Comm *t, Request *r) noexcept nogil
-    # Windows: publish a flag of mine (release), or wait until a peer's flag is at
-    # least `value` (acquire). NULL where windows is.
+    # Windows: publish a flag of this rank (release), or wait until a peer's flag is at
+    # least `value` (acquire). NULL if `windows` is NULL.
     void (*raise_flag)(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil
     int (*wait_flag)(Comm *t, uint64_t *flag, uint64_t value,
                      int64_t deadline_ns) noexcept nogil
-    # Has a message of a collective before call `seq` arrived that no receive has taken? Fills
-    # r.theirs and r.source. NULL: the link cannot tell.
+    # Return whether a message of a collective before call `seq` has arrived that no receive took.
+    # Fills r.theirs and r.source. NULL: the link cannot tell.
     bint (*left_over)(Comm *t, uint64_t seq, Request *r) noexcept nogil
-    # Has a message arrived whose sender takes the call of `r`, which names its tag and
-    # fingerprint and need not be posted, for another? Fills r.theirs and r.source. NULL as above.
+    # Return whether a message has arrived whose sender takes the call of `r` for another call.
+    # `r` names its tag and fingerprint and need not be posted. Fills r.theirs and r.source.
+    # NULL: the link cannot tell.
     bint (*contradicted)(Comm *t, Request *r) noexcept nogil
-    # May the library below still use the memory of requests that were cancelled? Then it must
-    # not be freed. NULL: never.
+    # Return whether the library below may still use the memory of cancelled requests. Such memory
+    # must not be freed. NULL: never.
     bint (*lingers)(Comm *t) noexcept nogil
-    # Run a call by the library's own collective, or return ELSEWHERE, on every rank alike.
+    # Run a call through the library's own collective, or return ELSEWHERE; all ranks agree on it.
     # NULL, or `comm` is 0: there is none.
     int (*collective)(Comm *t, Call *c) noexcept nogil
-    size_t comm                 # the group in that library
-    void *own                   # the link's, of this group
-    # Compare that library's last call, which may have returned first: before each call, at the end.
+    size_t comm                 # the library's handle of the group
+    void *own                   # the link's own state for this group
+    # Compare that library's last call, which may have returned before it was compared. `compare`
+    # runs before each call, `settle` at the group's end.
     int (*compare)(Comm *t, Call *c) noexcept nogil
     int (*settle)(Comm *t, Call *c) noexcept nogil
 
 
-# One rank's end of a transport: what Python holds, and what its groups share. Transports
-# derive from it. Peers are numbered 0..size-1; a link exchanges bytes and sees no store.
+# One rank's end of a transport: the Python object, and the state that its groups share.
+# Transports derive from it. Peers are numbered 0..size-1; a link exchanges bytes and uses no store.
 cdef class Link:
     cdef readonly int rank      # this process among the link's peers
     cdef readonly int size
     cdef list kept              # what `keep` was given
-    # Fill in what the link knows of a group's view: link and the functions.
+    # Fill in what the link knows about a group's view: `link` and the functions.
     # rank, size, peers, context and aborted are set before. May raise.
     cdef int open_view(self, Comm *t) except -1
-    # Its first collective is about to begin: fill in the windows, if the members can share
-    # memory; all of them can, or none.
+    # The group's first collective is about to begin: fill in the windows if the members can share
+    # memory. All members can, or none.
     cdef int open_windows(self, Comm *t) except -1
-    # The group is gone: free its windows, drop what arrived for it, and end with CLOSED
-    # what it has under way. Its requests may still be cancelled.
+    # The group is gone: free its windows, drop messages that arrived for it, and end its
+    # pending requests with CLOSED. They may still be cancelled.
     cdef void close_view(self, Comm *t) noexcept
 
 
@@ -248,7 +251,7 @@ cdef extern from "kernels/reduction.h" nogil:
     ctypedef struct Reduction "cydist_reduction":
         size_t itemsize             # bytes per element
         bint commutative
-        void *context               # PREMUL_SUM's factor; owned by whoever made this
+        void *context               # PREMUL_SUM's factor; owned by the creator of this struct
         int ranks                   # AVG's divisor: the group's size
         # acc[i] = low[i] op high[i]; acc may be low or high. Low is the contribution of
         # the lower ranks, so that every rank computes the same bits.
@@ -291,23 +294,23 @@ ctypedef struct Call:           # one collective, as one rank sees it
     int root                    # group rank, or -1
     uint64_t tag                # of step 0; step k uses tag + k
     size_t segment_bytes        # unit of pipelining
-    int64_t deadline_ns         # monotonic clock; once `before_wait` was called
-    # NULL, or to be called (see patiently) before the first wait that takes more than a few looks:
-    # it sets the deadline, and lets go of what others may need. Who does not wait needs neither.
+    int64_t deadline_ns         # monotonic clock; valid once `before_wait` was called
+    # NULL, or to be called (see patiently) before the first wait of more than a few looks. It sets
+    # the deadline and releases what others may need. A call that does not wait needs neither.
     void (*before_wait)(Call *c) noexcept nogil
     Fingerprint fingerprint
-    # What an error message needs; set by whoever notices:
+    # For the error message; set by the code that notices the failure:
     int failed_peer             # group rank, or -1
     int failed_step
     Fingerprint theirs
     size_t theirs_bytes
     size_t our_bytes
-    # The call failed, and a peer that does not answer may still write in its arrays, once: they
-    # must never be freed.
+    # The call failed while an unresponsive peer may still write into its arrays, once. They must
+    # never be freed.
     bint visited
 
 
-# Who is about to wait calls this first.
+# Call this before any wait.
 cdef inline void patiently(Call *c) noexcept nogil:
     if c.before_wait != NULL:
         c.before_wait(c)
@@ -316,7 +319,7 @@ cdef inline void patiently(Call *c) noexcept nogil:
 ctypedef int (*Algorithm)(Comm *t, Call *c) noexcept nogil
 
 
-# Has this member left the group, while the link goes on? Of ourselves: has any?
+# Return whether this member left the group while the link goes on; of this rank: whether any did.
 cdef inline bint has_left(const Comm *t, int rank) noexcept nogil:
     return t.farewells != NULL and t.farewells[rank] != 0
 
@@ -333,10 +336,10 @@ ctypedef int (*Interrupted)() noexcept nogil
 cdef void set_interrupted(Interrupted f) noexcept nogil
 
 
-# Set once by src/algorithms/windows/parting.pyx. The group ends here: compare its last call, which
-# is the Call's fingerprint, with others until the deadline. `known`: all members are known to have
-# made it; `alone`: they do not part now, and nobody waits for them. OK, or why not; MISMATCH as of
-# a call, PEER_LOST when a member left before it was heard.
+# Set once by src/algorithms/windows/parting.pyx. The group ends here: compare its last call, given
+# by the Call's fingerprint, with the others' until the deadline. `known`: all members are known to
+# have made it. `alone`: the others do not part now, and this rank waits for none. Returns OK, or
+# why not: MISMATCH as of a call, PEER_LOST when a member left before its call was received.
 ctypedef int (*Parting)(Comm *t, Call *c, bint known, bint alone) noexcept nogil
 cdef void set_parting(Parting f) noexcept nogil
 cdef int part(Comm *t, Call *c, bint known, bint alone) noexcept nogil

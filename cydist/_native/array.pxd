@@ -1,4 +1,4 @@
-"""One view of memory, whoever owns it: numpy, torch, ml_dtypes, buffers, DLPack."""
+"""One view of memory from any library: numpy, torch, ml_dtypes, buffers, DLPack."""
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int64_t, uint32_t
 
@@ -26,17 +26,17 @@ cdef class Array:
     cdef Array part(self, size_t start, size_t count)
 
 
-# New contiguous memory for `size` elements of the dtype of `like`, or of uint8.
+# Return new contiguous memory for `size` elements of the dtype of `like`, or of uint8.
 cpdef Array empty(size_t size, Array like=*)
 
 
 # For asarray.pyx, which fills an Array in this order: shape and strides (lay_out makes
-# room), dtype, ptr, device, writable, owner, and settle() for what follows from them.
+# room), dtype, ptr, device, writable, owner; then settle() derives the rest.
 cdef int lay_out(Array self, int ndim) except -1
 cdef int set_contiguous_strides(Array self) except -1
 cdef int set_dtype(Array self, int code, size_t itemsize) except -1
 cdef int name_dtype(Array self, str name, size_t itemsize) except -1    # code and hash follow
 cdef int settle(Array self) except -1
 
-# May a byte belong to both? No is certain.
+# Return whether the arrays may share a byte. False is certain.
 cdef bint share(Array a, Array b)

@@ -1,4 +1,4 @@
-"""Whose turn it is among the calls of a group."""
+"""The queue of a group's calls."""
 
 
 cdef extern from *:
@@ -6,7 +6,7 @@ cdef extern from *:
     static inline int cydist_change(int *p, int from, int to) {
         return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     }
-    /* With the GIL held: where there is one, nobody comes in between. */
+    /* With the GIL held; where there is a GIL, no other thread can interleave. */
     static inline int cydist_change_alone(int *p, int from, int to) {
     #ifdef Py_GIL_DISABLED
         return cydist_change(p, from, to);
@@ -32,10 +32,10 @@ cdef extern from *:
 
 cdef class CallQueue:
     cdef int outstanding                # calls that run or are queued
-    cdef int running                    # is one? see the body
+    cdef int running                    # is a call running? see the body
     cdef list queue                     # calls that have not begun, oldest first
-    cdef object owner                   # token of the call that began at once
-    # As begin and end, for callers between whose steps no signal handler runs.
+    cdef object owner                   # token of the call that began without queueing
+    # Like begin and end, for callers that run no signal handler between their steps.
     cdef bint begin_alone(self) noexcept
     cdef void end_alone(self) noexcept
     cdef void leave(self) noexcept

@@ -1,7 +1,7 @@
-"""DLPack 1.x: how array libraries show each other their memory.
+"""DLPack 1.x: the interface through which array libraries share memory.
 
-Structures of the specification at https://dmlc.github.io/dlpack, no more of it than is read
-here. They are declared again because the header is no dependency of ours.
+Only the structures of the specification at https://dmlc.github.io/dlpack that cydist reads.
+They are declared again because the header is not a dependency of cydist.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef enum DeviceType:
     DL_CPU = 1
     DL_CUDA = 2
-    DL_CUDA_HOST = 3            # pinned: the CPU may touch it
+    DL_CUDA_HOST = 3            # pinned: the CPU can access it
     DL_CUDA_MANAGED = 13
 
 
@@ -68,13 +68,13 @@ ctypedef struct DLManagedTensorVersioned:       # in one named "dltensor_version
     DLTensor tensor
 
 
-# What a type's __dlpack_c_exchange_api__ points to: DLPack without a Python call.
+# What a type's `__dlpack_c_exchange_api__` points to: DLPack without a Python call.
 ctypedef struct DLPackExchangeAPI:
     DLPackVersion version
     void *previous
     void *allocate
     void *managed_from_object
     void *managed_to_object
-    # Shows the memory of `object` for as long as `object` lives. -1 with a Python exception.
+    # Show the memory of `object` for as long as `object` lives. -1 with a Python exception.
     int (*tensor_from_object)(void *object, DLTensor *out) noexcept
     void *current_stream

@@ -1,21 +1,22 @@
-"""Arrays that are open to the other ranks for a call, which read and write in them.
+"""Exposure: arrays that the other ranks may access during a call.
 
-In step 1 of a call every rank shows where its blocks lie; from then until step 2, which is the
-end of the call, the others may reach them.
+In step 1 of a call every rank publishes where its blocks are. The other ranks may access them from
+then until step 2, which is the end of the call.
 
-Not everybody may reach into another process, and not all memory can be reached: of a device, say.
-The first call of a group tries it, every rank looks at its own blocks, and when one says no, all
-take "flat" or "staged" instead. So they do for PREMUL_SUM, whose factors differ.
+Some processes may not access each other's memory, and some memory, such as a device's, cannot be
+accessed at all. The first call of a group tries it, and every rank checks its own blocks. When one
+rank says no, all ranks run "flat" or "staged" instead; so they do for PREMUL_SUM, whose factors
+differ.
 
-Where "adaptive" was chosen, one rank says no, too, when windows are the faster way: how fast a core
-reads what another has written, and writes what another has read, depends on where the host puts
-them, and may change from one second to the next. It takes the time of both ways, from when all
-have come, and tries the slower one again after 32 times as long as that takes. The bits are the
-same.
+With "adaptive", one rank also says no when windows are the faster way. How fast a core reads what
+another has written depends on where the host places them, and may change from one second to the
+next; so does writing what another has read. That rank measures both ways, from when all ranks have
+arrived. It tries the slower way again after 32 times as long as that takes. The bits are the same.
 
-A rank that fails must not hand back arrays that others are in: they would read what it did not
-give, or write over what it does next. It bars them, and waits for who has begun: a visitor says so
-before it looks at the bar, does little at a time, and looks again before it believes what it read.
+A failing rank must not return arrays while other ranks access them: they would read data that it
+did not give, or overwrite what it does next. So it revokes access and waits for accesses that have
+begun. A rank announces its access before it checks for revocation, copies a small piece at a time,
+and checks again before it uses what it read.
 """
 from libc.stdint cimport int64_t, uint64_t
 
@@ -23,16 +24,16 @@ from cydist._native.abi cimport Block, Call, Comm
 from cydist._native.window_protocol cimport slot_of
 
 
-ctypedef struct Access:         # a call while its memory is open
-    uint64_t step               # whose slots say where everybody's blocks lie
-    int scratch                 # so many slots behind them are free for what is pulled
-    int64_t look                # when to look next whether the call must end
+ctypedef struct Access:         # a call while its memory is exposed
+    uint64_t step               # whose slots say where all ranks' blocks are
+    int scratch                 # this many slots after them are free for pulled data
+    int64_t look                # when to check next whether the call must end
 
 
-# What a call does meanwhile.
+# The work that a call does during exposure.
 ctypedef int (*Body)(Comm *t, Call *c, Access *a) noexcept nogil
-# What it does without them, while they end what they do; with long blocks it begins with that, for
-# the others may come late, and does it again where the call goes through windows then.
+# The work that a call does without the other ranks, while they finish. For long blocks it runs
+# first, because the others may arrive late; it then runs again if the call goes through windows.
 ctypedef void (*Alone)(Comm *t, Call *c) noexcept nogil
 
 
@@ -40,36 +41,36 @@ cdef inline const Block *shown(Comm *t, int peer, const Access *a) noexcept nogi
     return <const Block *>slot_of(t, peer, a.step)
 
 
-# Into how many parts a free slot is cut, so that there is one for every peer.
+# Return into how many parts a free slot is cut, so that every peer has one.
 cdef inline size_t parts_of(Comm *t, int slots) noexcept nogil:
     return max(1, (t.size + slots - 2) // slots)
 
 
-# Show these blocks, run the body, and leave when all have; or run the call through windows. Alone
-# may be NULL.
+# Expose these blocks, run the body, and return when all ranks are done; or run the call through
+# windows. `alone` may be NULL.
 cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
              int seconds, Alone alone, Body body) noexcept nogil
 
 cdef enum:
     PIECE_BYTES = 1048576       # moved between two looks at the clock
-    LONG_PIECE_BYTES = 16777216     # so much where it lies here: long copies bypass the cache
+    LONG_PIECE_BYTES = 16777216     # where it is mapped here: long copies bypass the cache
 
-# Where such memory of a peer lies here, or NULL.
+# Return where such memory of a peer is mapped here, or NULL.
 cdef inline char *within(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
-# For bodies that work on arrays of peers where they lie here: before and after every PIECE_BYTES.
+# For bodies that work on peers' arrays in place: call these before and after every PIECE_BYTES.
 cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil
 cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil
-# Every now and then: must the call end?
+# Return OK, or why the call must end. Call this now and then.
 cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil
 # For bodies: copy from a peer's memory, or into it.
 cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
 cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil
-# Where a contribution of a peer can be read: there, in a visit, or in `into`, pulled already.
+# Find where a peer's contribution can be read: in place, during an access, or pulled into `into`.
 cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil
-# MISMATCH, if a peer gives or takes another number of bytes than we do.
+# Return MISMATCH if a peer gives or takes another number of bytes than this rank.
 cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
                 size_t ours) noexcept nogil

@@ -2,17 +2,17 @@
 
 cdef enum Point:            # POINTS in the body names them, in this order
     NOWHERE = 0
-    ENTER = 1               # a collective has begun, nothing was sent
-    SEND_MID = 2            # a message is half written; windows: nobody was told of it
+    ENTER = 1               # a collective has begun, nothing is sent
+    SEND_MID = 2            # a message is half written; windows: not announced yet
     RECV_MID = 3            # a message has half arrived
     WAIT = 4                # a wait has gone to sleep
-    LEAVE = 5               # the link is about to say goodbye
-    RENDEZVOUS = 6          # met the store, not the others (reached from Python)
-    CONNECT = 7             # a peer is connected, nothing is proved (reached from Python)
+    LEAVE = 5               # the link is about to send its departure notice
+    RENDEZVOUS = 6          # the store is reached, the other ranks are not (from Python)
+    CONNECT = 7             # a peer is connected but not authenticated (from Python)
 
 cdef int armed              # the Point where something will happen
 
-# What arm() asked for, if this is the place and the time.
+# Do what arm() asked for, if this is the place and the time.
 cdef void hit() noexcept nogil
 
 

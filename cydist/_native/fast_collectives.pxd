@@ -1,4 +1,4 @@
-"""The short way of a call; see the body. False: take the long way, nothing has happened."""
+"""The fast path of a call; see the body. False: take the general path, nothing has happened."""
 from cydist._native.group cimport Group
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1
@@ -13,16 +13,16 @@ cpdef bint gather(object tensor, object arrays, object dst, object group) except
 cpdef bint scatter(object tensor, object arrays, object src, object group) except -1
 cpdef bint barrier(object group) except -1
 
-# What messages need, too. The group that a call means; its compiled half, if that can run a call
-# now, or None; the group rank of a global one, or -1; what an int says, or -1 for what is none.
+# Also for messages: a call's group; the group's compiled half if it can run a call now, or None;
+# the group rank of a global rank, or -1; the value of a non-negative Python int, or -1.
 cdef object chosen_of(object group)
 cdef bint sends_short(object group) except -1
 cdef Group native_of(object group)
 cdef int member(object group, Group native, object given) except -2
 cdef long number(object given) except? -1
 
-# What calls on streams need, too. The short way of a group for arrays on GPUs, or None; is this
-# process another than that one; the class of ReduceOp's members.
+# Also for calls on streams: a group's fast path for arrays on GPUs, or None; whether this process
+# is another than the given one; the class of ReduceOp's members.
 cdef object streams_of(object group)
 cdef bint forked(int pid) noexcept
 cdef object operations_class()

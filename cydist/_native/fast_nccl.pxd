@@ -1,4 +1,4 @@
-"""The short way of a call on a GPU's stream; see the body. LONG: nothing has happened."""
+"""The fast path of a call on a GPU's stream; see the body. NOT_FAST: nothing has happened."""
 
 cdef object NOT_FAST
 

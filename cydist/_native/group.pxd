@@ -1,4 +1,4 @@
-"""A group's compiled half, for the short way (src/fastpath/fast_collectives.pyx)."""
+"""A group's compiled half, shared with the fast path (src/fastpath/fast_collectives.pyx)."""
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport Block, Call, Comm, Link
@@ -8,20 +8,20 @@ from cydist._native.call_queue cimport CallQueue
 
 cdef class Group:
     cdef readonly Link link
-    cdef public CallQueue turn           # whose it is among the group's calls
-    cdef public double timeout      # seconds that a call may take, unless it says otherwise
+    cdef public CallQueue turn           # the queue of the group's calls
+    cdef public double timeout      # seconds that a call may take, by default
     cdef readonly uint64_t seq      # number of the last collective
-    cdef readonly str short_name    # of the last that went the short way; None: none yet
+    cdef readonly str short_name    # of the last call on the fast path; None: none yet
     cdef readonly bint short_over
     cdef Comm view
     cdef int *peers
-    cdef Block *blocks              # for 2 * size blocks of whoever has the turn
+    cdef Block *blocks              # for 2 * size blocks of the call that is running
     cdef ChosenAlgorithms choices            # None before the first collective
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
-    cdef int pid                    # that made it; in a forked child locks may be held for ever
+    cdef int pid                    # that made it; locks may be held for ever in a forked child
     cdef bint open
-    cdef bint left                  # the view is closed, once
+    cdef bint left                  # the view is closed; happens once
     cdef bint asked_for_windows
     cdef uint64_t parted_after      # the number of the last call that `part` compared
     cdef ControlPlane notices
@@ -29,19 +29,19 @@ cdef class Group:
     cpdef close(self)
     cdef void leave_view(self) noexcept
     cdef void tell(self, ControlMessage *notice)
-    # A peer was lost as the group ended: MISMATCH, if it had left without the last call.
+    # A peer was lost as the group ended: MISMATCH if it had left without the last call.
     cdef int left_without_it(self, Call *c, int status) except -100
-    # After a failure: hold on to objects whose memory may still be used.
+    # After a failure: keep objects alive whose memory may still be used.
     cdef void keep_while_used(self, object one, object other)
-    # Number a call, and fill in what follows from its fingerprint.
+    # Number a call, and fill in the fields that follow from its fingerprint.
     cdef void number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.
     cdef int perform(self, Call *c, const Entry *entry) noexcept nogil
-    # What to raise for a Status that is not OK.
+    # Return the exception for a Status that is not OK.
     cdef object failed(self, const Call *c, int status)
 
 
-# The exception for a Status: what a signal handler raised, or a Failure.
+# Return the exception for a Status: what a signal handler raised, or a Failure.
 cdef object failure(int status, int peer, int step, str ours=*, str theirs=*)
 # Put into the fingerprint's detail how the ranks cut their data.
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept

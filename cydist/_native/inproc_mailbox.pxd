@@ -6,10 +6,10 @@ from cydist._native.linux cimport pthread_mutex_t
 from cydist._native.matching cimport Queues
 
 
-ctypedef struct Box:            # what one rank shares with the others
+ctypedef struct Box:            # one rank's state that the others share
     pthread_mutex_t lock
-    Queues queues               # under the lock
-    size_t held_bytes           # in messages that were copied; under the lock
+    Queues queues               # guarded by the lock
+    size_t held_bytes           # in messages that were copied; guarded by the lock
     uint32_t bell               # changes whenever a request of this rank completes
     uint32_t sleepers
     int closed                  # OK, or CLOSED once the rank has left
@@ -37,7 +37,7 @@ cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group begins here.
 cdef int enter_context(End *end, Comm *t) noexcept nogil     # OK or NO_MEMORY
-# A group is gone: drop what arrived for it at this rank.
+# A group is gone: drop its messages that arrived at this rank.
 cdef void drop_context(End *end, uint64_t context) noexcept nogil
-# Nothing is sent to this rank any more, and nobody waits for it.
+# Leave: from now on no rank can send to this rank, or waits for it.
 cdef void leave(End *end) noexcept nogil

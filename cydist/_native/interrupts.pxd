@@ -1,6 +1,6 @@
-"""What a signal handler raised inside a wait; see src/engine/interrupts.pyx."""
+"""The exception that a signal handler raised inside a wait; see src/engine/interrupts.pyx."""
 
-# Has a handler raised, and has nobody taken its exception yet?
+# Return whether a handler has raised an exception that was not taken yet.
 cdef bint handler_has_raised()
-# That exception, which is no longer kept; None: there is none.
+# Return that exception and forget it; None: there is none.
 cdef object take_raised_by_handler()

@@ -1,7 +1,7 @@
 """The MPI library that mpi4py has loaded, without its header: one build serves every MPI.
 
-A handle is a pointer in one MPI and an int in another; both travel in a word, and an int is
-its low half. MPI_Status is never looked at: our messages say who sent them, and how much.
+A handle is a pointer in one MPI and an int in another. Both travel in a word, and an int is
+its low half. MPI_Status is never read: cydist's messages carry their sender and size.
 """
 
 from cydist._native.linux cimport pthread_t
@@ -30,7 +30,7 @@ ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
                      Handle *) noexcept nogil
     int (*ireduce_scatter_block)(const void *, void *, int, Handle, Handle, Handle,
                                  Handle *) noexcept nogil
-    # Of MPIs that outlive a rank (User-Level Failure Mitigation); NULL in others.
+    # Only in MPIs that survive a rank's death (User-Level Failure Mitigation); NULL in others.
     int (*failure_ack)(Handle) noexcept nogil
     int (*failure_get_acked)(Handle, Handle *) noexcept nogil
     int (*comm_group)(Handle, Handle *) noexcept nogil
@@ -42,12 +42,12 @@ ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
 cdef Library lib                # filled in by load()
 
 
-# Is the request complete, or broken? Sets `error` to MPI's code if it is not SUCCESS.
+# Return whether the request is complete or broken. Sets `error` to MPI's code if not SUCCESS.
 cdef bint is_done(Handle *request, int *error) noexcept nogil
 
 
-# The ranks of a communicator that MPI knows to have died, and from now on receives from anyone
-# without: fills `dead`, as long as the communicator; how many. 0 where MPI does not outlive a rank.
+# Fill `dead` with the ranks of a communicator that MPI knows to have died; return how many. From
+# then on MPI receives from any source without them. 0 where MPI does not survive a rank's death.
 cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil
 
 
@@ -57,5 +57,5 @@ cdef enum Callers:              # the threads that may call MPI
     ONE = 2
 
 
-# Is this thread among them? The one is `one`.
+# Return whether this thread may call MPI. `one` is the thread that ONE means.
 cdef bint is_among(int callers, pthread_t one) noexcept nogil

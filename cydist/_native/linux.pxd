@@ -1,4 +1,4 @@
-"""The system calls that the transports use and Cython does not declare."""
+"""System calls that the transports use and Cython does not declare."""
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport timespec
@@ -134,14 +134,14 @@ cdef extern from "<fcntl.h>" nogil:
 
 
 cdef enum:
-    PIECE_BYTES = 262144        # of memory that is taken
+    PIECE_BYTES = 262144        # of memory that is allocated in one call
 
 
 cdef inline int take_pages(int fd, uint64_t offset, uint64_t nbytes) noexcept nogil:
-    """Have memory for these bytes of a memfd, or let go of all of them: 0, or the error.
+    """Allocate the pages of these bytes of a memfd, or release all of them: 0, or the error.
 
-    A signal makes the system let go of what it had taken in one call. So they are few, and it is
-    asked again: however often the signals of a profiler come, it gets on.
+    A signal makes the system release what one call had allocated. So each call allocates few
+    bytes and is repeated: even under a profiler's frequent signals it makes progress.
     """
     cdef uint64_t done = 0, piece
     cdef int error = 0

@@ -11,9 +11,9 @@ ctypedef struct NdarrayView:
 
 
 # Look at a numpy array or a torch tensor on the CPU, without an Array and without a Python call.
-# False, and nothing raised, for everything that is not plain: `asarray` says what it is.
+# Return False, and raise nothing, for all other objects: `asarray` examines those.
 cdef bint look(object obj, NdarrayView *out) except -1
 
-# The same for an array of cupy's, or a tensor of torch's on a GPU, on that device.
+# The same for a cupy array, or a torch tensor on a GPU, on that device.
 cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1
 cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1

@@ -1,14 +1,14 @@
-"""What algorithms are made of: requests that are posted and completed, blocks cut into segments,
-and pipelines of them."""
+"""The building blocks of algorithms: requests that are posted and completed, blocks cut into
+segments, and pipelines of them."""
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport SEQUENCE_SHIFT, Block, Call, Comm, Reduction, Request
 
-# For algorithms. A request that was posted always ends in complete(), which withdraws whatever is
-# unfinished when one fails, and notes peer, step and fingerprint. A failure to post is its status.
+# For algorithms. A posted request always ends in complete(). When one fails, complete() withdraws
+# the unfinished ones and records peer, step and fingerprint. A failure to post is its status.
 cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil
-# What complete() does for one request: wait, and ask the peer, when patience ends, which call
-# it is in. MISMATCH fills r.theirs and r.source.
+# What complete() does for one request: wait, and after PATIENCE_NS query the peer for its
+# call. MISMATCH fills r.theirs and r.source.
 cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
 cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil
@@ -19,16 +19,16 @@ cdef int exchange(Comm *t, Call *c, int step,
                   const void *out, size_t out_bytes, int to_peer,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil
 
-# Cut `count` elements into `blocks`: the first element of `block`. The first
+# Return the first element of `block` when `count` elements are cut into `blocks` blocks. The first
 # count % blocks blocks hold one element more than the rest.
 cdef inline size_t block_start(size_t block, size_t blocks, size_t count) noexcept nogil:
     return block * (count // blocks) + (block if block < count % blocks else count % blocks)
 
 
-# --- What several algorithms share. Sizes are in bytes unless they are called count. ---
+# --- Shared by several algorithms. Sizes are in bytes unless they are called count. ---
 
-# How to cut blocks of up to `nbytes` into segments: whole numbers of `unit` bytes (the size of
-# an element), no longer than a block, and so long that `rounds` rounds of them stay below
+# Return how long segments of blocks of up to `nbytes` are: a multiple of `unit` bytes (the size of
+# an element), at most a block, and so long that `rounds` rounds of them stay below
 # 2**SEQUENCE_SHIFT steps.
 cdef inline size_t segment_size(const Call *c, size_t unit, size_t nbytes,
                                 size_t rounds) noexcept nogil:
@@ -40,8 +40,8 @@ cdef inline size_t segment_size(const Call *c, size_t unit, size_t nbytes,
     return (wanted if wanted > least else least) * unit
 
 
-# How many segments a block has. An empty block has one, empty: its message still tells a
-# peer which call this is.
+# Return how many segments a block has. An empty block has one empty segment: its message still
+# tells a peer which call this is.
 cdef inline size_t segments_in(size_t nbytes, size_t segment) noexcept nogil:
     return 1 if nbytes == 0 else (nbytes - 1) // segment + 1
 
@@ -83,7 +83,7 @@ cdef extern from "kernels/nontemporal.h" nogil:
     void stream "cydist_stream"(char *out, const char *source, size_t nbytes)
 
 cdef enum:
-    STREAM_BYTES = 4194304      # blocks as long or longer leave the caches to others
+    STREAM_BYTES = 4194304      # blocks of at least this size bypass the caches
 
 
 # The same for memory that is not read again soon.
@@ -114,8 +114,7 @@ cdef inline void conclude(const Reduction *op, char *acc, size_t nbytes) noexcep
         op.finish(op, acc, nbytes // op.itemsize)
 
 
-# Free what messages were sent from or received into; unless, after a failure, what is below may
-# still use it: then it is lost.
+# Free memory of messages. After a failure the transport may still use it: then it is leaked.
 cdef void let_go(Comm *t, void *memory) noexcept nogil
 # Cancel whatever is still pending after another request failed.
 cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil
@@ -138,7 +137,7 @@ ctypedef struct Pipe:
     Request sends[PIPE_DEPTH]
     Request receives[PIPE_DEPTH]
 
-# As deep as allowed, at most `most`.
+# Open a pipeline as deep as allowed, at most `most`.
 cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil
 # Wait until message i - depth is sent, so that the memory it was sent from can be written.
 cdef int pipe_ready(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil

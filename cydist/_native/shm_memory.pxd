@@ -1,53 +1,53 @@
-"""The memory that ranks of one host share: its table, and what is given out of it."""
+"""The memory that ranks of one host share: its table, and its allocation."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from cydist._native.linux cimport pthread_mutex_t
 
 
 cdef enum:
-    LAYOUT = 4                  # version of all that lies in the memory, rings and windows too
+    LAYOUT = 4                  # version of the memory's whole layout, including rings and windows
     TOKEN_BYTES = 32
-    PLOTS = 1024                # groups that can have windows at a time
+    PLOTS = 1024                # groups that can have windows at the same time
     PAGE = 4096
     LINE = 64
-    PORTION = 16384             # of a ring: copied at once; the other side copies the one before
+    PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 
 cdef enum Left:                 # Member.left
-    LEAVING = 1                 # it serves its windows no more
+    LEAVING = 1                 # its windows are closed
     SILENT = 2                  # its last message is written
 
 
-ctypedef struct Plot:           # the windows of one group
+ctypedef struct Plot:           # the window memory of one group
     uint64_t context
     uint64_t offset
     uint64_t nbytes             # 0: the members have no windows
-    int members             # 0: free, with its memory; as well when none of them is there
+    int members             # 0: free, with its memory; also free when none is present
 
 
 ctypedef struct Member:         # 64 bytes
     int left                    # 0, or a Left
-    int bell                    # 1 + the number that its process has for the pipe that wakes it
-    uint64_t bell_inode         # of that pipe
-    uint32_t asleep             # it wants the bell when something was written to it
-    uint32_t news               # goes up when a pair below has changed, or somebody has left
+    int bell                    # 1 + the doorbell pipe's descriptor number in its process
+    uint64_t bell_inode         # of the doorbell's pipe
+    uint32_t asleep             # ring its doorbell after writing to it
+    uint32_t news               # update counter: a pair below has changed, or a rank has left
     uint64_t base               # where it has mapped the memory
     uint64_t pad[4]
 
 
-# Of the memory. Behind it, at members_at(), one Member for each rank, and then, for each pair of
-# ranks, a word: 0, NO_RINGS, or where its two rings lie; see shm_ring.pxd. Then, for each plot
-# and once more, a bit for each rank: see SharedMemory.
+# The head of the memory. At members_at() one Member for each rank follows. After them, for each
+# pair of ranks, there is a word: 0, NO_RINGS, or where its two rings are; see shm_ring.pxd. Then
+# follows a bit for each rank, per `Plot` and once more: see SharedMemory.
 ctypedef struct SegmentHead:
-    uint64_t layout             # LAYOUT of who made it
-    char token[TOKEN_BYTES]     # random: who reads the same shares the memory
-    pthread_mutex_t lock        # of what follows
+    uint64_t layout             # LAYOUT of the rank that made it
+    char token[TOKEN_BYTES]     # random: ranks that read the same token share the memory
+    pthread_mutex_t lock        # guards what follows
     uint64_t used               # bytes given out to groups so far
-    uint64_t limit              # of them; behind it every rank's part for arrays
+    uint64_t limit              # of those; every rank's part for arrays follows
     uint64_t part
     int32_t ranks
-    int32_t plots               # in use, or once in use
-    int32_t spent               # no plot was left once: contexts without one get no windows
+    int32_t plots               # in use, or used before
+    int32_t spent               # all plots were in use once: contexts without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
     Plot plot[PLOTS]
 
@@ -64,28 +64,28 @@ cdef class SharedMemory:
     cdef SegmentHead *head
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
-    cdef uint64_t *present      # [plot * words]: members that have not left, a bit for each place
-    cdef uint64_t *buried       # [words]: whose process is known to have ended
+    cdef uint64_t *present      # [plot * words]: members that have not left, one bit for each place
+    cdef uint64_t *buried       # [words]: ranks whose processes are known to have ended
     cdef int words
     cdef char *base
     cdef uint64_t nbytes
     cdef int ranks
-    cdef uint64_t limit         # of what groups may take
+    cdef uint64_t limit         # on memory for groups
     cdef uint64_t ring_bytes
-    cdef int pid                # of whoever mapped it
+    cdef int pid                # of the process that mapped it
     cdef readonly int fd
 
     cdef int map(self, uint64_t nbytes) except -1
     cdef void learn(self) noexcept
-    # Where the windows of a group lie, zeroed by whoever asks first; 0: it has none.
-    # peers, size     the group's members; place[peer] is where each stands in the table
+    # Return where the windows of a group are, zeroed by the first rank that asks; 0: it has none.
+    # peers, size     the group's members; place[peer] is each one's place in the table
     cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil
-    # This member's view was closed, whether or not anybody had windows; the last one's frees the
-    # plot.
+    # This member's view was closed, whether or not any member had windows. The last one frees the
+    # group's `Plot`.
     cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
                     int own) noexcept nogil
-    # The process at this place has ended: it counts as having left whatever it was in.
+    # The process at this place has ended: it counts as departed from all its groups.
     cdef void bury(self, int place) noexcept nogil
     cdef bint is_free(self, int i) noexcept nogil
     cdef int find(self, uint64_t context) noexcept nogil
@@ -96,12 +96,12 @@ cdef class SharedMemory:
                      int size) noexcept nogil
     cdef void strike(self, int i, int place) noexcept nogil
 
-# The table's lock outlives its holder.
+# Take the table's lock, which survives the death of its holder.
 cdef void lock(SegmentHead *head) noexcept nogil
 cdef void unlock(SegmentHead *head) noexcept nogil
-# New memory, zeroed; its offset, or 0: all is given out; or another rank raced, and may have done
-# what this one is about. Takes no lock.
+# Reserve new zeroed memory; its offset, or 0: all is used. `raced`: another rank was concurrent and
+# may have done what this one is about to do. Takes no lock.
 cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes,
                       bint *raced) noexcept nogil
-# Nobody has touched it: free again, if nothing was reserved since.
+# Free memory that no rank has touched, if nothing was reserved since.
 cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcept nogil

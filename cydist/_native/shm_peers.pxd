@@ -1,9 +1,9 @@
-"""The ranks that share memory with this one: one table, which windows and rings use.
+"""The ranks that share memory with this one, in one table that windows and rings use.
 
-A process is known by a descriptor that is opened when the table is made, so that its number, which
-another process may have later, is not asked again. A rank that sleeps says so in its Member, and
-whoever has something for it then writes a byte to its bell: a pipe in its epoll, opened through
-/proc like the memory itself. While nobody sleeps nothing costs a system call.
+A process is identified by a descriptor that is opened when the table is made, because another
+process may have its pid later. A rank records its sleep in its Member. A rank
+that has something for it then writes a byte to its doorbell: a pipe in its epoll, opened through
+/proc like the memory itself. While no rank sleeps, this costs no system call.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -11,9 +11,9 @@ from cydist._native.shm_memory cimport SegmentHead, Member, SharedMemory
 
 
 cdef enum Watched:              # in place of a descriptor
-    UNWATCHED = -1              # of this process itself, or the system has none of processes
+    UNWATCHED = -1              # this process itself, or the system has no process descriptors
     OVER = -2                   # it had ended when the table was made
-    CLOSED = -3                 # nobody asks any more
+    CLOSED = -3                 # closed here: it is not asked any more
 
 
 ctypedef struct LocalPeers:
@@ -21,7 +21,7 @@ ctypedef struct LocalPeers:
     Member *members
     uint64_t *pairs
     char *base
-    uint64_t limit              # of the memory that rings and windows may take: then arrays follow
+    uint64_t limit              # of the memory for rings and windows; memory for arrays follows
     uint64_t nbytes
     uint64_t ring_bytes
     int fd
@@ -31,13 +31,13 @@ ctypedef struct LocalPeers:
     int own                     # this rank's place
     int *ranks                  # by place
     int *pids
-    int *watched                # descriptors of their processes, or a Watched
-    int *bells                  # descriptors of theirs; -1: not open yet
-    int *place                  # by rank; -1: shares no memory
-    int bell[2]                 # this rank's, both ends
+    int *watched                # descriptors of the peers' processes, or a Watched
+    int *bells                  # descriptors of their doorbells; -1: not open yet
+    int *place                  # by rank; -1: it shares no memory
+    int bell[2]                 # this rank's doorbell, both ends
     int asleep                  # threads of this rank that sleep
-    uint32_t heard              # of the news, so far
-    int busy                    # with the processes' descriptors: one thread at a time
+    uint32_t heard              # the last update counter that was handled
+    int busy                    # a thread is reading the processes' descriptors; one at a time
 
 
 cdef class LocalPeersHandle:
@@ -45,21 +45,21 @@ cdef class LocalPeersHandle:
     cdef readonly SharedMemory memory
 
 
-# Is the process at this place gone? False also where that cannot be told.
+# Return whether the process at this place is gone. False also if that is unknown.
 cdef bint has_ended(LocalPeers *n, int place) noexcept nogil
-# Close what is open; nobody waits any more.
+# Close all descriptors; no thread waits any more.
 cdef void close_nearby(LocalPeers *n) noexcept nogil
 
 cdef int hang_bell(LocalPeers *n) noexcept nogil                     # OK, or NO_MEMORY and errno
-# From now on waking the rank at this place opens nothing, unless it has no bell yet.
+# Open the doorbell of the rank at this place in advance, if it has one already.
 cdef void open_bell(LocalPeers *n, int place) noexcept nogil
-# Wake this rank, if it sleeps. What it is to see was stored before.
+# Wake the rank at this place if it sleeps. Store what it is to see before.
 cdef void ring_bell(LocalPeers *n, int place) noexcept nogil
-# Tell all that something in the table of pairs has changed, or that this rank leaves.
+# Notify all ranks that the table of pairs has changed, or that this rank leaves.
 cdef void spread_news(LocalPeers *n) noexcept nogil
 cdef void tell_news(LocalPeers *n, int place) noexcept nogil
 
-# Around a sleep in which the bell must be heard; look once more after the first.
+# Surround a sleep that the doorbell must end; look once more after the first call.
 cdef void fall_asleep(LocalPeers *n) noexcept nogil
 cdef void wake_up(LocalPeers *n) noexcept nogil
 cdef void silence_bell(LocalPeers *n) noexcept nogil

@@ -1,8 +1,8 @@
-"""Rings: how bytes get from one rank of a host to another through memory that they share.
+"""Rings: byte streams between ranks of one host through shared memory.
 
-Two ranks have a ring each way. The writer alone moves its tail, the reader alone its head; both
-only go up, and what lies between them is to be read. Neither believes the other: a tail or head
-that cannot be is an end of the connection, never a place in memory.
+Two ranks have a ring in each direction. Only the writer moves its tail, and only the reader moves
+its head. Both only grow, and the bytes between them are unread. Neither side trusts the other: an
+impossible tail or head ends the connection and is never used as a place in memory.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -10,54 +10,54 @@ from cydist._native.shm_peers cimport LocalPeers
 
 
 cdef enum:
-    NO_RINGS = 1                # in a pair's word: there was no memory for them
+    NO_RINGS = 1                # in a pair's word: there was no memory for rings
 
 
-ctypedef struct Control:        # of a ring, before its data; lines in pairs, for each side
+ctypedef struct Control:        # of a ring, before its data; each side has its own pairs of lines
     uint64_t tail               # bytes written so far
-    int over                    # a Loss: the writer has ended, and this is how
+    int over                    # a Loss: how the writer ended
     char pad_writer[116]
     uint64_t head               # bytes read so far
-    uint32_t wants_room         # the writer waits until there is more
+    uint32_t wants_room         # the writer waits for room
     char pad_reader[116]
     # Of the message that both copy, see stream_coop_copy.pxd:
     uint64_t claims             # by either side
-    uint64_t into               # where the reader wants it
+    uint64_t into               # where the reader wants the message
     char pad_claims[112]
     uint64_t pushed             # pieces that the writer of the ring has written there
-    uint64_t withdrawn          # how many messages that it had begun to send it takes back
-    int failed                  # it could not write; for good
+    uint64_t withdrawn          # how many messages that it had begun to send it has taken back
+    int failed                  # it could not write; permanent
     char pad_pushed[108]
 
 
-ctypedef struct Ring:           # one end; all zero: there is none
+ctypedef struct Ring:           # one end; all zero: none
     Control *control
     char *data
     uint64_t at                 # bytes that this end has written, or read
     uint64_t seen               # where the other end was at the last look
 
 
-# The word of a pair of places.
+# Return the word of this rank and the rank at `place`.
 cdef uint64_t *pair_word(const LocalPeers *n, int place) noexcept nogil
-# Take rings for this rank and that at `place`, unless somebody has. The word afterwards.
+# Make rings for this rank and the one at `place`, unless they exist. Returns the word afterwards.
 cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil
-# Find both ends of this rank in a word of make_rings; False: it makes no sense.
+# Find both ends of this rank from a word of make_rings; False: the word is invalid.
 cdef bint find_rings(LocalPeers *n, int place, uint64_t word, Ring *inbound,
                      Ring *outbound) noexcept nogil
 
-# Write what there is room for, of a header and of what follows it; how many bytes, or -1: the
-# reader's head cannot be.
+# Write as much as there is room for of a header and the data after it. Returns how many bytes, or
+# -1: the reader's head is impossible.
 cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header,
                         size_t header_bytes, const char *data, size_t nbytes) noexcept nogil
-# The next bytes to read, at most PORTION in one piece; NULL and 0: none; NULL and 1: the writer's
-# tail cannot be.
+# Return the next bytes to read, at most PORTION in one piece. NULL and 0: none; NULL and 1: the
+# writer's tail is impossible.
 cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
-# They are read.
+# Mark these bytes as read.
 cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
-# Is there room for a PORTION? True as well where the head cannot be: the next write tells.
+# Return whether a PORTION fits. True also if the head is impossible: the next write reports that.
 cdef bint has_room(LocalPeers *n, Ring *ring) noexcept nogil
-# Is there room for so much? As above.
+# Return whether `nbytes` fit. As above.
 cdef bint has_room_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil
-# There is no room for more: let the reader tell. False: there is room after all.
+# Ask the reader to notify this rank when there is room. False: there is room after all.
 cdef bint want_room(LocalPeers *n, Ring *ring) noexcept nogil
 cdef void say_over(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil

@@ -1,7 +1,7 @@
-"""Connections that carry the frames of wire.pxd, and the state of one rank's end of all of them.
+"""Connections that carry the frames of wire.pxd, and one rank's state of all of them.
 
-A Net with a ForeignTransport has no sockets: a rank that shares no memory with this one is reached
-by a library, whose messages are matched in the same queues.
+A Net with a ForeignTransport has no sockets: a library reaches the ranks that share no memory with
+this one. Its messages are matched in the same queues.
 
 The lock of the Net is held around every call here; no call blocks.
 """
@@ -16,23 +16,23 @@ from cydist._native.wire cimport Header
 
 
 cdef enum:
-    # The largest message that does not wait for its receiver; of those that ranks of a host can
-    # copy together it is the one below JOINT_BYTES.
+    # The largest message that does not wait for its receiver. If two ranks of a host can copy
+    # together, it is the largest below JOINT_BYTES.
     EAGER_BYTES = 65536
-    CHUNK_BYTES = 1048576       # of a DATA frame; others get their turn in between
-    STAGING_BYTES = 65536       # read at once where no receive says where bytes belong
+    CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
+    STAGING_BYTES = 65536       # of one read when no receive says where the bytes belong
 
 
 ctypedef struct Out:            # a frame to write, and the send that it belongs to
     Out *next
     Out *prev
-    Request *request            # NULL: nobody waits for it
-    const char *data            # what is to be written next, within the message
+    Request *request            # NULL: no thread waits for it
+    const char *data            # the next bytes to write, within the message
     char *owned                 # freed with the frame
-    size_t left                 # bytes of the message that are not written
-    size_t frame_left           # of them in this frame
+    size_t left                 # bytes of the message that are not written yet
+    size_t frame_left           # the part of `left` that is in this frame
     size_t header_sent
-    bint withdrawn              # the rest of the message is not wanted any more
+    bint withdrawn              # the rest of the message is no longer wanted
     Header header
 
 
@@ -41,24 +41,24 @@ cdef enum Stage:                # of an Item of this transport
     ARRIVING                    # a kept message, some bytes still to come
     ARRIVED                     # a kept message
     OFFERED                     # an offer that no receive has matched
-    FILLING                     # an eager message on its way into a receive, or to nobody
+    FILLING                     # an eager message on its way into a receive, or being discarded
     PULLING                     # an answered offer; in its connection's list
-    BEYOND                      # a message of the Far's, whole or announced
+    BEYOND                      # a message of the foreign transport, whole or announced
 
 
-ctypedef struct Incoming:       # Item.more
+ctypedef struct Incoming:       # what Item.more points to
     int stage
     Connection *connection      # where the bytes come from
-    uint64_t id                 # the sender's name
-    uint64_t name               # ours
+    uint64_t id                 # the message's name on the sender
+    uint64_t name               # the message's name on this rank
     uint64_t theirs             # where an offered message lies, or 0
     size_t got
     size_t charged              # eager bytes to release
 
 
 cdef enum State:                # of a Connection
-    UNUSED                      # nobody has asked for it
-    WANTED                      # asked for, not there
+    UNUSED                      # not requested yet
+    WANTED                      # requested, not connected yet
     LIVE
     ENDED
 
@@ -70,9 +70,9 @@ ctypedef struct CoopCopy:          # this rank's side of a message that both ran
     size_t nbytes
     size_t piece
     uint64_t pieces             # 0: there is none
-    uint64_t pushed             # of the sender: pieces written
-    bint rung                   # of the sender: there is nothing left to do
-    bint lost                   # of the receiver: a piece was claimed that nobody will copy
+    uint64_t pushed             # on the sender: pieces written
+    bint rung                   # on the sender: nothing is left to do
+    bint lost                   # on the receiver: a claimed piece will not be copied
 
 
 ctypedef struct Connection:     # one lane to one peer
@@ -84,11 +84,11 @@ ctypedef struct Connection:     # one lane to one peer
     bint near                   # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
-    int over                    # a Loss: how it ends when all that came through them is read
+    int over                    # a Loss: how it ends once all bytes in the rings are read
     Connection *next_near
     bint armed                  # epoll tells when there is room to write
-    bint broken                 # nothing more can be written
-    bint said_goodbye           # the peer did
+    bint broken                 # nothing can be written any more
+    bint said_goodbye           # the peer has sent its departure notice
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
@@ -96,52 +96,52 @@ ctypedef struct Connection:     # one lane to one peer
     Item *taken                 # the receive in `pulling` that it is for
     CoopCopy giving
     Out *given                  # the send in `offers` that it is for; NULL: there is none
-    bint apart                  # ranks that cannot copy together
-    uint64_t withdrawals        # messages taken back, of which we know
-    uint64_t sent               # eager bytes sent; less `credited`: what the peer may hold
+    bint apart                  # these ranks cannot copy together
+    uint64_t withdrawals        # messages taken back, as far as this rank knows
+    uint64_t sent               # eager bytes sent; minus `credited`: what the peer may hold
     uint64_t credited
-    uint64_t received           # eager bytes that came; less `released`: what we hold
+    uint64_t received           # eager bytes received; minus `released`: what this rank holds
     uint64_t released
     uint64_t reported
     Connection *next_wanted
-    # Reading: a header, then `to_read` bytes into `sink` (NULL: to nobody).
+    # Reading: a header, then `to_read` bytes into `sink` (NULL: discarded).
     Header header
     size_t header_read
     size_t to_read
     char *sink
-    Item *filling               # whose bytes they are; NULL: nobody's
+    Item *filling               # the receive or message they belong to; NULL: none
 
 
 ctypedef struct Net
 
 
-# A library that carries messages; its requests have it as `place`.
+# A library that carries messages; its requests point to this struct in `place`.
 ctypedef struct ForeignTransport:
-    bint needed                 # some rank is reached by it: it must be asked to move things
-    bint (*progress)(Net *net) noexcept nogil           # was there anything to do?
-    # May this thread ask it to? One that may not sleeps until another has.
+    bint needed                 # it reaches some rank, so it must be polled for progress
+    bint (*progress)(Net *net) noexcept nogil           # return whether there was any
+    # Return whether this thread may poll it. A thread that may not sleeps until another has.
     bint (*allowed)(const Net *net) noexcept nogil
     int (*send)(Net *net, const Comm *t, Request *r) noexcept nogil    # as post_send
-    # Give a message, out of its queue, to a receive that it fits, or not.
+    # Give a message, out of its queue, to a receive; `fit` says whether it fits.
     void (*take)(Net *net, Item *item, Request *r, int fit) noexcept nogil
-    void (*refuse)(Net *net, Item *item) noexcept nogil     # nobody will take it
-    void (*withdraw)(Net *net, Request *r) noexcept nogil   # may let go of the lock meanwhile
-    # End a request whose other side left a while ago.
+    void (*refuse)(Net *net, Item *item) noexcept nogil     # no receive will take it
+    void (*withdraw)(Net *net, Request *r) noexcept nogil   # may release the lock meanwhile
+    # End a request to or from a peer that left a while ago.
     void (*give_up)(Net *net, Request *r) noexcept nogil
     void (*leave)(Net *net) noexcept nogil
 
 
 ctypedef struct Net:            # one rank's end of all its connections
-    Net *next                   # of this process's; see stream_fork.pyx
+    Net *next                   # the process's next Net; see stream_fork.pyx
     pthread_mutex_t lock
     pthread_cond_t changed      # a request completed, or the poller left
-    int sleepers                # threads that wait for `changed`
-    bint polling                # one caller sleeps in epoll_wait
+    int sleepers                # threads that wait on `changed`
+    bint polling                # one thread sleeps in epoll_wait
     int waiters                 # threads inside wait()
-    const Request *waited_for   # what the last wait has not seen the end of; see nap()
-    int64_t idle_since          # when something moved before it
-    unsigned int tests          # of requests, so far
-    int pid                     # that made this; a forked child must not touch it
+    const Request *waited_for   # the request of the last unfinished wait; see nap()
+    int64_t idle_since          # when something made progress before it
+    unsigned int tests          # calls to test so far
+    int pid                     # that made this; a forked child must not use it
     int rank
     int size
     int lanes
@@ -155,12 +155,12 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
     LocalPeers *nearby              # NULL: no memory is shared
-    Connection *near            # all that are near, ended ones as well
-    ForeignTransport *far                    # NULL: ranks that are not near are reached by sockets
+    Connection *near            # all local connections, including ended ones
+    ForeignTransport *far                    # NULL: sockets reach all ranks that are not local
     Queues queues
-    uint64_t names              # given out so far
-    bint lingering              # a peer may still write, once, where a receive was given up
-    size_t moving               # requests of point to point, and frames that nobody waits for
+    uint64_t names              # message names assigned so far
+    bint lingering              # a peer may still write once into a withdrawn receive
+    size_t moving               # point-to-point requests, and frames no thread waits for
     bint closed
     char *staging
     # The background thread; see stream_progress.pyx.
@@ -174,10 +174,10 @@ ctypedef struct Net:            # one rank's end of all its connections
     int made
 
 
-cdef enum Loss:                 # the order is known to the other side of a ring
+cdef enum Loss:                 # these values are shared with the other side of a ring
     DIED = 1
     LEFT = 2
-    BABBLED = 3                 # it sent what no rank sends
+    BABBLED = 3                 # it sent invalid frames
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

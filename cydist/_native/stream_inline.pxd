@@ -1,5 +1,5 @@
-"""A send or a receive of few bytes through a ring that waits for nobody: no queue, no memory, and
-none of what a wait needs. Whatever is unusual is left to the functions that can wait."""
+"""A short send or receive through a ring that completes at once: no queue, no memory, and no state
+of a wait. All unusual cases are left to the functions that can wait."""
 from cydist._native.abi cimport Request, Comm
 
 

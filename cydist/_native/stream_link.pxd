@@ -6,4 +6,4 @@ from cydist._native.stream cimport Net
 
 cdef class MessageLink(Link):
     cdef Net *net
-    cdef LocalPeersHandle neighbours              # with whom it has rings
+    cdef LocalPeersHandle neighbours              # the ranks with which it has rings

@@ -5,20 +5,21 @@ from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Net
 
 cdef enum:
-    MOST_LANES = 64             # a farewell has a bit for each
+    MOST_LANES = 64             # a departure notice has a bit for each
 
 cdef extern from *:
     const uint64_t ALL_LANES "UINT64_MAX"
 
 
-# Will a receive from this peer, or from anybody, never complete?
+# Return whether a receive from this peer, or from any source, can never complete.
 cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil
-# A member, by group rank, that was lost and did not leave on purpose; or -1.
+# Return the group rank of a member that was lost without leaving on purpose, or -1.
 cdef int who_died(const Net *net, const Comm *t) noexcept nogil
-# Tell a rank that waits for us in a group which we have left; behind all that we sent.
+# Send a departure notice to a rank that waits in a group which this rank has left. It follows all
+# messages sent before.
 cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil
-# A peer has left a group, and said so behind what it sent by these lanes: receives that only it
-# could answer end.
+# Record a peer's departure notice for a group, sent after its messages on these lanes. Receives
+# that only this peer could match end.
 cdef void hear_farewell(Net *net, int peer, uint64_t context, uint64_t lanes) noexcept nogil
-# End the posted receives that wait in vain now that this peer left or died.
+# End the posted receives that can never complete now that this peer left or died.
 cdef void end_hopeless(Net *net, int peer) noexcept nogil

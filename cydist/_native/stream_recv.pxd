@@ -9,11 +9,11 @@ from cydist._native.stream cimport Connection, Net
 # Post a receive. Returns OK, or why it is not posted.
 cdef int post_recv(Net *net, Comm *t, Request *r) noexcept nogil
 cdef void withdraw_recv(Net *net, Item *item) noexcept nogil
-# A send from this rank to itself: always kept.
+# Send from this rank to itself: the message is always kept.
 cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil
 
-# Read what there is. Returns OK, or a Loss when the stream is over.
+# Read what is there. Returns OK, or a Loss when the stream is over.
 cdef int readable(Connection *c) noexcept nogil
-# Of a message that both sides copy, `c.taken`: copy some, or give it up.
+# For `c.taken`, a message that both sides copy: copy some pieces, or give up.
 cdef bint take_jointly(Connection *c) noexcept nogil
 cdef void give_up_joint(Connection *c) noexcept nogil

@@ -9,12 +9,12 @@ from cydist._native.wire cimport Header
 # Post a send to another rank. Returns OK, or why it is not posted.
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil
 cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
-# The receiver has matched, or will not have, what we offered.
+# The receiver has matched or refused what this rank offered.
 cdef void answered(Connection *c, const Header *h) noexcept nogil
 
-# Write what there is room for of the frames that wait.
+# Write as much of the waiting frames as there is room for.
 cdef void writable(Connection *c) noexcept nogil
-# Write what there is room for of one frame; returns how many bytes that was.
+# Write as much of one frame as there is room for; returns how many bytes that was.
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil
 cdef Header new_header(Connection *c, int kind) noexcept nogil
@@ -23,22 +23,22 @@ cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t othe
 # A kept message was handed over: its sender may send as much again. c may be NULL.
 cdef void release(Connection *c, size_t nbytes) noexcept nogil
 
-# By number of call or by tag, so that what must not overtake shares a lane.
+# Return the lane of a call's number, or of a tag: what must not overtake shares a lane.
 cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
     if tag & COLLECTIVE_TAG:
         tag = (tag >> SEQUENCE_SHIFT) & SEQUENCE_MASK
     return <int>(tag % <uint64_t>net.lanes)
 
 
-# The connection's record, made when first asked for; NULL: no memory.
+# Return the connection's record, made on first use; NULL: no memory.
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
-# Do messages to this peer go through rings, as far as is known?
+# Return whether messages to this peer go through rings, as far as is known.
 cdef bint is_near(const Net *net, int peer) noexcept nogil
-# Take over the rings that a pair's word tells of, or turn to sockets.
+# Take over the rings that a pair's word describes, or fall back to sockets.
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil
-# Let epoll tell no more when the process of a near peer ends.
+# Stop epoll from reporting the end of a local peer's process.
 cdef void forget_process(Connection *c) noexcept nogil
-# Ask for the connection that messages of this tag to or from `peer` take.
+# Request the connection that messages of this tag to or from `peer` take.
 cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil
 
 # A request is pending from begin() to complete() or forget(), after which nothing here

@@ -1,4 +1,4 @@
-"""What every wait is made of: atomic words, the futex, and how long to spin.
+"""The parts of every wait: atomic words, the futex, and how long to spin.
 
 A wait first spins (only where there are cores for it), yields a few times, then sleeps in
 slices of at most SLICE_NS, each of which ends in abi.slice_end.
@@ -18,7 +18,7 @@ cdef extern from *:
     #include <time.h>
     #include <unistd.h>
 
-    /* Acquire and release: what was written before a store is seen after its load. */
+    /* Acquire and release: writes before a store are visible after the load that sees it. */
     static inline int cydist_load_int(const volatile int *p) {
         return __atomic_load_n(p, __ATOMIC_ACQUIRE);
     }
@@ -34,11 +34,11 @@ cdef extern from *:
     static inline void cydist_store_u64(uint64_t *p, uint64_t v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
-    /* Put v in the place of what was seen; 0: it is another by now, which is seen. */
+    /* Replace `seen` by v. 0: *p has another value by now, which is put into `seen`. */
     static inline int cydist_take_turn(uint64_t *p, uint64_t *seen, uint64_t v) {
         return __atomic_compare_exchange_n(p, seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     }
-    /* In one order that all threads see, with add_u32 and load_u32. */
+    /* Sequentially consistent, as are add_u32 and load_u32. */
     static inline void cydist_swap_u64(uint64_t *p, uint64_t v) {
         __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
     }
@@ -51,8 +51,8 @@ cdef extern from *:
     static inline uint32_t cydist_add_u32(uint32_t *p, uint32_t v) {
         return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST);
     }
-    /* Between my store and my load of another word: the other side does the same, so one of
-       us sees the other's store (a sleeper announces itself, a waker looks for sleepers). */
+    /* Between this thread's store and its load of another word. The other side does the same, so
+       one of the two sees the other's store: a sleeper announces itself, a waker looks for it. */
     static inline void cydist_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
     static inline void cydist_pause(void) {
@@ -100,41 +100,41 @@ cdef extern from *:
     uint32_t add_u32 "cydist_add_u32"(uint32_t *p, uint32_t v) noexcept nogil
     void fence "cydist_fence"() noexcept nogil
     void pause "cydist_pause"() noexcept nogil
-    # Sleep until woken, at most `ns`; returns at once when *p is no longer `seen`.
+    # Sleep until woken, at most `ns`; returns at once if *p is no longer `seen`.
     void futex_wait "cydist_futex_wait"(uint32_t *p, uint32_t seen, int64_t ns) noexcept nogil
     void futex_wake "cydist_futex_wake"(uint32_t *p) noexcept nogil
-    # The same where waiter and waker may be different processes.
+    # The same if waiter and waker may be different processes.
     void futex_wait_shared "cydist_futex_wait_shared"(uint32_t *p, uint32_t seen,
                                                       int64_t ns) noexcept nogil
     void futex_wake_shared "cydist_futex_wake_shared"(uint32_t *p) noexcept nogil
     uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
-    int cores "cydist_cores"() noexcept nogil     # this process may run on so many
+    int cores "cydist_cores"() noexcept nogil     # on which this process may run
     int sched_yield() noexcept nogil
 
 
 cdef enum:
-    SLICE_NS = 20000000         # the longest sleep between two looks at clock and signals
-    LOOKS = 100                 # about 1 us of pauses, for which nothing is let go
+    SLICE_NS = 20000000         # the longest sleep between two checks of clock and signals
+    LOOKS = 100                 # about 1 us of pauses, during which no lock is released
     SPINS = 2000                # about 20 to 50 us
     YIELDS = 4
     YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
-    GRACE_NS = 100000000        # for a peer that is at our memory when we give up
+    GRACE_NS = 100000000        # for a peer that accesses this rank's memory when it gives up
 
 
-# The end of the next slice of sleep.
+# Return the end of the next slice of sleep.
 cdef inline int64_t slice_until(int64_t now, int64_t deadline_ns) noexcept nogil:
     return now + SLICE_NS if deadline_ns - now > SLICE_NS else deadline_ns
 
 
-# How long to spin next time: on a host whose cores are busy with others spinning never pays,
-# and is soon given up; now and then it is tried again.
+# Return how long to spin next time. On a host whose cores are busy with other work spinning never
+# pays and is soon given up; it is retried now and then.
 cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
     if paid:
         return most if most - spins < spins else 2 * spins
     return spins // 2 if spins > most // 16 else spins
 
 
-# Look at a flag again and again, as often as pays here; True: it is up.
+# Look at a flag repeatedly, as often as pays here. True: it is up.
 cdef inline bint spin(const uint64_t *flag, uint64_t value, int *spins, int most) noexcept nogil:
     cdef int given = spins[0]
     cdef int _look

@@ -1,12 +1,12 @@
-"""Windows in memory that ranks share: where they lie, how flags are raised and awaited."""
+"""Windows in shared memory: their layout, and how flags are raised and awaited."""
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Comm, Windows
 
 
-# Memory of one rank's window: flags, heads and slots.
+# Return the bytes of one rank's window: flags, heads and slots.
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
-# Say where the windows of `size` ranks lie: one behind the other from `memory` on.
+# Lay out the windows of `size` ranks, adjacent, from `memory` on.
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
 
 # A view's functions.

@@ -1,13 +1,12 @@
-"""The bytes between two ranks: frames, over a socket or, where ranks share memory, through rings.
+"""The frames two ranks exchange: over a socket or, where ranks share memory, through rings.
 
-A message of at most EAGER_BYTES is one frame, header and bytes, and is kept by the receiver
-until it is asked for. A larger one is offered first (RTS, no bytes); the receiver answers
-(CTS) once a receive has matched, and then the bytes follow in frames of CHUNK_BYTES (DATA),
-straight from the sender's memory and into the receiver's; or, where they share memory, both copy
-them together (stream_coop_copy.pxd), and the receiver answers again when all are there. So no
-unexpected message ever blocks a connection, and what is kept is bounded: of frames that the
-receiver has not handed to receives a sender has at most `held_limit` bytes under way to one peer;
-beyond it offers.
+A message of at most EAGER_BYTES is one frame, header and bytes. The receiver keeps it until a
+receive asks for it. A larger one is offered first (RTS, no bytes). The receiver answers (CTS) once
+a receive has matched. Then the bytes follow in frames of CHUNK_BYTES (DATA), directly from the
+sender's memory into the receiver's. Where the ranks share memory, both copy them together instead
+(stream_coop_copy.pxd), and the receiver answers again when all are there. So no unexpected message
+ever blocks a connection, and the kept bytes are bounded: a sender has at most `held_limit` bytes
+under way to one peer in frames that were not handed to receives. Beyond that it offers messages.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -15,15 +14,15 @@ from cydist._native.abi cimport Fingerprint
 
 
 cdef enum:
-    MAGIC = 0x03645943          # "CYd", version 3; another byte order reads another number
+    MAGIC = 0x03645943          # "CYd", version 3; reads differently in another byte order
 
 
 cdef enum Kind:                 # of frame; the order is part of the wire format
     EAGER = 1                   # a whole message
-    RTS = 2                     # a message of nbytes waits, at `other`, if not 0; id: its name
+    RTS = 2                     # a message of nbytes waits, at `other` if not 0; id: its name
     CTS = 3                     # id: as in the RTS; flags: an Answer; other: receiver's name
     DATA = 4                    # the next bytes; other: the receiver's name
-    WITHDRAW = 5                # id: as in the RTS; the rest will not come
+    WITHDRAW = 5                # id: as in the RTS; the rest will not be sent
     CREDIT = 6                  # carries `released` and nothing else
     GOODBYE = 7                 # the sender leaves on purpose
     FAREWELL = 8                # it has left the group whose context is in `id`
@@ -38,7 +37,7 @@ cdef enum Answer:
 
 
 ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
-    uint32_t magic              # tells version and byte order
+    uint32_t magic              # identifies version and byte order
     uint8_t kind
     uint8_t lane
     uint16_t flags

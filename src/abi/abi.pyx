@@ -17,20 +17,20 @@ cdef class Link:
         pass
 
     def keep(self, one, other):
-        """Hold on to objects whose memory what is below may still use."""
+        """Keep objects alive whose memory the transport may still use."""
         if self.kept is None:
             self.kept = []
         self.kept.append((one, other))
 
     def close(self):
-        """Leave: the others learn that this rank is gone."""
+        """Leave: the peers learn that this rank is gone."""
 
     def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for people; "" while it can."""
         return ""
 
     def left(self, int peer):
-        """Has this peer left on purpose, by closing its link?"""
+        """Return whether this peer has left on purpose, by closing its link."""
         return False
 
 

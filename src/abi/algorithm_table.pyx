@@ -1,5 +1,5 @@
-"""Which algorithms there are, and which tuning/table.py chose, kept where a call finds it without
-asking Python."""
+"""The table of algorithms, and the choices of tuning/table.py, stored where a call finds them
+without Python."""
 from libc.string cimport memset, strcmp
 
 
@@ -43,7 +43,7 @@ cdef const Entry *row_of(uint32_t index) noexcept nogil:
 
 
 def algorithms() -> list[tuple[str, int, int]]:
-    """Every row of the table: name, collective, needs."""
+    """Return every row of the table: name, collective, needs."""
     return [
         (table[row].name.decode(), table[row].collective, table[row].needs) for row in range(rows)
     ]
@@ -67,7 +67,7 @@ cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native):
 
 
 def forget_choices():
-    """The settings have changed: table.py will choose again."""
+    """Drop all choices, since the settings have changed; table.py will choose again."""
     cdef ChosenAlgorithms each
     for each in known.values():
         memset(each.rows, 0, sizeof(each.rows))

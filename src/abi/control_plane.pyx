@@ -1,4 +1,4 @@
-"""A group's notices: small messages under a tag of their own; see control_plane.pxd."""
+"""A group's control messages, which have a tag of their own; see control_plane.pxd."""
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
@@ -19,11 +19,11 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     TELL_NS = 50000000
     EXPLAIN_NS = 150000000
-    ARRIVE_NS = 500000000       # the longest that a rank waits for a notice which was announced
+    ARRIVE_NS = 500000000       # the longest wait for a control message that was announced
     LAST_WORDS_NS = 10000000
     PAUSE_US = 200
 
-cdef Fingerprint none           # zero: what notices are sent and received under
+cdef Fingerprint none           # zero: the fingerprint of all control messages
 
 
 cdef ControlMessage new_notice(int status, int rank, int peer, int step) noexcept nogil:
@@ -105,22 +105,22 @@ cdef void close_notices(ControlPlane *n, Comm *t) noexcept nogil:
     unlock(n)
 
 
-# Hearing
+# Receiving
 
 cdef int look(Comm *t) noexcept nogil:
     cdef ControlPlane *n = <ControlPlane *>t.board
-    # Whoever is at it will see to it; nobody needs to wait.
+    # If another thread is at it, that thread handles the messages: no need to wait.
     if exchange_int(&n.busy, 1) == 0:
         if n.listening:
-            t.test(t, &n.receive)       # a wait for a flag moves no messages
+            t.test(t, &n.receive)       # a wait for a flag progresses no messages
         hear(n, t)
         unlock(n)
     return why(n)
 
 
 cdef int why(ControlPlane *n) noexcept nogil:
-    """The status that ends a wait here: another's timeout is not the end of our patience, and
-    no signal came to us."""
+    """Return the status that ends a wait on this rank. Another rank's timeout does not mean that
+    this rank's deadline has passed, and another rank's signal was not raised here."""
     cdef int failed = load_int(&n.failed)
     return ABORTED if failed == TIMEOUT or failed == INTERRUPTED else failed
 
@@ -137,11 +137,11 @@ cdef void hear(ControlPlane *n, Comm *t) noexcept nogil:
         if status == OK or status == MISMATCH:
             listen(n, t)
         else:
-            n.listening = False         # nobody is left to hear
+            n.listening = False         # no member is left to receive from
 
 
 cdef bint makes_sense(const ControlMessage *notice, const Comm *t, int source) noexcept nogil:
-    """A member that is broken may say anything: what nobody would say is not heard."""
+    """Return whether this is a valid message. A broken member may send anything."""
     return (notice.teller == source and 0 <= source < t.size and -1 <= notice.peer < t.size
             and (notice.kind == ASK or (notice.kind == FAILED and notice.status != CLOSED
                                         and RAISED <= notice.status <= TIMEOUT)))
@@ -150,7 +150,7 @@ cdef bint makes_sense(const ControlMessage *notice, const Comm *t, int source) n
 cdef void heed(ControlPlane *n, Comm *t, const ControlMessage *notice) noexcept nogil:
     if notice.kind == FAILED:
         keep(n, notice)
-        n.told = True                   # by the one who found it
+        n.told = True                   # by the rank that found the failure
     elif notice.ours.seq <= n.entered:
         compare(n, t, notice)
     elif n.early_count < EARLY:
@@ -165,7 +165,7 @@ cdef void keep(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
 
 
 cdef void compare(ControlPlane *n, Comm *t, const ControlMessage *asked) noexcept nogil:
-    """Are we, or were we, in the call that the asker is in?"""
+    """Record a mismatch if this rank is, or was, in another call of the asker's number."""
     cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
     cdef ControlMessage found
     if ours.seq != asked.ours.seq or same(ours, &asked.ours):
@@ -189,7 +189,7 @@ cdef ControlMessage mismatch(int rank, int peer, const Fingerprint *ours,
 
 
 cdef void catch_up(ControlPlane *n, Comm *t) noexcept nogil:
-    """Hear what has come, and what is announced."""
+    """Receive what has arrived, and wait for what is announced."""
     cdef int64_t until = 0
     while True:
         if n.listening:
@@ -199,7 +199,7 @@ cdef void catch_up(ControlPlane *n, Comm *t) noexcept nogil:
             return
         if until == 0:
             until = now_ns() + ARRIVE_NS
-        elif now_ns() >= until:         # its sender died with it
+        elif now_ns() >= until:         # its sender died before it was sent
             store_u64(&t.windows.of[t.rank].flags.told, 0)
         usleep(PAUSE_US)
 
@@ -217,7 +217,7 @@ cdef int hear_now(ControlPlane *n, Comm *t) noexcept nogil:
 
 cdef void contradict(ControlPlane *n, Comm *t, const Fingerprint *call,
                      const Request *stray) noexcept nogil:
-    """A peer sent a message of a call that is over here."""
+    """Record that a peer sent a message of a call that is over on this rank."""
     cdef const Fingerprint *ours = &n.recent[stray.theirs.seq % RECENT]
     cdef ControlMessage found = mismatch(
         t.rank, stray.source, ours if ours.seq == stray.theirs.seq else call, &stray.theirs)
@@ -232,7 +232,7 @@ cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     if exchange_int(&n.busy, 1) != 0:
         patiently(c)
         lock(n)
-    # Looking for messages takes a system call; in windows a flag says whether there are any.
+    # Polling for messages takes a system call; in windows a flag says whether there are any.
     if t.windows == NULL or announced(t):
         patiently(c)
         catch_up(n, t)
@@ -259,10 +259,10 @@ cdef Fingerprint last_call(ControlPlane *n) noexcept nogil:
     return last
 
 
-# Telling
+# Sending
 
 cdef bint is_asking(ControlPlane *n, int peer) noexcept nogil:
-    """Is a question on its way to this peer? Those that have been taken go."""
+    """Return whether a question to this peer is on its way. Frees the ones that were taken."""
     cdef Question **place = &n.questions
     cdef Question *question = place[0]
     cdef bint found = False
@@ -278,7 +278,8 @@ cdef bint is_asking(ControlPlane *n, int peer) noexcept nogil:
 
 
 cdef void ask(Comm *t, int peer) noexcept nogil:
-    """Not again before it has taken the last question: however long it computes, one lies there."""
+    """Query a peer for its call, but not before it has taken the last query. However long it
+    computes, at most one is queued for it."""
     cdef ControlPlane *n = <ControlPlane *>t.board
     cdef Question *question = NULL
     cdef int status
@@ -300,9 +301,11 @@ cdef void ask(Comm *t, int peer) noexcept nogil:
 
 
 cdef void explain(ControlPlane *n, Comm *t, ControlMessage *found) noexcept nogil:
-    """Of two ranks that meet in different calls one took an earlier call for another, and the
-    one that is ahead remembers which: let it speak first. A rank that left has often said why,
-    and its flags are seen before its messages.
+    """Make a failure clearer before it is reported.
+
+    Of two ranks in different calls, one took an earlier call for another. The rank that is ahead
+    remembers which, so it reports first. A departed rank has often reported why it left, and its
+    flags are seen before its messages.
     """
     cdef const Fingerprint *ours = &n.recent[found.theirs.seq % RECENT]
     cdef int64_t until = now_ns() + EXPLAIN_NS
@@ -341,7 +344,7 @@ cdef void fail(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil
     unlock(n)
     if not told:
         until = now_ns() + TELL_NS
-        # Waits end at once in a failed group, so this looks by itself.
+        # All waits end at once in a failed group, so poll directly.
         while under_way(n, t) and now_ns() < until:
             usleep(PAUSE_US)
 

@@ -1,6 +1,6 @@
-"""Failpoints: a process that ends, or stops, in the middle of things, where a test says so.
+"""Failpoints: end or stop this process at a place that a test names.
 
-Nothing is armed unless CYDIST_FAILPOINT asks for it; a place then costs one comparison.
+None is armed unless CYDIST_FAILPOINT asks for one; a place then costs one comparison.
 """
 from libc.signal cimport SIGKILL, SIGSTOP, raise_ as raise_signal
 
@@ -14,7 +14,7 @@ cdef enum:
     EXIT_CODE = 70
 
 cdef int action
-cdef long turns             # times that the place is still passed unharmed
+cdef long turns             # how often the place is still passed without effect
 
 armed = NOWHERE
 
@@ -34,7 +34,7 @@ cdef void hit() noexcept nogil:
 
 
 def arm(str spec not None):
-    """Let `POINT:ACTION[:N]` happen, once: when the point is reached for the Nth time (default:
+    """Arm `POINT:ACTION[:N]`, for one use. When the point is reached for the Nth time (default:
     the first), `kill` this process, `stop` it (SIGSTOP), or `exit` with code 70. "" disarms.
 
     Raises ValueError for a point or an action that does not exist.
@@ -55,5 +55,5 @@ def arm(str spec not None):
 
 
 def failpoint(str point not None):
-    """This is the place called `point`."""
+    """Mark this place as the one called `point`."""
     reach(POINTS.index(point))

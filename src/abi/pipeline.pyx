@@ -1,4 +1,4 @@
-"""The steps that all algorithms share: post, wait and ask, complete, withdraw, pipe."""
+"""The steps that all algorithms share: post, wait and query, complete, withdraw, pipe."""
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -8,15 +8,15 @@ from cydist._native.abi cimport (
 from cydist._native.sync cimport load_int, load_u64
 
 cdef enum:
-    PATIENCE_NS = 50000000              # before a peer is asked for the first time
+    PATIENCE_NS = 50000000              # before the first query to a peer
     LONGEST_PATIENCE_NS = 1600000000
 
 
 cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
-    """Wait; ask the peer what it is doing whenever patience ends.
+    """Wait; query the peer for its call whenever the patience is over.
 
-    Ranks in different calls can all be receiving. Of those who wait in a circle, two that
-    follow each other are in different calls: one of them is asked by the other, and knows.
+    Ranks in different calls can all be receiving. If ranks wait for each other in a circle, two
+    neighbours in it are in different calls. One of the two queries the other, which finds out.
     """
     cdef int64_t patience = PATIENCE_NS
     cdef int ended, asked = r.peer
@@ -26,7 +26,7 @@ cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
             return ended
         if t.windows != NULL and seen_in_window(t, r):
             return MISMATCH
-        if r.peer == ANY_SOURCE:        # by turns: it ends when all have left
+        if r.peer == ANY_SOURCE:        # query all in turn; the wait ends when all have left
             asked = other_member(t, asked)
         t.board.ask(t, asked)
         if patience < LONGEST_PATIENCE_NS:
@@ -35,16 +35,16 @@ cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
 
 
 cdef int other_member(const Comm *t, int rank) noexcept nogil:
-    """The next after this rank that is not ourselves: who has left may have to say so again, by a
-    lane that was made since."""
+    """Return the next rank after `rank` that is not this one. A departed rank may have to repeat
+    its notice on a lane that was connected later."""
     rank = (rank + 1) % t.size
     return rank if rank != t.rank else (rank + 1) % t.size
 
 
 cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
-    """Has a peer taken a step through its window that belongs to this call, or to one before?
+    """Return whether a peer has taken a window step that belongs to this call or an earlier one.
 
-    This rank, which is in a call of messages, will never take it.
+    This rank is in a call made of messages and will never take that step.
     """
     cdef const Head *head
     cdef const Fingerprint *theirs
@@ -64,7 +64,7 @@ cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
 
 
 cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil:
-    """Wait for all; at the first failure withdraw the rest and say whose it was."""
+    """Wait for all; at the first failure withdraw the rest and record the peer."""
     cdef int i, status = OK, ended
     for i in range(count):
         if status == OK:
@@ -119,7 +119,7 @@ cdef int exchange(Comm *t, Call *c, int step,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil:
     cdef Request both[2]
     cdef int posted = 0
-    # The receive goes first: the peer may be early, and its bytes then land in place.
+    # Post the receive first: if the peer is early, its bytes then arrive in place.
     if from_peer >= 0:
         post_recv(t, c, &both[0], into, into_bytes, from_peer, step)
         posted = 1
@@ -135,7 +135,7 @@ cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil:
         if load_int(&requests[i].status) == PENDING:
             t.cancel(t, &requests[i])
             if load_int(&requests[i].status) == PENDING:
-                requests[i].status = ABORTED    # never cancelled twice
+                requests[i].status = ABORTED    # never cancel it twice
 
 
 cdef void let_go(Comm *t, void *memory) noexcept nogil:

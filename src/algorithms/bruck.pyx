@@ -3,10 +3,10 @@
     all_gather   steps ceil(log2 p)     bytes sent per rank n (p-1)/p
     all_to_all   steps ceil(log2 p)     bytes sent per rank about n/2 log2 p    blocks of one size
 
-n is all p blocks. In step k of all_gather a rank sends all that it holds, up to 2**k blocks, to
-rank - 2**k, and appends what comes from rank + 2**k. In step k of all_to_all it sends the blocks
-that have a distance with bit k set still to go to rank + 2**k. Blocks are copied to the right place
-at the end, so a rank needs memory for all blocks (all_to_all: twice half of them more).
+n is all p blocks. In step k of all_gather a rank sends all blocks that it holds, up to 2**k, to
+rank - 2**k, and appends those from rank + 2**k. In step k of all_to_all it sends to rank + 2**k the
+blocks whose remaining distance has bit k set. Blocks are copied to their places at the end, so a
+rank needs memory for all blocks (all_to_all: also twice half of them).
 
 Three ranks, all_gather:
 
@@ -26,7 +26,7 @@ from cydist._native.pipeline cimport copy, exchange, let_go
 
 
 cdef size_t run_of(const Call *c, int p, int first, int blocks) noexcept nogil:
-    """Bytes of `blocks` blocks from rank `first` on, round the ring."""
+    """Return the bytes of `blocks` blocks from rank `first` on, cyclically."""
     cdef size_t nbytes = 0
     cdef int i
     for i in range(blocks):
@@ -65,7 +65,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
 cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef int p = t.size
     cdef size_t each = c.outputs[0].nbytes
-    cdef size_t half = <size_t>(p + 1) // 2 * each  # what one step moves, at most
+    cdef size_t half = <size_t>(p + 1) // 2 * each  # what one step sends, at most
     cdef int bit = 1, step = 0, i, status = OK
     cdef size_t packed
     cdef char *blocks = <char *>malloc(p * each + 2 * half + 1)
@@ -73,7 +73,7 @@ cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef char *into = out + half
     if blocks == NULL:
         return NO_MEMORY
-    for i in range(p):      # block i has distance i to go
+    for i in range(p):      # block i has i ranks to go
         copy(blocks + i * each, c.inputs[(t.rank + i) % p].ptr, each)
     while bit < p and status == OK:
         packed = 0
@@ -91,7 +91,7 @@ cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
         bit *= 2
         step += 1
     if status == OK:
-        for i in range(p):      # what has come i ranks far is from rank - i
+        for i in range(p):      # a block that travelled i ranks is from rank - i
             copy(c.outputs[(t.rank - i + p) % p].ptr, blocks + i * each, each)
     let_go(t, blocks)
     return status

@@ -1,13 +1,13 @@
-"""Dissemination: in step k every rank speaks to rank + 2**k and hears rank - 2**k.
+"""Dissemination: in step k every rank sends to rank + 2**k and receives from rank - 2**k.
 
     barrier   steps ceil(log2 p)    bytes sent per rank 0, ceil(log2 p) messages
     scan      steps ceil(log2 p)    bytes sent per rank up to n log2 p
     exscan    steps ceil(log2 p)    bytes sent per rank up to n log2 p
 
-After step k of barrier a rank has heard, through others, of the 2**(k+1) - 1 ranks before it. In
-a scan the messages do not go round: after step k a rank holds the sum of the 2**(k+1) ranks up to
-itself, and puts what arrives before it, so reductions need not commute. Partial sums travel in the
-array's dtype: 16- and 8-bit floats round once per step.
+After step k of barrier a rank has a message, through others, from the 2**(k+1) - 1 ranks before it.
+In a scan the messages do not wrap around: after step k a rank holds the sum of the 2**(k+1) ranks
+up to itself. It puts what arrives before its own, so reductions need not commute. Partial sums
+travel in the array's dtype: 16- and 8-bit floats round once per step.
 
 Three ranks, scan:
 
@@ -72,9 +72,9 @@ cdef int by_segments(Comm *t, Call *c, bint inclusive) noexcept nogil:
 
 cdef int scan_segment(Comm *t, Call *c, int step, Block own, bint inclusive, Block result,
                       char *sum, char *arrived) noexcept nogil:
-    """`sum` is of this rank and those before it, `result` of those before it."""
+    """Scan; `sum` covers this rank and those before it, `result` those before it."""
     cdef int distance = 1, target, source, status
-    cdef bint before = False    # has anything come from the ranks before?
+    cdef bint before = False    # has a contribution of an earlier rank arrived?
     contribute(c.op, sum, own.ptr, own.nbytes)
     while distance < t.size:
         target = t.rank + distance if t.rank + distance < t.size else -1
@@ -93,7 +93,7 @@ cdef int scan_segment(Comm *t, Call *c, int step, Block own, bint inclusive, Blo
         step += 1
     if inclusive:
         copy(result.ptr, sum, result.nbytes)
-    if inclusive or before:     # exscan leaves rank 0's output alone
+    if inclusive or before:     # exscan leaves rank 0's output unchanged
         conclude(c.op, result.ptr, result.nbytes)
     return OK
 

@@ -3,17 +3,17 @@
     all_reduce "doubling"           rounds log2 p       bytes sent per rank n log2 p
     all_reduce "halving_doubling"   rounds 2 log2 p     bytes sent per rank 2 n (p-1)/p
 
-Where p is no power of two, the ranks that are too many fold into a neighbour first and get
-the result from it: 2 more rounds, and n more bytes each way. "doubling" is best for short
-messages, "halving_doubling" for long ones on a power of two.
+If p is no power of two, the excess ranks first fold into a neighbour and get the result from it: 2
+more rounds, and n more bytes each way. "doubling" is best for short messages, "halving_doubling"
+for long ones on a power of two.
 
-In round k partners differ in bit k, so both hold the sum of neighbouring ranges of ranks; both
-combine the lower range with the higher, so both hold the same bits, and reductions need not
+In round k partners differ in bit k, so they hold the sums of neighbouring ranges of ranks. Both
+combine the lower range with the higher. So both get the same bits, and reductions need not
 commute. "halving_doubling" halves the vector in every round (each partner keeps one half), then
-walks back: every element is completed by one rank, then copied. Partial sums travel in the
+retraces its steps: every element is completed by one rank, then copied. Partial sums travel in the
 array's dtype: 16- and 8-bit floats round once per round.
 
-Three ranks, a, b, c in full:
+Three ranks with contributions a, b and c:
 
     rank 0  a -> 1                                  <- 1  abc
     rank 1  ab         ab <-> c with rank 2         abc
@@ -35,10 +35,10 @@ from cydist._native.pipeline cimport (
 
 cdef enum:
     ROUNDS = 31                 # bits of a rank
-    SHORT = 1024                # messages up to so many bytes need no malloc
+    SHORT = 1024                # messages of at most this size need no malloc
 
 
-ctypedef struct Fold:           # the largest power of two of ranks, and the rest
+ctypedef struct Fold:           # the largest power of two of ranks, and the excess ranks
     int power                   # ranks that take part
     int extra                   # ranks 0, 2, .. 2 extra - 2 fold into 1, 3, .. 2 extra - 1
     int place                   # of this rank among those that take part; -1: folded away
@@ -123,10 +123,10 @@ cdef int fold_out(Comm *t, Call *c, const Fold *fold, Block result) noexcept nog
     return exchange(t, c, ROUNDS + 1, NULL, 0, -1, result.ptr, result.nbytes, fold.partner)
 
 
-ctypedef struct Walk:           # what halving_doubling carries from round to round
+ctypedef struct Walk:           # the state of halving_doubling between rounds
     Fold fold
     size_t segment              # bytes
-    size_t per_round            # steps set aside for each round
+    size_t per_round            # steps reserved for each round
     char *arriving              # PIPE_DEPTH segments
 
 
@@ -156,13 +156,13 @@ cdef int halving_doubling(Comm *t, Call *c) noexcept nogil:
 
 cdef int there_and_back(Comm *t, Call *c, const Walk *walk, Block own,
                         Block result) noexcept nogil:
-    """The part of the ranks that are not folded away."""
+    """Run "halving_doubling" on the ranks that are not folded away."""
     cdef const Fold *fold = &walk.fold
     cdef size_t unit = c.op.itemsize
     cdef Block kept[ROUNDS]
     cdef Block given[ROUNDS]
     cdef Block range_ = result, out
-    cdef const char *mine = own.ptr     # until something has been combined into the result
+    cdef const char *mine = own.ptr     # until a contribution was combined into the result
     cdef int k = 0, side, status = OK
     if fold.partner >= 0:
         status = trade(t, c, walk, 0, fold.partner, NULL, &result, mine)
@@ -191,7 +191,7 @@ cdef int there_and_back(Comm *t, Call *c, const Walk *walk, Block own,
 
 cdef int trade(Comm *t, Call *c, const Walk *walk, int round_, int partner,
                const Block *out, const Block *into, const char *own) noexcept nogil:
-    """Send `out` and receive `into`, by segments; add `own` to what arrives if it is given."""
+    """Send `out` and receive `into` in segments; add `own` to what arrives unless it is NULL."""
     cdef size_t sends = segments_in(out.nbytes, walk.segment) if out != NULL else 0
     cdef size_t receives = segments_in(into.nbytes, walk.segment) if into != NULL else 0
     cdef size_t total = sends if sends > receives else receives

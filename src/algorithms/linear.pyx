@@ -1,12 +1,12 @@
-"""Linear: the root speaks with every rank itself, in one step.
+"""Linear: the root exchanges a message with every rank directly, in one step.
 
     gather    bytes sent per rank n         blocks of any size
     scatter   bytes sent by the root n (p-1)    blocks of any size
 
-n is one block. Nobody needs to know another's size, and every block travels once, so this is also
-the best for long blocks; latency at the root grows with p.
+n is one block. No rank needs to know another's size, and every block travels once, so this is also
+the best for long blocks. Latency at the root grows with p.
 
-Three ranks, gather to rank 0 (scatter turns the arrows round):
+Three ranks, gather to rank 0 (scatter reverses the arrows):
 
     rank 1 --> rank 0 <-- rank 2
 

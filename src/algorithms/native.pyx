@@ -1,12 +1,11 @@
-"""Native: the collective of the library below the link, where it has one with our meaning.
+"""Native: the collective of the library below the link, where it has one with cydist's semantics.
 
     broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, barrier
 
-Steps and bytes are the library's affair, and so are the bits of a sum of floats: the same on all
-ranks, and on every run where the library promises that. What the library does not have (16- and
-8-bit floats, AVG, PREMUL_SUM), or would need a copy for, goes by an algorithm of ours over its
-messages, on every rank alike.
-Blocks must be of one size where there are several.
+The library determines steps and bytes. It also determines the bits of a sum of floats: the same on
+all ranks, and on every run if the library promises that. Calls that the library does not have (16-
+and 8-bit floats, AVG, PREMUL_SUM), or would need a copy for, use a cydist algorithm over its
+messages, on all ranks alike. All blocks must have one size.
 
 Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface Standard, Version
 4.1" (2023), chapter 6.
@@ -18,12 +17,12 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport EVEN_BLOCKS, NATIVE, add, find
 
 cdef enum:
-    SHORT_BYTES = 16384         # of an all_reduce that is not the library's
-    SEGMENT_BYTES = 4194304     # at least; of an all_gather, which the library cuts again
+    SHORT_BYTES = 16384         # limit of cydist's own all_reduce
+    SEGMENT_BYTES = 4194304     # at least; of an all_gather, which the library segments again
 
 
 cdef const char *other(const Call *c) noexcept nogil:
-    """The algorithm of ours for what the library does not have."""
+    """Return the cydist algorithm for a call that the library does not have."""
     cdef int collective = c.fingerprint.collective
     if collective == ALL_REDUCE:
         return b"doubling" if c.inputs[0].nbytes <= SHORT_BYTES else b"ring"

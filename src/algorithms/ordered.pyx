@@ -1,4 +1,4 @@
-"""Ordered: whole contributions meet where they are reduced, in rank order, with one rounding.
+"""Ordered: whole contributions are reduced in rank order, with one rounding.
 
     all_reduce "ordered"            steps 1     bytes sent per rank n (p-1)
     all_reduce "ordered_scatter"    steps 2     bytes sent per rank 2 n (p-1)/p
@@ -6,10 +6,10 @@
     reduce_scatter                  steps 1     bytes sent per rank n (p-1)/p
     scan, exscan                    steps 1     bytes sent per rank up to n (p-1)
 
-n is the whole array (reduce_scatter: all blocks). Every rank sends each contribution straight to
-whoever needs it, which collects p segments and reduces them in one pass: 16- and 8-bit floats
-accumulate in float32 and round once, and the bits equal those of "flat" on any transport. So these
-serve CYDIST_DETERMINISTIC, reductions that do not commute, and very short messages.
+n is the whole array (reduce_scatter: all blocks). Every rank sends each contribution directly to
+the rank that needs it. That rank collects p segments and reduces them in one pass: 16- and 8-bit
+floats accumulate in float32 and round once, and the bits equal those of "flat" on any transport. So
+these serve CYDIST_DETERMINISTIC, reductions that do not commute, and very short messages.
 "ordered_scatter" does this with one block per rank, then sends the results to all; it
 is the one for long messages. A rank needs memory for 2 p segments, at most about 64 MiB.
 
@@ -20,7 +20,7 @@ Three ranks, all_reduce (reduce: only the root collects):
     rank 2   c -> 0, 1      a + b + c
 
 Source: the reproducible mode of Intel MPI and the linear algorithms of Open MPI's "basic"
-component work so; no paper.
+component work this way; no paper.
 """
 from libc.stdlib cimport free, malloc
 
@@ -38,7 +38,7 @@ cdef enum:
     SPACE_BYTES = 16777216      # of each of the up to four banks of p segments
 
 
-ctypedef struct Meeting:        # who sends what to whom, and what this rank collects
+ctypedef struct Meeting:        # which ranks get which contributions, and what this rank collects
     const Block *given          # contributions; the one for rank r is given[r * stride]
     int stride                  # 1, or 0: the same for all
     int to_first, to_end        # sent to these ranks (not to this one)
@@ -87,7 +87,7 @@ cdef int meet(Comm *t, Call *c, const Meeting *m) noexcept nogil:
 
 
 cdef int all_segments(Comm *t, Call *c, const Meeting *m, Room *room) noexcept nogil:
-    """While segment i travels, reduce segment i - 1."""
+    """Reduce segment i - 1 while segment i travels."""
     cdef size_t total = segments_in(m.longest, room.segment)
     cdef size_t i
     cdef int bank, status = OK
@@ -110,7 +110,7 @@ cdef int all_segments(Comm *t, Call *c, const Meeting *m, Room *room) noexcept n
 
 cdef Block outgoing(Comm *t, Call *c, const Meeting *m, Room *room, size_t i,
                     int peer) noexcept nogil:
-    """Segment i of what this rank contributes to a peer, in memory that post_segment fills."""
+    """Return segment i of this rank's contribution to a peer, in memory that post_segment fills."""
     cdef Block part = segment_of(m.given[peer * m.stride], i, room.segment)
     if room.prepared != NULL:
         part.ptr = room.prepared + (i % 2 * t.size + peer * m.stride) * room.segment
@@ -229,7 +229,7 @@ cdef int ordered_scatter(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int spread(Comm *t, Call *c, size_t first_step) noexcept nogil:
-    """Send our block of the result to everybody, and receive theirs."""
+    """Send this rank's block of the result to all ranks, and receive theirs."""
     cdef size_t p = t.size
     cdef size_t i, to, source
     cdef Pipe pipe

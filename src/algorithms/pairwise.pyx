@@ -3,7 +3,7 @@
     all_to_all       steps p-1      bytes sent per rank n (p-1)/p       blocks of any size
     reduce_scatter   steps p-1      bytes sent per rank n (p-1)/p       commutative ops
 
-n is all p blocks. Every block travels once, straight to where it belongs; a few steps are under
+n is all p blocks. Every block travels once, directly to its destination; a few steps are under
 way at once. Best for long blocks. Only whole contributions travel, and reduce_scatter adds
 them to its own at the end of each step: 16- and 8-bit floats round once per step.
 
@@ -72,7 +72,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
 
 cdef int collect(Comm *t, Call *c, size_t segment, size_t per_step,
                  char *buffers) noexcept nogil:
-    """Add to the output what the others have for it; send them what is theirs."""
+    """Add the peers' contributions to the output; send the peers theirs."""
     cdef size_t total = (t.size - 1) * per_step
     cdef char *prepared = buffers + PIPE_DEPTH * segment
     cdef size_t i, taken

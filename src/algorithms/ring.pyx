@@ -1,4 +1,4 @@
-"""Ring: every rank sends to the next rank and receives from the one before, and to nobody else.
+"""Ring: every rank sends to the next rank and receives from the previous one, and to no other.
 
     all_reduce      steps 2(p-1)      bytes sent per rank 2 n (p-1)/p     commutative ops
     reduce_scatter  steps p-1         bytes sent per rank n (p-1)/p       commutative ops
@@ -6,9 +6,9 @@
     broadcast       steps p-1         bytes sent per rank n (the last one: 0)
 
 n is the whole array: all_reduce's, all blocks of reduce_scatter's input or all_gather's output.
-Every step is cut into segments, and a segment goes on as soon as it has come in, so that the
-bytes of all steps overlap. Best for long messages; latency grows with p. Long blocks of
-reduce_scatter go round a stretch at a time, so that partial sums take 4 MiB at most.
+Every step is cut into segments, and a rank forwards a segment as soon as it has arrived. So the
+transfers of all steps overlap. Best for long messages; latency grows with p. Long blocks of
+reduce_scatter go round in stretches, so that partial sums take 4 MiB at most.
 
 The reductions run in ring order, starting at another rank for each block. Partial sums travel
 in the array's dtype: 16- and 8-bit floats round once per step. Each block is completed by one
@@ -41,7 +41,7 @@ cdef enum:
     STRETCH_BYTES = 2097152
 
 
-ctypedef struct Cut:            # how the messages of a ring follow from their numbers
+ctypedef struct Cut:            # the layout of a ring's messages, by number
     size_t p
     size_t segment              # bytes
     # Messages in each step: segments in the longest block, or in the longest stretch of it.
@@ -49,8 +49,8 @@ ctypedef struct Cut:            # how the messages of a ring follow from their n
 
 
 # Step k of a ring: a rank sends block (rank - 1 - k), which it completed in the step before,
-# and receives block (rank - 2 - k). After p-1 steps it holds block `rank`, complete, and the
-# same formula goes on to carry complete blocks round.
+# and receives block (rank - 2 - k). After p-1 steps it holds block `rank`, complete. With the
+# same formula the complete blocks then go round.
 cdef inline size_t block_sent(Comm *t, size_t step) noexcept nogil:
     return (<size_t>t.rank + 2 * <size_t>t.size - 1 - step) % <size_t>t.size
 
@@ -69,7 +69,7 @@ cdef inline int rank_before(Comm *t) noexcept nogil:
 
 cdef inline Block piece(Block whole, size_t block, const Cut *cut, size_t i,
                         size_t unit) noexcept nogil:
-    """What message i carries of a block of `whole`, which is cut into p blocks."""
+    """Return the part of a block of `whole`, cut into p blocks, that message i carries."""
     return segment_of(block_of(whole, block, cut.p, unit), i % cut.per_step, cut.segment)
 
 
@@ -99,7 +99,7 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
 
 cdef int reduce_round(Comm *t, Call *c, const Cut *cut, Block own, Block result,
                       char *arriving) noexcept nogil:
-    """Both rounds of all_reduce as one stream of messages."""
+    """Run both rounds of all_reduce as one stream of messages."""
     cdef size_t unit = c.op.itemsize
     cdef size_t half = (cut.p - 1) * cut.per_step
     cdef size_t i, taken, block
@@ -145,7 +145,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     segments = segments_in(longest, cut.segment)
     stretches = (segments - 1) // max(STRETCH_BYTES // cut.segment, <size_t>1) + 1
     cut.per_step = (segments - 1) // stretches + 1
-    # Partial sums of two steps; and where contributions are prepared, segments of our own.
+    # Partial sums of two steps, and segments of this rank if contributions are prepared.
     partial = <char *>malloc((2 * cut.per_step + PIPE_DEPTH + 1) * cut.segment)
     if partial == NULL:
         return NO_MEMORY
@@ -160,14 +160,14 @@ cdef inline size_t step_of(const Cut *cut, size_t i) noexcept nogil:
 
 
 cdef inline Block share(Block block, const Cut *cut, size_t i) noexcept nogil:
-    """What message i of reduce_scatter carries of a block."""
+    """Return the part of a block that message i of reduce_scatter carries."""
     cdef size_t stretch = i // cut.per_step // (cut.p - 1)
     return segment_of(block, stretch * cut.per_step + i % cut.per_step, cut.segment)
 
 
 cdef inline Block landing(Comm *t, Call *c, const Cut *cut, char *partial,
                           size_t i) noexcept nogil:
-    """Where message i of reduce_scatter lands: in the output if it completes our block."""
+    """Return where message i lands: in the output if it completes this rank's block."""
     cdef size_t k = step_of(cut, i)
     cdef Block into = share(c.inputs[block_received(t, k)], cut, i)
     if k + 2 == cut.p and c.outputs[0].ptr != c.inputs[t.rank].ptr:
@@ -228,7 +228,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     copy(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
     pipe_open(&pipe, per_step)
     for i in range(total + pipe.depth - 1):
-        # One step ahead of reduce_scatter's numbering: the first block sent is our own.
+        # One step ahead of reduce_scatter's numbering: the first block sent is this rank's.
         if i < total and pipe_post(
             t, c, &pipe, i,
             segment_of(c.outputs[block_sent(t, i // per_step + p - 1)], i % per_step, segment),
@@ -243,7 +243,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
-    """A chain from the root round to the rank before it: each passes segments on."""
+    """Send segments along a chain from the root to the rank before it; each rank forwards them."""
     cdef Block whole = c.outputs[0], part
     cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
     cdef size_t total = segments_in(whole.nbytes, segment)

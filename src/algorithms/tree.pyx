@@ -4,15 +4,15 @@
     reduce      bytes sent per rank n
 
 n is the array. It is cut into segments that follow each other down and up the tree. Best for short
-messages, and for everything in between at many ranks.
+messages, and for medium ones at many ranks.
 
 Ranks are numbered from the root: v = (rank - root) mod p. The parent of v is v without its lowest
-bit, so the subtree of v is the range of ranks from v on. Hence reduce combines neighbouring
-ranges, lower with higher; where the reduction does not commute the tree stands on rank 0, so that
-the ranges are in rank order, and rank 0 sends the result to the root. Partial sums travel in the
+bit, so the subtree of v is the range of ranks from v on. So reduce combines neighbouring ranges,
+lower with higher. If the reduction does not commute, rank 0 is the top of the tree, so that the
+ranges are in rank order, and sends the result to the root. Partial sums travel in the
 array's dtype: 16- and 8-bit floats round once per level.
 
-Three ranks, root 0 (reduce turns the arrows round):
+Three ranks, root 0 (reduce reverses the arrows):
 
     v=0 --> v=1         round 0: 0 -> 2
      |                  round 1: 0 -> 1
@@ -65,7 +65,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef int child, posted = 0
     cdef size_t i, taken
     cdef Place place
-    cdef Pipe pipe              # of what comes from the parent
+    cdef Pipe pipe              # of the segments from the parent
     find_place(t, c.root, &place)
     pipe_open(&pipe, total)
     for i in range(total + pipe.depth - 1):
@@ -81,7 +81,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
         if pipe.status != OK:
             break
         part = segment_of(whole, taken, segment)
-        # The child with the largest subtree first.
+        # Serve the child with the largest subtree first.
         for posted in range(place.children_count):
             child = place.children[place.children_count - 1 - posted]
             post_send(t, c, &sends[posted], part.ptr, part.nbytes, child, <int>taken)
@@ -102,8 +102,8 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef char *buffers
     cdef int status
     find_place(t, top, &place)
-    # Two banks of segments: one from each child and one of our own. And, where rank 0
-    # collects for another root, the result.
+    # Two banks of segments: one from each child and one of this rank. Also the result, if rank 0
+    # collects for another root.
     buffers = <char *>malloc(
         2 * segment * (place.children_count + 1) + (0 if t.rank == c.root else own.nbytes)
     )
@@ -170,7 +170,7 @@ cdef int climb(Comm *t, Call *c, const Place *place, size_t segment, Block resul
 
 cdef inline void add_up(Call *c, Block own, Block acc, const char *arrived, int children,
                         size_t segment) noexcept nogil:
-    """acc = own op what came from v+1, v+2, v+4, ...: ranges of ranks, in order."""
+    """Compute acc = own op the results of v+1, v+2, v+4, ...: ranges of ranks, in order."""
     cdef int child
     if children == 0 or c.op.prepare != NULL:
         contribute(c.op, acc.ptr, own.ptr, own.nbytes)

@@ -1,8 +1,8 @@
-"""One view of memory, whoever owns it.
+"""One view of the memory of any library's array.
 
 An Array says where memory is, in what layout, of what dtype, on which device, and whether it
-may be written. asarray.pyx makes them from what users pass. This module knows nothing of
-ranks, groups and reductions.
+may be written. asarray.pyx makes Arrays from the objects that users pass. This module knows
+nothing of ranks, groups and reductions.
 """
 from zlib import crc32
 
@@ -27,36 +27,36 @@ cdef extern from "Python.h":
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
 
-# Names by DT_ code; every library's own name is turned into one of these.
+# Names by DT_ code; every library's own name is mapped to one of these.
 cdef tuple NAMES = (
     "", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
     "float8_e4m3fn", "float8_e5m2",
 )
 assert len(NAMES) == DT_COUNT
-cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
+cdef const char *BYTES = b"B"           # the buffer protocol's format of exported memory
 cdef dict CODES = {name: code for code, name in enumerate(NAMES) if name}
-cdef dict managers = {}                 # kind of memory that is not the CPU's -> use_memory's
+cdef dict managers = {}                 # kind of device memory -> the manager of use_memory
 
 
 def use_memory(str device, manager):
-    """From now on `manager` allocates and copies in the memory of `device` ("cuda"); None: nobody.
+    """Let `manager` allocate and copy in the memory of `device` ("cuda"); None: no manager.
 
-    manager.allocate(nbytes, like)  memory beside the Array `like`, as an Array of bytes
+    manager.allocate(nbytes, like)  memory on the device of the Array `like`, as an Array of bytes
     manager.copy(into, source)      one Array's elements, in C order, into another; strided or not
     """
     managers[device] = manager
 
 
 @cython.final
-@cython.no_gc_clear     # which would drop the owner of a buffer, and release none
+@cython.no_gc_clear     # or the collector could drop a buffer's owner without releasing the buffer
 cdef class Array:
-    """Where an array's memory is: pointer, dtype, shape, strides in bytes, device.
+    """The memory of an array: pointer, dtype, shape, strides in bytes, device.
 
     dtype           code of the dtype; 0 for one that can be moved but not reduced
     dtype_name      "float32", "bfloat16", ...; for dtype 0 numpy's text of the dtype
     owner           what was passed to `asarray`; it stays alive, and so does the memory
-    writable        may the memory be written?
+    writable        whether the memory may be written
     contiguous      C order without gaps
     device          "cpu" or "cuda"
 
@@ -67,23 +67,23 @@ cdef class Array:
         raise TypeError("an Array is made by asarray(...) or empty(...)")
 
     def __dealloc__(self):
-        PyBuffer_Release(&self.buffer)      # nothing when there is none
+        PyBuffer_Release(&self.buffer)      # nothing if there is no buffer
         if self.shape_ != NULL and self.shape_ != self.near:
             PyMem_Free(self.shape_)
 
     @property
     def shape(self):
-        """Elements in each dimension."""
+        """Return the number of elements in each dimension."""
         return tuple([self.shape_[i] for i in range(self.ndim)])
 
     @property
     def strides(self):
-        """Bytes from one element to the next in each dimension; may be zero or negative."""
+        """Return the bytes from one element to the next in each dimension; may be <= 0."""
         return tuple([self.strides_[i] for i in range(self.ndim)])
 
     @property
     def address(self):
-        """Where the first element is, as an integer; 0 is possible when size is 0."""
+        """Return the first element's address as an integer; may be 0 if size is 0."""
         return <uintptr_t>self.ptr
 
     def __repr__(self):
@@ -114,9 +114,9 @@ cdef class Array:
         view.internal = NULL
 
     def dense(self):
-        """Itself when contiguous, else a contiguous copy with the same dtype and shape.
+        """Return the array itself if contiguous, else a contiguous copy of its dtype and shape.
 
-        Raises ValueError for memory that is not the CPU's and has no manager.
+        Raises ValueError for device memory without a manager.
         """
         if self.contiguous:
             return self
@@ -129,8 +129,8 @@ cdef class Array:
         return copy
 
     def empty_like(self):
-        """New contiguous memory on the same device, of the same dtype and shape; its content is
-        undefined. Raises as `dense` does."""
+        """Return new contiguous memory on the same device, of the same dtype and shape, with
+        undefined content. Raises as `dense` does."""
         cdef Array new = Array.__new__(Array)
         cdef int i
         lay_out(new, self.ndim)
@@ -142,7 +142,7 @@ cdef class Array:
     def take(self, Array dense not None):
         """Copy the elements of `dense` (C order) into this array's memory.
 
-        dense       contiguous, of the same dtype and number of elements; when it is this
+        dense       contiguous, of the same dtype and number of elements; if it is this
                     very array nothing happens
 
         Raises ValueError when they or their devices differ, when this array is read-only,
@@ -174,9 +174,9 @@ cdef class Array:
                 unpack(self.ptr, dense.ptr, self.ndim, self.shape_, self.strides_, self.itemsize)
 
     def typed(self, Array like not None):
-        """The first of these contiguous bytes as elements of the dtype and size of `like`.
+        """Return the first of these contiguous bytes as elements of the dtype and size of `like`.
 
-        Raises ValueError when there are not so many.
+        Raises ValueError if there are too few.
         """
         need_contiguous(self)
         if like.nbytes > self.nbytes:
@@ -208,9 +208,9 @@ cdef class Array:
         return view
 
     def blocks(self, size_t p):
-        """This contiguous array in p equal parts, as views of one dimension.
+        """Return this contiguous array in p equal parts, as views of one dimension.
 
-        Raises ValueError when size is no multiple of p.
+        Raises ValueError if size is not a multiple of p.
         """
         if p == 0 or self.size % p != 0:
             raise ValueError(f"{self.size} elements do not divide into {p} equal blocks")
@@ -219,9 +219,9 @@ cdef class Array:
         return [self.part(i * count, count) for i in range(p)]
 
     def split(self, sizes):
-        """This contiguous array in parts of the given numbers of elements, as views.
+        """Return this contiguous array in parts of the given numbers of elements, as views.
 
-        Raises ValueError when the sizes do not add up to size.
+        Raises ValueError if the sizes do not add up to size.
         """
         need_contiguous(self)
         if min(sizes, default=0) < 0 or sum(sizes) != self.size:
@@ -234,7 +234,7 @@ cdef class Array:
         return parts
 
     def same_memory(self, Array other not None):
-        """Does every element lie where the same element of `other` lies?"""
+        """Return whether every element is at the address of the same element of `other`."""
         if self.ptr != other.ptr or not same_device(self, other) or self.nbytes != other.nbytes:
             return False
         if self.contiguous and other.contiguous:
@@ -243,17 +243,17 @@ cdef class Array:
             (other.itemsize, other.shape, other.strides)
 
     def overlaps(self, Array other not None):
-        """May a byte belong to both arrays?
+        """Return whether the arrays may share a byte.
 
-        False is certain. True is certain when both are contiguous; for strided arrays it
-        means that neither their extents nor their strides keep them apart. Interleaved
+        False is certain. True is certain if both are contiguous. For strided arrays it means
+        that neither their extents nor their strides separate them. Interleaved
         slices (x[::2] and x[1::2]) and blocks of one matrix are told apart.
         """
         return share(self, other)
 
     @property
     def extent(self):
-        """The first address that belongs to an element, and the one after the last."""
+        """Return the first address that belongs to an element, and the one after the last."""
         cdef int64_t start = 0, step = 0
         if self.size == 0:
             return self.address, self.address
@@ -262,9 +262,9 @@ cdef class Array:
 
     @property
     def self_overlapping(self):
-        """May two elements share memory, as in a broadcast or a sliding window?
+        """Return whether two elements may share memory, as in a broadcast or a sliding window.
 
-        False is certain: from the smallest stride up, each steps over what the smaller reach.
+        False is certain: in increasing order, each stride steps over what the smaller ones reach.
         """
         if self.contiguous or self.size == 0:
             return False
@@ -283,9 +283,9 @@ cdef class Array:
 
 
 cpdef Array empty(size_t size, Array like=None):
-    """New contiguous memory for `size` elements of the dtype and on the device of `like`; bytes
-    of the CPU without it. Aligned to 64 bytes, its content undefined. Raises MemoryError, and
-    ValueError where the device has no manager."""
+    """Return new contiguous memory for `size` elements of the dtype and on the device of `like`, or
+    for bytes on the CPU. It is aligned to 64 bytes, with undefined content. Raises MemoryError, and
+    ValueError if the device has no manager."""
     cdef Array new = Array.__new__(Array)
     lay_out(new, 1)
     new.shape_[0] = <int64_t>size
@@ -295,7 +295,7 @@ cpdef Array empty(size_t size, Array like=None):
 
 @cython.final
 cdef class Memory:
-    """Memory of our own, freed with this object."""
+    """Memory that cydist allocated, freed with this object."""
     cdef void *ptr
 
     def __cinit__(self, size_t nbytes):
@@ -308,7 +308,7 @@ cdef class Memory:
 
 
 cdef int allocate(Array self, Array like) except -1:
-    """Memory for the shape of `self`, with the dtype of `like`."""
+    """Allocate memory for the shape of `self`, with the dtype of `like`."""
     cdef Memory memory
     if like is None:
         set_dtype(self, DT_U8, 1)
@@ -338,7 +338,7 @@ cdef int lie_in(Array self, Array memory) except -1:
 
 
 cdef int lay_out(Array self, int ndim) except -1:
-    """Room for the shape and strides of `ndim` dimensions."""
+    """Make room for the shape and strides of `ndim` dimensions."""
     if ndim <= NEAR:
         self.shape_ = self.near
         self.strides_ = self.near + NEAR
@@ -353,7 +353,7 @@ cdef int lay_out(Array self, int ndim) except -1:
 
 cdef int set_contiguous_strides(Array self) except -1:
     cdef int i
-    cdef uint64_t step = self.itemsize      # may wrap: settle() refuses what is that large
+    cdef uint64_t step = self.itemsize      # may wrap: settle() refuses sizes that large
     for i in range(self.ndim - 1, -1, -1):
         self.strides_[i] = <int64_t>step
         step *= <uint64_t>max(self.shape_[i], 1)
@@ -361,7 +361,7 @@ cdef int set_contiguous_strides(Array self) except -1:
 
 
 cdef int settle(Array self) except -1:
-    """Work out size, nbytes and contiguous from shape, strides and itemsize."""
+    """Compute size, nbytes and contiguous from shape, strides and itemsize."""
     cdef int i
     cdef bint contiguous = True
     cdef int64_t n, nbytes = <int64_t>self.itemsize
@@ -392,7 +392,7 @@ cdef int settle(Array self) except -1:
 
 
 cdef int check_reach(Array self) except -1:
-    """ValueError unless all elements lie within 2**62 bytes: then no sum of strides overflows."""
+    """Raise ValueError unless all elements are within 2**62 bytes: no sum of strides overflows."""
     cdef int64_t stride, left = INT64_MAX // 2 - <int64_t>self.itemsize
     cdef int i
     for i in range(self.ndim):
@@ -413,7 +413,7 @@ cdef int set_dtype(Array self, int code, size_t itemsize) except -1:
 
 
 cdef int name_dtype(Array self, str name, size_t itemsize) except -1:
-    """Set the dtype by name; one without a code can be moved and no more."""
+    """Set the dtype by name; one without a code can only be moved."""
     self.dtype = CODES.get(name, DT_OTHER)
     self.dtype_name = name
     self.dtype_hash = crc32(name.encode()) if self.dtype == DT_OTHER else 0
@@ -450,7 +450,7 @@ cdef bint same_device(Array a, Array b):
 
 
 cdef bint share(Array a, Array b):
-    """May a byte belong to both?"""
+    """Return whether the arrays may share a byte."""
     cdef Array of
     cdef int i
     if a.size == 0 or b.size == 0 or not same_device(a, b) or apart(a, b, INT64_MAX):
@@ -465,10 +465,10 @@ cdef bint share(Array a, Array b):
 
 
 cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:
-    """Is it certain, by the strides of at least `threshold` bytes, that no byte is shared?
+    """Return whether the strides of at least `threshold` bytes prove that no byte is shared.
 
-    Dimensions with smaller strides make up a run of bytes; the others move that run by
-    multiples of the greatest common divisor of their strides. With no stride that large
+    Dimensions with smaller strides form a run of bytes. The others move that run by
+    multiples of the greatest common divisor of their strides. If no stride is that large,
     the runs are the extents of the arrays.
     """
     cdef int64_t a_start = 0, a_bytes, b_start = 0, b_bytes, step = 0, distance
@@ -485,7 +485,7 @@ cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:
 
 
 cdef int64_t run(Array self, int64_t threshold, int64_t *start, int64_t *step) noexcept nogil:
-    """Bytes that the dimensions with strides below `threshold` span, `start` from ptr on."""
+    """Return the bytes that dimensions with strides below `threshold` span, from ptr + `start`."""
     cdef int64_t stride, span = <int64_t>self.itemsize
     cdef int i
     for i in range(self.ndim):

@@ -1,9 +1,9 @@
-"""Finding the memory of what users pass: numpy, torch, cupy, ml_dtypes, buffers, DLPack.
+"""Find the memory of users' objects: numpy, torch, cupy, ml_dtypes, buffers, DLPack.
 
-Asked in this order: the buffer protocol (numpy and the standard library) of what shows no CUDA
-memory, torch's tensors, cupy's arrays, `__cuda_array_interface__` (numba), `__array_interface__`
-(dtypes that have no buffer format: ml_dtypes, datetime64), `__dlpack__` (everyone else). Nothing
-is ever copied, and no library is imported: an object's own library is there already.
+The order is: the buffer protocol (numpy and the standard library) of objects without CUDA memory,
+torch's tensors, cupy's arrays, `__cuda_array_interface__` (numba), `__array_interface__`
+(dtypes without a buffer format: ml_dtypes, datetime64), `__dlpack__` (all others). Nothing
+is ever copied, and no library is imported: an object's own library is loaded already.
 """
 import sys
 from re import fullmatch, sub
@@ -31,7 +31,7 @@ from cydist._native.kernels cimport (
 )
 
 cdef enum:
-    MOST_DIMENSIONS = 64        # that the buffer protocol and numpy know
+    MOST_DIMENSIONS = 64        # supported by the buffer protocol and numpy
 
 cdef bint LITTLE = sys.byteorder == "little"
 
@@ -45,16 +45,16 @@ cdef str MASKED = "a masked array is more than its memory: send its data and its
 
 
 cpdef Array asarray(object obj):
-    """The memory of `obj` as an Array: never a copy.
+    """Return the memory of `obj` as an Array, without a copy.
 
     obj     an Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
             bytearray, memoryview, array.array, ctypes array, or anything with
             `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`
 
     The memory stays alive as long as the Array does. Raises TypeError for anything else, for
-    arrays of objects and for memory that has no plain layout (sparse, quantized, meta, sub-byte);
+    arrays of objects and for memory without a plain layout (sparse, quantized, meta, sub-byte);
     ValueError for torch's lazily conjugated or negated views. A device array is taken as it
-    stands: whoever reads it orders itself after the streams that write it.
+    is: its reader must order itself after the streams that write it.
     """
     if isinstance(obj, Array):
         return <Array>obj
@@ -77,16 +77,17 @@ cpdef Array asarray(object obj):
     )
 
 
-# The buffer protocol.
+# The buffer protocol
 
-# The type last found to show no CUDA memory, and to be no masked array: a buffer has no mask.
+# The last type without CUDA memory that is no masked array: a buffer has no mask.
 cdef type plain_type = None
 
 
 cdef bint shows_cuda(object obj):
-    """Is this array, which has a buffer, on a GPU? cupy's raises, or gives managed memory as if it
-    were the CPU's. What the CPU sees as well (numba's mapped arrays, numpy's class) is not; nor
-    is what only its class says it of (jax's on the CPU, whose property raises)."""
+    """Return whether this array, which has a buffer, is on a GPU. cupy's buffers raise, or show
+    managed memory as the CPU's. Memory that the CPU sees as well (numba's mapped arrays, with
+    numpy's class) is not, nor that of arrays whose class alone has the property (jax's on the CPU,
+    whose property raises)."""
     if type(obj) is plain_type or not hasattr(type(obj), CUDA) \
             or hasattr(type(obj), "__array_interface__"):
         return False
@@ -103,7 +104,7 @@ cdef Array from_buffer(object obj):
     if type(obj) is not plain_type:
         if hasattr(obj, "mask") and hasattr(obj, "filled"):
             raise TypeError(MASKED)
-        if not hasattr(type(obj), CUDA):    # the next may be on a GPU
+        if not hasattr(type(obj), CUDA):    # another object of this type may be on a GPU
             plain_type = type(obj)
     try:
         PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
@@ -168,7 +169,7 @@ cdef int code_of_format(char letter, size_t itemsize) noexcept:
 
 
 cdef int code_of_kind(char kind, size_t itemsize) noexcept:
-    """The dtype by numpy's letter of its kind and its size; DT_OTHER for any other."""
+    """Return the dtype for numpy's kind letter and a size; DT_OTHER for any other."""
     if kind == c"f":
         return DT_F32 if itemsize == 4 else DT_F64 if itemsize == 8 else \
             DT_F16 if itemsize == 2 else DT_OTHER
@@ -184,7 +185,7 @@ cdef int code_of_kind(char kind, size_t itemsize) noexcept:
 
 
 cdef Array finished(Array self, object obj):
-    """The last step of every exporter: check, and hold on to `obj`."""
+    """Finish an Array, as every exporter does: check it, and keep `obj` alive."""
     self.owner = obj
     if self.device is None:
         self.device = "cpu"
@@ -196,7 +197,7 @@ cdef Array finished(Array self, object obj):
     return self
 
 
-# numpy's interfaces, on the CPU and on CUDA devices.
+# numpy's interfaces, on the CPU and on CUDA devices
 
 cdef Array from_interface(object obj, dict interface, str device, int device_index):
     cdef Array self = Array.__new__(Array)
@@ -229,7 +230,7 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
     self.writable = not data[1]
     self.device = device
     self.device_index = device_index
-    # An exporter may make the memory for this one interface.
+    # An exporter may have made the memory for this one interface.
     self.keep = interface
     return finished(self, obj)
 
@@ -254,10 +255,10 @@ cdef int set_typestr(Array self, object obj, dict interface) except -1:
 
 
 cdef int set_numpy(Array self, object dtype, size_t itemsize) except -1:
-    """Set the dtype from numpy's, whose own `name` takes as long as all the rest."""
+    """Set the dtype from numpy's, whose own `name` costs as much time as all the rest."""
     if dtype.hasobject:
         raise TypeError(OBJECTS)
-    if dtype.isbuiltin == 2:        # registered by another package: all are typestr "<V2" or so
+    if dtype.isbuiltin == 2:        # of another package: all are typestr "<V2" or similar
         return name_dtype(self, dtype.type.__name__, itemsize)
     if dtype.names is not None:
         return name_dtype(self, str(dtype), itemsize)
@@ -267,7 +268,7 @@ cdef int set_numpy(Array self, object dtype, size_t itemsize) except -1:
 
 
 cdef int cuda_index(object obj) except -1:
-    """The number of the device that holds a CUDA array; the interface does not tell."""
+    """Return the number of a CUDA array's device, which the interface does not tell."""
     return obj.__dlpack_device__()[1] if hasattr(obj, "__dlpack_device__") else 0
 
 
@@ -328,7 +329,7 @@ cdef Array from_torch(object obj):
     cdef DLTensor tensor
     if torch_api != NULL and torch_api.tensor_from_object != NULL:
         if torch_api.tensor_from_object(<void *>obj, &tensor) != 0:
-            PyErr_Clear()               # from_torch_attributes finds out why, in fewer words
+            PyErr_Clear()               # from_torch_attributes reports the cause more briefly
         elif set_tensor(self, &tensor):
             self.writable = True
             refuse_lazy(obj, tensor.dtype.code == DL_COMPLEX)
@@ -337,7 +338,7 @@ cdef Array from_torch(object obj):
 
 
 cdef int refuse_lazy(object obj, bint is_complex) except -1:
-    """The memory of a lazy view does not hold the values that the tensor shows."""
+    """Refuse a lazy view: its memory does not hold the values that the tensor shows."""
     if is_complex and obj.is_conj():
         raise ValueError("a lazily conjugated tensor: pass tensor.resolve_conj()")
     if obj.is_neg():
@@ -346,7 +347,7 @@ cdef int refuse_lazy(object obj, bint is_complex) except -1:
 
 
 cdef Array from_torch_attributes(object obj):
-    """What DLPack cannot say, and what is wrong with a tensor, from its attributes."""
+    """Read a tensor's attributes for what DLPack cannot say, and find what is wrong with it."""
     cdef Array self = Array.__new__(Array)
     cdef int i
     cdef str layout = str(obj.layout), device = obj.device.type
@@ -377,11 +378,11 @@ cdef Array from_torch_attributes(object obj):
     return finished(self, obj)
 
 
-# DLPack.
+# DLPack
 
 @cython.final
 cdef class Managed:
-    """A DLPack tensor that is ours until this object goes."""
+    """A DLPack tensor that this object owns."""
     cdef DLManagedTensorVersioned *versioned
     cdef DLManagedTensor *plain
 
@@ -421,12 +422,12 @@ cdef Array from_dlpack(object obj):
 
 
 cdef object capsule_of(object obj):
-    """The capsule from `__dlpack__`, versioned if the exporter knows versions."""
+    """Return the capsule from `__dlpack__`, versioned if the exporter supports versions."""
     options = {}
     if hasattr(obj, "__dlpack_device__"):
         device, _ = obj.__dlpack_device__()
         if device in (DL_CUDA, DL_CUDA_MANAGED):
-            options["stream"] = -1      # order nothing: whoever reads the memory does
+            options["stream"] = -1      # order nothing: the reader of the memory does
     try:
         try:
             return obj.__dlpack__(max_version=(1, 0), **options)
@@ -437,7 +438,7 @@ cdef object capsule_of(object obj):
 
 
 cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
-    """Take over shape, dtype, device and pointer; False where the dtype or device is unknown."""
+    """Take over shape, dtype, device and pointer; False if the dtype or device is unknown."""
     cdef int i, code, device = tensor.device.device_type
     cdef size_t itemsize = tensor.dtype.bits // 8
     if device == DL_CUDA or device == DL_CUDA_MANAGED:
@@ -474,7 +475,7 @@ cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
     return True
 
 
-# ml_dtypes' names of what has no code.
+# ml_dtypes' names of dtypes without a code.
 cdef dict DLPACK_NAMES = {
     DL_FLOAT: "float{}", DL_COMPLEX: "complex{}", DL_INT: "int{}", DL_UINT: "uint{}",
     7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 11: "float8_e4m3fnuz",

@@ -1,9 +1,9 @@
-"""Plain arrays in a few nanoseconds: what most calls pass.
+"""The fast view of plain arrays, which most calls pass, in a few nanoseconds.
 
-numpy's arrays are read through the head of their structure, which has been the same since
-numpy 1.7 and is part of its ABI; an array of known contents says whether it still is, when the
-first array comes. torch's tensors are read through the C interface that DLPack defines, cupy's
-arrays by their attributes. Everything else, and everything unusual, is left to `asarray`.
+numpy's arrays are read through the head of their structure. It has been the same since numpy 1.7
+and is part of numpy's ABI. When the first array comes, an array of known contents verifies it.
+torch's tensors are read through DLPack's C interface, cupy's arrays through their attributes.
+All other objects are left to `asarray`.
 """
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyTypeObject
@@ -61,7 +61,7 @@ cdef bint asked_numpy = False
 
 
 cdef int learn_numpy() except -1:
-    """Fill in the tables, unless the structure is not as declared. numpy is there already."""
+    """Fill in the tables, unless the structure is not as declared. numpy is loaded already."""
     global numpy_array, numpy_dtype, asked_numpy
     import numpy
 
@@ -147,7 +147,7 @@ cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1:
 
 
 cdef inline bint show_torch(object obj, DLTensor *t) except -1:
-    """Fill in what torch says of a tensor; False for what is none."""
+    """Fill in a tensor's memory through torch's interface; False for other objects."""
     cdef DLPackExchangeAPI *torch = torch_exchange(obj)
     if torch == NULL:
         return False

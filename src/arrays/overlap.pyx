@@ -1,17 +1,17 @@
-"""Which of many arrays share memory."""
+"""The pairs of arrays that share memory."""
 
 from cydist._native.array cimport share
 
 cdef enum:
-    FEW = 8                 # arrays that are compared each with each
+    FEW = 8                 # up to this many arrays are compared with each other directly
 
 
 def overlapping(arrays, size_t outputs):
-    """Pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
+    """Return the pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
 
     outputs     i is one of the first `outputs`
 
-    Sweeps over the arrays by address, so that a thousand apart cost no million comparisons.
+    Sweeps over the arrays by address, so that a thousand separate ones cost no million comparisons.
     """
     cdef list found = [], open_ = []
     cdef size_t i, j, count = len(arrays)

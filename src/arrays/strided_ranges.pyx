@@ -1,5 +1,4 @@
-"""Parts of arrays with gaps, packed and unpacked: so many elements in C order, from any one on.
-And how an array is cut that is made of several."""
+"""Pack and unpack ranges of a strided array's elements, in C order; and hash array sizes."""
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -9,7 +8,7 @@ from cydist._native.kernels cimport pack, unpack
 
 
 def hash_of_sizes(list arrays not None) -> int:
-    """What tells other sizes of arrays, or another order, apart; 32 bits, equal on all ranks."""
+    """Return a hash of the sizes of arrays, in order; 32 bits, equal on all ranks."""
     cdef uint64_t odd = 0x9E3779B97F4A7C15ULL, mixed = odd ^ <size_t>len(arrays)
     cdef Array array
     for array in arrays:
@@ -19,17 +18,17 @@ def hash_of_sizes(list arrays not None) -> int:
 
 
 def pack_part(Array dense not None, Array array not None, size_t start) -> None:
-    """Copy elements of `array`, from number `start` on, into `dense`: as many as that has.
+    """Copy elements of `array`, from number `start` on, into `dense` until it is full.
 
     dense       contiguous, of the same size of elements; both on the CPU
 
-    Raises ValueError when there are not so many, or `dense` is none of that kind.
+    Raises ValueError if there are too few elements, or `dense` is not as described.
     """
     move(dense, array, start, True)
 
 
 def unpack_part(Array array not None, Array dense not None, size_t start) -> None:
-    """Copy `dense` over as many elements of `array`, from number `start` on. As pack_part."""
+    """Copy `dense` over elements of `array`, from number `start` on; see pack_part."""
     move(dense, array, start, False)
 
 
@@ -54,7 +53,7 @@ cdef int move(Array dense, Array array, size_t start, bint packing) except -1:
 cdef void move_range(bint packing, char *dense, char *array, int ndim, int64_t *shape,
                      const int64_t *strides, size_t itemsize, size_t start,
                      size_t count) noexcept nogil:
-    """The rest of a row, whole rows, and the beginning of one; `shape` is as before afterwards."""
+    """Copy the rest of a row, whole rows, and the beginning of one; leaves `shape` unchanged."""
     cdef size_t row_size = 1, row, rows, some
     cdef int64_t length
     cdef int i

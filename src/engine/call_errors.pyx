@@ -1,4 +1,4 @@
-"""How a call failed, as data and in words."""
+"""A call's failure, as data and as text."""
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
@@ -16,7 +16,7 @@ COLLECTIVE_NAMES = (
 )
 CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
 
-# What a Status means, for errors.py.
+# The names of Status values, for errors.py.
 STATUS_NAMES = {
     0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
     -5: "interrupted", -6: "aborted", -7: "closed", -8: "raised",
@@ -35,7 +35,7 @@ class Failure(Exception):
     peer            group rank it was about, or -1
     step            the algorithm's step, or -1
     ours, theirs    what this rank and the peer were doing, as text (mismatches only)
-    teller          group rank on which it failed and which told us, or -1: this one; then
+    teller          group rank on which it failed and which reported it, or -1: this one; then
                     `ours` is what the teller was doing
     call            of a mismatch: the name and the number of the collective in which ranks
                     differ, which may be an earlier one; None: of a message, or not known
@@ -57,10 +57,10 @@ IN_CHUNKS = "in chunks, as arrays on a GPU go"
 
 cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
                    size_t other_bytes):
-    """A fingerprint in words: `all_reduce #12 of 1000 float32, op SUM`.
+    """Describe a fingerprint: `all_reduce #12 of 1000 float32, op SUM`.
 
-    other       of two that differ, the other one: if it is the same call, only that is said in
-                which they differ; NULL: there is none
+    other       the fingerprint that it disagrees with: for the same call only the differences are
+                described; NULL: there is none
     """
     cdef bint alone = other == NULL or f.collective != other.collective or f.seq != other.seq
     cdef bint one_call = other != NULL and not alone
@@ -96,7 +96,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
         parts.append(f"root {f.root}")
     if one_call and (f.flags ^ other.flags) & EVEN:
         parts.append("all blocks of one size" if f.flags & EVEN else "blocks of any size")
-    # Which says more only where nothing else explains it, and both are known.
+    # The size adds information only if nothing else explains the difference and both are known.
     if nbytes and (alone or (other_bytes and nbytes != other_bytes and not size)):
         parts.append(f"{nbytes} bytes in this message")
     if other == NULL or (one_call and f.algorithm != other.algorithm):
@@ -111,14 +111,14 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
 
 
 cdef object numbered(object failure, const Fingerprint *call):
-    """A mismatch, in this call of this rank."""
+    """Add this rank's call to a mismatch."""
     if POINT_TO_POINT < call.collective < COLLECTIVES and call.seq:
         failure.call = COLLECTIVE_NAMES[call.collective], call.seq
     return failure
 
 
 cdef object told_failure(const ControlPlane *notices, int rank):
-    """The Failure that a group's notices know of, as seen from group rank `rank`."""
+    """Return the Failure that the control messages report, as seen from group rank `rank`."""
     cdef const ControlMessage *n = &notices.failure
     cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
     cdef bint mismatch = n.status == MISMATCH
@@ -129,10 +129,10 @@ cdef object told_failure(const ControlPlane *notices, int rank):
         # Another call of this rank failed the group, or abort did.
         return Failure(STATUS_NAMES[ABORTED], ours=words)
     ours = words or described(&n.ours, n.our_bytes, other, n.their_bytes)
-    # Where there are words, calls above the engine were compared: only the teller knows how.
+    # With words, calls above the engine were compared: only the teller knows how.
     theirs = "" if words else described(&n.theirs, n.their_bytes, &n.ours, n.our_bytes)
     mismatch = mismatch and not words
-    # Of two ranks that differ this one agrees with one, or is one.
+    # Of two ranks that differ, this rank agrees with one, or is one.
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
         failure = Failure(status, n.peer, n.step, ours, theirs)
         return numbered(failure, &n.ours) if mismatch else failure
@@ -148,7 +148,7 @@ cdef list never_freed = []
 
 
 cdef int keep_visited(const Call *c, object one, object other) except -1:
-    """Hold on to the arrays of a failed call in which a peer may still write."""
+    """Keep the arrays of a failed call alive if a peer may still write into them."""
     if c.visited:
         never_freed.append((one, other))
     return 0

@@ -1,4 +1,4 @@
-"""Whose turn it is: the calls of a group run one at a time, in the order they were issued."""
+"""The call queue: the calls of a group run one at a time, in the order they were issued."""
 from libc.stdint cimport uint32_t
 
 from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
@@ -6,14 +6,14 @@ from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
 cdef enum:
     FREE = 0
     TAKEN = 1
-    AWAITED = 2                     # taken, and somebody may sleep until it is free
-    FOR_LONG = 1000000000           # ns; then it looks again
+    AWAITED = 2                     # taken, and a thread may sleep until it is free
+    FOR_LONG = 1000000000           # ns; then it checks again
 
 
 cdef class CallQueue:
-    """The calls of a group that run or are queued, and the one that runs.
+    """The calls of a group that run or are queued, and the running one.
 
-    All changes are atomic: no signal handler and no thread comes between their steps.
+    All changes are atomic: no signal handler and no thread interleaves with their steps.
     """
 
     def __cinit__(self):
@@ -22,7 +22,7 @@ cdef class CallQueue:
     cdef bint begin_alone(self) noexcept:
         if not change_alone(&self.outstanding, 0, 1):
             return False
-        # A thread whose queued call is over, or was withdrawn, holds it for a moment.
+        # A thread whose queued call is over, or was withdrawn, holds `running` for a moment.
         if change(&self.running, FREE, TAKEN):
             return True
         add_alone(&self.outstanding, -1)
@@ -37,33 +37,33 @@ cdef class CallQueue:
             futex_wake(<uint32_t *>&self.running)
 
     def begin(self, object token not None) -> bool:
-        """Run now, if nothing runs or is queued. `token` is this call's alone."""
+        """Run now if no call runs or is queued; return whether. `token` is this call's alone."""
         if not self.begin_alone():
             return False
         self.owner = token
         return True
 
     def end(self, object token not None) -> None:
-        """The call that began with this token is over; without one nothing happens."""
+        """End the call that began with this token; without one nothing happens."""
         if self.owner is token:
             self.owner = None
             self.end_alone()
 
     def push(self, object work not None) -> None:
-        """One more call is queued."""
+        """Queue one more call."""
         add_alone(&self.outstanding, 1)
         self.queue.append(work)
 
     def empty(self) -> bool:
-        """Is nothing queued?"""
+        """Return whether no call is queued."""
         return not self.queue
 
     def pop(self) -> object:
-        """The oldest queued call, which has not run yet; None: nothing is queued."""
+        """Return the oldest queued call that has not run yet; None: the queue is empty."""
         return self.queue.pop(0) if self.queue else None
 
     def withdraw(self, object work not None) -> bool:
-        """Take a call out of the queue; False: it has left it."""
+        """Take a call out of the queue; False: it has already left the queue."""
         if work not in self.queue:
             return False
         self.queue.remove(work)
@@ -71,11 +71,11 @@ cdef class CallQueue:
         return True
 
     def over(self) -> None:
-        """A call that left the queue has run."""
+        """Note that a call that left the queue has run."""
         add_alone(&self.outstanding, -1)
 
     def __enter__(self) -> None:
-        """A queued call runs: wait until no other does."""
+        """Begin a queued call: wait until no other runs."""
         with nogil:
             while exchange_int(&self.running, AWAITED) != FREE:
                 futex_wait(<uint32_t *>&self.running, AWAITED, FOR_LONG)

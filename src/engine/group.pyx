@@ -1,6 +1,6 @@
-"""The engine: takes arrays, picks up the named algorithm, runs it without the GIL.
+"""The engine: take arrays, find the named algorithm, run it without the GIL.
 
-It knows everything below and nothing above: what fails leaves here as a `Failure`, which
+It knows everything below it and nothing above. A failure leaves here as a `Failure`, which
 the backend turns into an exception of cydist/errors.py.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -32,8 +32,8 @@ from cydist._native.sync cimport load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
 
-# The algorithms enter themselves into the table when they are imported. The order decides
-# their numbers, which travel in fingerprints.
+# Importing an algorithm adds it to the table. The order determines
+# the algorithms' numbers, which fingerprints carry.
 for algorithm in (
     "bruck", "direct", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
     "pairwise", "parting", "ring", "staged", "tree",
@@ -45,10 +45,10 @@ cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
 
 cdef enum:
-    LAST_WORDS_NS = 50000000    # a third rank's word of why one left may still come for so long
+    LAST_WORDS_NS = 50000000    # for a third rank's report of why a rank left
     PAUSE_US = 200
 
-# What is over on a rank only when all members have made it, alike.
+# Collectives that no rank completes before all members have made the same call.
 cdef set HEARD_BY_ALL = {
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, MONITORED_BARRIER, REDUCE_SCATTER,
 }
@@ -65,7 +65,7 @@ cdef class Group:
     """A group's compiled half: a view of a link, and the calls that run on it.
 
     link        the transport's end; ranks[i] is the peer number of group rank i
-    context     tells this group's messages from other groups' on the same link
+    context     distinguishes this group's messages from other groups' on the same link
     """
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t context):
@@ -97,10 +97,10 @@ cdef class Group:
         free(self.blocks)
 
     cpdef close(self):
-        """End the view: its windows go, and what arrived for it is dropped. Idempotent.
+        """End the view: its windows go, and messages that arrived for it are dropped. Idempotent.
 
         Collectives under way on other threads (or below a signal handler that called this)
-        end with the status "closed"; the last of them lets the windows go.
+        end with the status "closed"; the last of them releases the windows.
         """
         if self.open:
             self.open = False
@@ -116,21 +116,21 @@ cdef class Group:
 
     @property
     def told(self) -> bool:
-        """Do all members know already that the group has failed?"""
+        """Return whether all members already know that the group has failed."""
         return self.notices.told
 
     @property
     def asked(self) -> int:
-        """How often this rank, in a wait, has asked another for its call."""
+        """Return how often this rank, in a wait, has queried another for its call."""
         return self.notices.asked
 
     def said_farewell(self, int rank) -> bool:
-        """Has this member said that it left the group, while the link goes on?"""
+        """Return whether this member announced that it left the group while the link goes on."""
         return 0 <= rank < self.view.size and rank != self.view.rank and has_left(&self.view, rank)
 
     @property
     def windows(self) -> bool:
-        """Do the members see each other's memory? Asked before the group's first collective."""
+        """Return whether the members share windows. Called before the group's first collective."""
         if not self.asked_for_windows and self.open:
             self.asked_for_windows = True
             self.link.open_windows(&self.view)
@@ -138,8 +138,8 @@ cdef class Group:
 
     @property
     def comm(self) -> int:
-        """The handle of the group in the library below the link, whose own collectives serve it
-        then; 0: none."""
+        """Return the group's handle in the library below the link; 0: none. With a handle the
+        library's own collectives serve the group."""
         return self.view.comm
 
     @comm.setter
@@ -148,7 +148,7 @@ cdef class Group:
         self.choices = None
 
     def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
-        """table.py chose this algorithm for even blocks of so many bytes in all."""
+        """Store the algorithm that table.py chose for even blocks of `nbytes` in all."""
         cdef int code = CODES[collective]
         if self.choices is None:
             self.choices = choices_for(self.view.size, self.windows, self.view.comm != 0)
@@ -156,15 +156,15 @@ cdef class Group:
         self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
 
     def next_seq(self) -> int:
-        """The number of the collective that begins."""
+        """Return the number of the collective that begins."""
         self.seq += 1
         return self.seq
 
     def settle(self, int64_t deadline_ns) -> None:
-        """The group is about to be closed in order: compare its last call with others, where a
-        call returns before it has been compared. Waits for who is late until the deadline.
+        """Compare the group's last call with others before an orderly close, where a call returns
+        before it has been compared. Waits for late ranks until the deadline.
 
-        Raises Failure when it was another one, or when the group has failed elsewhere.
+        Raises Failure if another rank made a different call, or if the group failed elsewhere.
         """
         cdef Call call
         cdef ControlMessage notice
@@ -186,12 +186,12 @@ cdef class Group:
             raise self.failed(&call, status)
 
     def part(self, int64_t deadline_ns, bint alone=False) -> None:
-        """The group is about to be closed in order: compare its last call with what others say,
-        until the deadline, where it may be over before all members have made it. Once for a call.
+        """Compare the group's last call with others before an orderly close, until the deadline.
+        Needed where a call may be over before all members have made it. Runs once per call.
 
-        alone       the others do not part now: this rank says what it called, and waits for none
+        alone       the others do not part now: this rank sends its call, and waits for none
 
-        Raises Failure when ranks differ; what a signal handler raised.
+        Raises Failure if ranks differ; also what a signal handler raised.
         """
         cdef Call call
         cdef ControlMessage notice
@@ -224,15 +224,16 @@ cdef class Group:
             self.turn.end_alone()
         if status == INTERRUPTED and handler_has_raised():
             raise failure(status, -1, -1)
-        # Of a message that did not fit its receive only the receiver learns.
+        # Only the receiver learns of a message that did not fit its receive.
         if (status != CLOSED and self.notices.failed == MISMATCH
                 and (self.notices.failure.ours.collective != POINT_TO_POINT
                      or self.notices.failure.theirs.collective != POINT_TO_POINT)):
             raise told_failure(&self.notices, self.view.rank)
 
     cdef int left_without_it(self, Call *c, int status) except -100:
-        """A rank that left in order, and had made our last call, would have said so; unless it
-        left a failed group: then it, or who told it, has said that."""
+        """Return MISMATCH if a departed rank left without this rank's last call. A rank that made
+        it and left in order would have said so. If it left a failed group, it, or the rank that
+        reported the failure, has said that."""
         cdef int64_t until = now_ns() + LAST_WORDS_NS
         if status != PEER_LOST or c.failed_peer < 0:
             return status
@@ -257,9 +258,9 @@ cdef class Group:
             store_int(&self.aborted, ABORTED)
 
     def fail(self, str status not None, int peer=-1, str call="") -> None:
-        """The group failed here, above the engine: tell all members, unless they know of a
-        failure already. Every wait of theirs ends, or their next call. What `run` or `Message`
-        remembers of the failure is told in place of the arguments.
+        """Report a failure above the engine to all members, unless they know of one already. Their
+        waits end, or their next call does. A failure that `run` or `Message` remembers is reported
+        in place of the arguments.
 
         status      a name of STATUS_NAMES
         peer        group rank that it is about, or -1
@@ -279,9 +280,9 @@ cdef class Group:
             self.leave_view()
 
     def enter(self, str name not None, uint64_t seq) -> None:
-        """A collective that is made of messages begins: compared with what others are in.
+        """Begin a collective that is made of messages: compare it with the calls of other ranks.
 
-        Raises Failure when the group has failed.
+        Raises Failure if the group has failed.
         """
         cdef Call call
         cdef ControlMessage notice
@@ -302,7 +303,8 @@ cdef class Group:
         leave(self, status)
 
     def hear(self) -> None:
-        """For a call that waits for something else. Raises Failure when the group has failed."""
+        """Receive control messages, for a call that waits for something else. Raises Failure if the
+        group has failed."""
         cdef int status
         self.running += 1
         with nogil:
@@ -312,9 +314,9 @@ cdef class Group:
         leave(self, status)
 
     def explained(self, ended) -> object:
-        """Why a call ended: this Failure; or where a member was lost, what another one has told, or
-        tells soon, if that says more. Who fails the group and leaves tells why first; but what a
-        third one told it may come later."""
+        """Return why a call ended: `ended`; or, if a member was lost, the failure that another rank
+        has reported or soon reports, if that says more. A rank that fails the group and leaves
+        reports why first, but a third rank's report may arrive later."""
         cdef int status = load_int(&self.aborted)
         cdef int64_t until = now_ns() + LAST_WORDS_NS if self.view.size > 2 else 0
         if ended.status != "peer_lost" or ended.teller >= 0 or status != OK:
@@ -338,14 +340,14 @@ cdef class Group:
         """Run one collective; block until it is complete on this rank.
 
         inputs, outputs     contiguous Arrays, as abi.pxd's Call lists them
-        op                  a code of kernels.h; 0 where nothing is reduced
-        count, flags        what all ranks must agree on besides dtype, op and root
+        op                  a code of kernels.h; 0 if nothing is reduced
+        count, flags        values that all ranks must agree on, besides dtype, op and root
         sizes               hash of the sizes of the arrays that an array is made of
-        about               of a question before a call, what ranks compare and errors name: the
-                            call's collective, its Array, and its op
+        about               (collective, Array, op) of the call that a preliminary vote belongs to;
+                            used for comparison and in error messages
 
-        Raises Failure; or what a signal handler raised. The other members know of the Failure
-        then, except of a timeout: `fail` tells them.
+        Raises Failure; or what a signal handler raised. The other members then know of the Failure,
+        except for a timeout, which `fail` reports.
         """
         cdef int code = CODES[collective]
         cdef const Entry *entry = find(algorithm, code)
@@ -398,7 +400,7 @@ cdef class Group:
             raise self.failed(&call, status)
 
     cdef void keep_while_used(self, object one, object other):
-        """A call on this memory has failed, and what is below may still use it."""
+        """Keep objects alive after a failed call if the transport may still use their memory."""
         if self.view.lingers != NULL and self.view.lingers(&self.view):
             self.link.keep(one, other)
 
@@ -434,7 +436,7 @@ cdef class Group:
 
 
 cdef int leave(Group group, int status) except -1:
-    """A call that only looked at what others say is over. Raises Failure."""
+    """End a call that only compared or received control messages. Raises Failure."""
     group.running -= 1
     group.leave_view()
     if status == CLOSED:
@@ -446,7 +448,7 @@ cdef int leave(Group group, int status) except -1:
 
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept:
     """Put into the fingerprint's detail how the ranks cut their data: the sizes of blocks,
-    where every rank knows all of them, and of segments. Sums can be equal where sizes are not.
+    if every rank knows all of them, and of segments. Sums can be equal though sizes differ.
     """
     cdef uint64_t mixed = c.fingerprint.detail
     cdef const Block *blocks = NULL

@@ -1,9 +1,9 @@
 """Ctrl-C and other signals: Python's handlers run inside every wait below the API.
 
-`abi.slice_end`, which every wait of a call makes when a slice of waiting ends, calls
-`run_signal_handlers`. Two loops that are no part of a call check signals themselves, since they
-hold the GIL between slices: closing a link (stream_link) and taking shared memory (shm_heap). The
-fast path lets go of the GIL only when it has to wait (fast_collectives), so the wait can take it.
+Every wait of a call ends each slice of waiting with `abi.slice_end`, which calls
+`run_signal_handlers`. Two loops that are not part of a call check signals themselves, since they
+hold the GIL between slices: closing a link (stream_link) and allocating shared memory (shm_heap).
+The fast path releases the GIL only when it must wait (fast_collectives), so the wait can take it.
 """
 import threading
 
@@ -16,12 +16,12 @@ cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()
 
 cdef unsigned long main_thread = threading.main_thread().ident
-# What a signal handler raised inside a wait; only the main thread runs handlers.
+# The exception that a handler raised inside a wait; only the main thread runs handlers.
 cdef object raised_by_handler = None
 
 
 cdef int run_signal_handlers() noexcept nogil:
-    """Run pending handlers: nonzero if one raised, which ends the wait with INTERRUPTED."""
+    """Run pending handlers; nonzero if one raised, which ends the wait with INTERRUPTED."""
     if pthread_self() != main_thread:
         return 0
     with gil:

@@ -1,4 +1,4 @@
-"""Messages between two ranks, as Python posts them."""
+"""Point-to-point messages, as Python posts them."""
 from libc.stdint cimport int64_t, uint64_t
 
 cimport cython
@@ -26,7 +26,7 @@ cdef class Message:
     cdef Array array
     cdef Request request
     cdef Fingerprint fingerprint
-    cdef bint told                  # it ended because the group failed elsewhere
+    cdef bint told                  # it ended because the group failed on another rank
 
     def __dealloc__(self):
         cdef bint ours = self.group is not None and self.group.pid == getpid()
@@ -37,16 +37,16 @@ cdef class Message:
 
     @property
     def source(self) -> int:
-        """Group rank that a completed receive came from."""
+        """Return the group rank that a completed receive came from."""
         return self.request.source
 
     @property
     def over(self) -> bool:
-        """Has it ended? Moves nothing."""
+        """Return whether it has ended, without making progress."""
         return load_int(&self.request.status) != PENDING
 
     def test(self) -> bool:
-        """Is it over? Moves things on; never blocks."""
+        """Make progress without blocking; return whether it is over."""
         if load_int(&self.request.status) != PENDING:
             return True
         with nogil:
@@ -55,7 +55,7 @@ cdef class Message:
         return load_int(&self.request.status) != PENDING
 
     cdef void end_with_group(self):
-        """A message of a group that was aborted, closed, or failed is over, though nobody waits."""
+        """End a message of a group that was aborted, closed, or failed, though no thread waits."""
         cdef int status = load_int(&self.group.aborted)
         cdef bint told = status == OK
         if told:
@@ -74,22 +74,22 @@ cdef class Message:
     def wait(self, int64_t deadline_ns) -> bool:
         """Block until it is over (True) or the deadline has passed (False).
 
-        Raises what a signal handler raised. `check` says how it ended.
+        Raises what a signal handler raised. `check` reports how it ended.
         """
         cdef int status = load_int(&self.request.status)
         if status == PENDING:
-            self.group.running += 1     # it looks at windows, which must stay
+            self.group.running += 1     # the wait looks at windows, which must stay
             with nogil:
                 status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
             self.group.running -= 1
             self.group.leave_view()
-        if status == INTERRUPTED:       # though it may be complete by now
+        if status == INTERRUPTED:       # though the message may be complete by now
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING
 
     def check(self) -> None:
-        """Raise the Failure it ended with, if it did."""
+        """Raise the Failure that it ended with, if any."""
         if self.told:
             raise told_failure(&self.group.notices, self.group.view.rank)
         if load_int(&self.request.status) < 0:
@@ -99,13 +99,13 @@ cdef class Message:
                 described(&self.request.theirs, self.request.theirs_bytes, NULL, 0))
 
     cdef int peer(self) noexcept:
-        """Whom it is about. A receive from anyone ends with the rank that was lost."""
+        """Return the peer it is about; of a receive from any source, the rank that was lost."""
         if self.request.status == MISMATCH or self.request.peer == ANY_SOURCE:
             return self.request.source
         return self.request.peer
 
     def fail(self) -> None:
-        """It ended badly, and the group with it: tell all members, as `Group.fail` does."""
+        """Fail the group with this message: report it to all members, as `Group.fail` does."""
         cdef ControlMessage notice = new_notice(
             self.request.status, self.group.view.rank, self.peer(), -1)
         if notice.status >= OK or notice.status == CLOSED:
@@ -159,13 +159,13 @@ def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
           Array about=None, size_t layout=0) -> Message:
     """Post a send to group rank `peer`, of contiguous memory if `layout` is 0.
 
-    about       an array that this message announces, whose own bytes follow in others
-    layout      MPI's datatype of the array, which only a link that `describes` takes
+    about       an array that this message announces; other messages carry its bytes
+    layout      MPI's datatype of the array, which only a link that `describes` accepts
     """
     return posted(group, array, peer, tag, about, layout, True)
 
 
 def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
           Array about=None, size_t layout=0) -> Message:
-    """Post a receive, into contiguous memory if `layout` is 0; peer -1 takes from anyone."""
+    """Post a receive, into contiguous memory if `layout` is 0; peer -1: from any source."""
     return posted(group, array, peer, tag, about, layout, False)

@@ -1,8 +1,8 @@
-"""The public functions that try the short ways (fast_collectives.pyx, fast_nccl.pyx) before the
-long one.
+"""The public functions that try a fast path (fast_collectives.pyx, fast_nccl.pyx) before the
+general path.
 
-Compiled, because a function of Python's between a caller and the short way would cost as much as
-all that follows. What they are is said where the long way is: see `fast_path`.
+They are compiled, because a Python function between a caller and the fast path would cost as much
+as the rest of the call. The general path defines what they do: see `fast_path`.
 """
 from functools import update_wrapper
 
@@ -23,18 +23,18 @@ from cydist._native.fast_nccl cimport (
 
 cdef dict general_paths = {}        # by name
 cdef dict by_name = {}
-cdef object USUAL = object()    # the `op` of who names none
+cdef object USUAL = object()    # the `op` of a call that names none
 cdef object usual_operation = None
 
 
 def use_operation(object op) -> None:
-    """The reduction of calls that name none."""
+    """Set the reduction of calls that name none."""
     global usual_operation
     usual_operation = op
 
 
 def fast_path(object function not None):
-    """Decorator of a public function: calls try the short way first, with the same arguments.
+    """Decorate a public function: calls try the fast path first, with the same arguments.
 
     The result has the function's signature and docstring.
     """

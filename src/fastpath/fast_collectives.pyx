@@ -1,12 +1,12 @@
-"""The short way of a call: a blocking collective of plain arrays on a group at rest.
+"""The fast path of a call: a blocking collective of plain arrays on an idle group.
 
-Most calls are of this kind, and small ones should cost no more than their checks. So what is
-decided once (the group, the algorithm, the reduction's loop) is looked up here and nothing is
-allocated. A function returns False when the call is of another kind, or when anything is
-wrong with it: then nothing has happened, and the long way runs it, or says what is wrong.
+Most calls are of this kind, and small ones should cost no more than their checks. So decisions that
+do not change (the group, the algorithm, the reduction's loop) are looked up here, and nothing is
+allocated. A function returns False for other calls and for erroneous ones. Then nothing has
+happened, and the general path runs the call or reports the error.
 
-A brief call (few bytes, through windows) keeps the GIL while it waits no longer than a few looks
-at a flag take: to let it go and take it back costs more than that. It looks at the clock then, too.
+A brief call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
+at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
 from libc.stdint cimport int64_t
 from libc.string cimport memset
@@ -22,21 +22,21 @@ from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.ndarray_view cimport NdarrayView, look
 from cydist._native.sync cimport load_int
 
-cdef object default_group = None    # the process's, if it is one of ours
+cdef object default_group = None    # the process's, if it is a cydist group
 cdef Group default_native = None    # its compiled half
-cdef bint default_sends = False     # its messages may come this way
-cdef object default_streams = None  # its short way for arrays on GPUs, if it has one
+cdef bint default_sends = False     # whether its messages may use the fast path
+cdef object default_streams = None  # its fast path for arrays on GPUs, if it has one
 cdef object operations = None        # the class of ReduceOp's members
 
 
 def use_operations(object members) -> None:
-    """`op` arguments of this class, an IntEnum, are codes of kernels.h."""
+    """Accept `op` arguments of this class, an IntEnum of codes of kernels.h."""
     global operations
     operations = members
 
 
 def use_default(object group) -> None:
-    """The group that None means from now on; None: ask the long way."""
+    """Set the group that None means; None: use the general path."""
     global default_group, default_native, default_sends, default_streams
     found = getattr(group, "_native", None)
     default_native = found if isinstance(found, Group) else None
@@ -62,7 +62,7 @@ cdef object operations_class():
 
 
 cdef bint sends_short(object group) except -1:
-    """Do its messages need no more checks than fast_p2p.pyx makes?"""
+    """Return whether the group's messages need only the checks of fast_p2p.pyx."""
     return default_sends if group is default_group else group.sends_short
 
 
@@ -72,7 +72,7 @@ cdef extern from "pthread.h" nogil:
 cdef extern from "<unistd.h>" nogil:
     int getpid()
 
-cdef int process = getpid()     # the system call costs more than all the rest
+cdef int process = getpid()     # the system call costs more than all other checks
 
 
 cdef void in_child() noexcept nogil:
@@ -84,13 +84,13 @@ pthread_atfork(NULL, NULL, in_child)
 
 
 cdef inline bint usable(Group native) noexcept:
-    """Is it this process's, open and unharmed?"""
+    """Return whether it belongs to this process and is open and intact."""
     return (native.pid == process and native.open and load_int(&native.aborted) == OK
             and load_int(&native.notices.failed) == OK)
 
 
 cdef Group native_of(object group):
-    """The compiled half of a group that can run a call now, or None."""
+    """Return the compiled half of a group that can run a call now, or None."""
     cdef Group native
     if group is default_group:
         return default_native if default_native is not None and usable(default_native) else None
@@ -106,7 +106,7 @@ cdef extern from "Python.h":
 
 
 cdef long number(object given) except? -1:
-    """What an int says, or -1 for others and those that are none of ours."""
+    """Return the value of a non-negative Python int, or -1 for anything else."""
     cdef int overflow = 0
     cdef long found
     if type(given) is not int:
@@ -116,7 +116,7 @@ cdef long number(object given) except? -1:
 
 
 cdef int member(object group, Group native, object given) except -2:
-    """The group rank of a global one; -1: the long way knows what is wrong with it."""
+    """Return the group rank of a global rank; -1: the general path knows what is wrong."""
     cdef long found = number(given)
     cdef int rank
     if found < 0 or group is default_group:
@@ -140,7 +140,7 @@ cdef inline bint apart_from_all(const NdarrayView *a, const Block *blocks, int c
 
 
 cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
-    """Fill in the reduction; False: the long way knows what is wrong with it."""
+    """Fill in the reduction; False: the general path knows what is wrong with it."""
     if type(op) is not operations:
         return False
     code[0] = <int>op
@@ -148,7 +148,7 @@ cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *c
 
 
 cdef inline const Entry *begin(Group native, int collective, size_t nbytes) noexcept:
-    """Take the turn; NULL: somebody has it, or nobody chose an algorithm yet."""
+    """Begin the call unless another runs or is queued, or no algorithm is chosen: then NULL."""
     if native.choices is None:
         return NULL
     cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
@@ -161,13 +161,13 @@ cdef extern from "Python.h" nogil:
     void PyEval_RestoreThread(PyThreadState *)
 
 cdef enum:
-    BRIEF_BYTES = 16384         # to copy or reduce so many takes about a microsecond
+    BRIEF_BYTES = 16384         # to copy or reduce this much takes about a microsecond
 
 
-ctypedef struct FastCall:          # a call, and what it needs when it waits
-    Call call                   # first
+ctypedef struct FastCall:          # a call, and its state for a wait
+    Call call                   # must be the first member
     double timeout              # seconds
-    PyThreadState *thread       # NULL: it has the GIL
+    PyThreadState *thread       # NULL: this thread has the GIL
 
 
 cdef void before_wait(Call *c) noexcept nogil:
@@ -186,9 +186,9 @@ cdef inline void prepare(FastCall *b, Group native) noexcept:
 cdef bint finish(object group, Group native, str name, const Entry *entry, FastCall *b, int dtype,
                  size_t count, int op, int root, size_t nbytes, object one=None,
                  object other=None) except -1:
-    """Run the call, whose blocks and reduction are filled in, and give the turn back.
+    """Run the call, whose blocks and reduction are filled in, and let the next call begin.
 
-    one, other      the arrays that it is about
+    one, other      the call's arrays
     """
     cdef Call *c = &b.call
     cdef int status
@@ -196,7 +196,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, FastC
     native.short_name = name
     native.short_over = False
     c.segment_bytes = native.choices.segment_bytes
-    # Nobody knows all sizes of a gather or scatter.
+    # No rank knows all sizes of a gather or scatter.
     c.fingerprint = Fingerprint(
         native.seq, count, entry.collective, dtype, op,
         0 if entry.collective == GATHER or entry.collective == SCATTER else EVEN,
@@ -232,8 +232,8 @@ cdef void cut(Block *blocks, const NdarrayView *whole, int parts) noexcept:
 
 cdef inline bint on_one(str name, int collective, object tensor, object given_root, object op,
                         object group) except -1:
-    """A call on one array, of which every rank has as much. Where it has no root or no `op`, these
-    mean nothing."""
+    """Run a call on one array that has the same size on all ranks. `root` and `op` mean nothing
+    for a call that has none."""
     cdef bint rooted = collective == BROADCAST or collective == REDUCE
     cdef NdarrayView p
     cdef Reduction r
@@ -264,37 +264,37 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
 
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1:
-    """cydist.all_reduce."""
+    """Run cydist.all_reduce."""
     return on_one("all_reduce", ALL_REDUCE, tensor, None, op, group)
 
 
 cpdef bint broadcast(object tensor, object src, object group) except -1:
-    """cydist.broadcast."""
+    """Run cydist.broadcast."""
     return on_one("broadcast", BROADCAST, tensor, src, None, group)
 
 
 cpdef bint reduce(object tensor, object dst, object op, object group) except -1:
-    """cydist.reduce."""
+    """Run cydist.reduce."""
     return on_one("reduce", REDUCE, tensor, dst, op, group)
 
 
 cpdef bint scan(object tensor, object op, object group) except -1:
-    """cydist.scan."""
+    """Run cydist.scan."""
     return on_one("scan", SCAN, tensor, None, op, group)
 
 
 cpdef bint exscan(object tensor, object op, object group) except -1:
-    """cydist.exscan."""
+    """Run cydist.exscan."""
     return on_one("exscan", EXSCAN, tensor, None, op, group)
 
 
 cdef enum:
-    MOST_LISTED = 64            # arrays of a list: each is compared with each
+    MOST_LISTED = 64            # arrays of a list: all pairs are compared
 
 
 cdef bint on_list(str name, int collective, object tensor, object arrays, object given_root,
                   object group) except -1:
-    """A call on this rank's array and, on the root, a list with one for every rank."""
+    """Run a call on this rank's array and, on the root, a list with one array per rank."""
     cdef NdarrayView own, each
     cdef Block block
     cdef Block blocks[MOST_LISTED]
@@ -313,7 +313,7 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
         listed = native.view.size
         if type(arrays) is not list:
             return False
-        arrays = tuple(arrays)      # while the call is under way its user may change the list
+        arrays = tuple(arrays)      # the user may change the list while the call is under way
         if listed > MOST_LISTED or len(arrays) != listed:
             return False
     elif arrays is not None:
@@ -344,17 +344,17 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
 
 
 cpdef bint gather(object tensor, object arrays, object dst, object group) except -1:
-    """cydist.gather."""
+    """Run cydist.gather."""
     return on_list("gather", GATHER, tensor, arrays, dst, group)
 
 
 cpdef bint scatter(object tensor, object arrays, object src, object group) except -1:
-    """cydist.scatter."""
+    """Run cydist.scatter."""
     return on_list("scatter", SCATTER, tensor, arrays, src, group)
 
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
-    """cydist.all_gather_into_tensor."""
+    """Run cydist.all_gather_into_tensor."""
     cdef NdarrayView small, large
     chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
@@ -378,7 +378,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
 
 
 cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
-    """cydist.reduce_scatter_tensor."""
+    """Run cydist.reduce_scatter_tensor."""
     cdef NdarrayView small, large
     cdef Reduction r
     cdef int code
@@ -405,7 +405,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
 
 
 cpdef bint all_to_all_single(object output, object input, object group) except -1:
-    """cydist.all_to_all_single of vectors that all ranks cut evenly."""
+    """Run cydist.all_to_all_single of vectors that all ranks cut evenly."""
     cdef NdarrayView given, due
     chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
@@ -431,7 +431,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
 
 
 cpdef bint barrier(object group) except -1:
-    """cydist.barrier."""
+    """Run cydist.barrier."""
     chosen = chosen_of(group)
     cdef Group native = native_of(chosen)
     if native is None:
@@ -445,6 +445,6 @@ cpdef bint barrier(object group) except -1:
 
 
 cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
-    """Is the large array `ranks` times the small one, of its dtype?"""
+    """Return whether the large array is `ranks` times the small one, of its dtype."""
     return (small.count != 0 and large.count == small.count * ranks
             and large.dtype == small.dtype)

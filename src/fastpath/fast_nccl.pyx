@@ -1,9 +1,9 @@
-"""The short way of a call on GPUs: plain arrays of cupy's or torch's, put on a stream in one go.
+"""The fast path of a call on GPUs: plain cupy or torch arrays, enqueued on a stream at once.
 
-What the long way does in a dozen functions of Python's (arguments.py, collectives.py, and group.py
-of backend "nccl") is done here in one: the same checks, the same note for the next rank, the same
-event behind the call. Whatever is unusual (a capture, a coalesced call, strides, an operation of
-several steps, an error) is left to that way, before anything has happened.
+The general path takes a dozen Python functions (arguments.py, collectives.py, and group.py of
+backend "nccl"). This does the same in one: the same checks, the same note for the next rank, the
+same event after the call. All unusual cases (a capture, a coalesced call, strides, an operation of
+several steps, an error) are left to the general path, before anything has happened.
 """
 from cydist._native.abi cimport now_ns
 cimport cython
@@ -15,29 +15,29 @@ from cydist._native.ndarray_view cimport NdarrayView, look_at_cupy, look_at_torc
 from cydist._native.fast_collectives cimport forked, number, operations_class, streams_of
 
 cdef enum:
-    UINT8 = 1                   # ncclDataType_t: what is only moved goes as bytes
+    UINT8 = 1                   # ncclDataType_t: data that are only moved go as bytes
     LARGEST_TAG = 0x7fffffff
 
-cdef object NOT_FAST = object()     # take the long way: nothing has happened
+cdef object NOT_FAST = object()     # take the general path: nothing has happened
 cdef dict names = {code: name for name, code in DTYPES.items()}
 
 
 @cython.final
 cdef class Enqueuer:
-    """The short way of one group of backend "nccl".
+    """The fast path of one group of backend "nccl".
 
     group       ranks, timeout, `next_seq`, `refused`
-    lock        of the group, held while a call is put on a stream
+    lock        of the group, held while a call is enqueued
     stream      the group's own, for asynchronous calls
-    torch       says which library torch's tensors are of, if they can be on GPUs here
-    at_once     says of an operation and a dtype what NCCL calls them (backends/nccl/reductions.py)
-    call, flight, work      the classes of what a call leaves behind
+    torch       finds the library of torch's tensors, if they can be on GPUs here
+    at_once     finds NCCL's names of an operation and a dtype (backends/nccl/reductions.py)
+    call, flight, work      the classes of the objects that record a call
     """
     cdef object group, gpu, lib, comm, binding, watch, lock, stream
     cdef object torch, at_once, new_call, new_flight, new_work
-    cdef object owned           # a type whose arrays are the GPU's library's
-    cdef object order           # an event: what a caller's stream holds comes first
-    cdef dict operations        # by operation and dtype, as `at_once` says
+    cdef object owned           # a type whose arrays belong to the GPU's library
+    cdef object order           # an event: orders the group's stream after a caller's
+    cdef dict operations        # by operation and dtype, as `at_once` returns them
     cdef int rank, size, index, pid
 
     def __init__(self, object group, object comm, object watch, object lock, object stream,
@@ -62,7 +62,7 @@ cdef class Enqueuer:
         self.pid = group._pid
 
     cdef object look(self, object tensor, NdarrayView *out):
-        """The library of a plain array on the group's GPU; None for anything else."""
+        """Return the library of a plain array on the group's GPU; None for anything else."""
         cdef int device
         library = self.lib
         if type(tensor) is self.owned or not look_at_torch(tensor, out, &device):
@@ -80,7 +80,7 @@ cdef class Enqueuer:
         return True
 
     cdef int root(self, object given) except -2:
-        """The group rank of a global one, or -1."""
+        """Return the group rank of a global rank, or -1."""
         cdef long found = number(given)
         cdef int rank
         cdef tuple ranks = self.group.ranks
@@ -90,8 +90,8 @@ cdef class Enqueuer:
         return -1
 
     cdef tuple operation(self, object op, int dtype):
-        """NCCL's type, its operation, how many of its elements make up one of the user's, and the
-        operation's name; None: the long way knows."""
+        """Return NCCL's type, its operation, how many of its elements make up one of the user's,
+        and the operation's name; None: use the general path."""
         if type(op) is not operations_class() or <int>op == OP_PREMUL_SUM:
             return None
         key = <int>op << 8 | dtype
@@ -102,7 +102,7 @@ cdef class Enqueuer:
             return found
 
     cdef bint usable(self) except -1:
-        """Does the long way have nothing to say?"""
+        """Return whether no special case needs the general path."""
         group = self.group
         return not (forked(self.pid) or group._destroyed or group._failed is not None
                     or group.host._failed is not None or group._blocking_wait
@@ -110,11 +110,11 @@ cdef class Enqueuer:
 
     cdef object put(self, str name, tuple note, object function, tuple arguments, object library,
                     object result, object other, bint async_op):
-        """Call NCCL's function, with a stream as last argument, in the group's turn.
+        """Enqueue NCCL's function, with a stream as last argument, under the group's lock.
 
         note            None for a message
-        library         whose current stream the call comes after
-        result, other   the arrays that the call is about; the first is written
+        library         whose current stream the call follows
+        result, other   the call's arrays; the first is written
         """
         self.lock.acquire()
         try:
@@ -136,9 +136,9 @@ cdef class Enqueuer:
         cdef double deadline = now_ns() * 1e-9 + <double>group.timeout
         call = self.new_call(name, 0, deadline)
         stream = self.stream if async_op else current
-        # The memory of a blocking call's arrays comes free for what comes to this stream later.
+        # A blocking call keeps no arrays: only later work on this stream reuses their memory.
         flight = self.new_flight(call, (result, other) if async_op else None, stream)
-        try:    # a signal's handler may raise wherever Python runs: nobody must wait for this then
+        try:    # a signal handler may raise in any Python code: no thread must wait for this then
             watch.begin(flight)
             if note is not None:
                 call.seq = group.next_seq()
@@ -165,7 +165,7 @@ cdef class Enqueuer:
         return None
 
     cdef int after(self, object current) except -1:
-        """What comes to the group's stream comes after what the current one holds."""
+        """Make the group's stream wait for the work on the current stream."""
         if self.order is None:
             self.order = self.lib.event(self.index)
         self.lib.record(self.order, self.index, current)
@@ -173,7 +173,7 @@ cdef class Enqueuer:
         return 0
 
     def exchange(self, size_t given, size_t due, size_t nbytes, object stream):
-        """Block r of the memory at `given` to rank r, and of that at `due` from rank r, as one."""
+        """Send block r at `given` to rank r and receive block r at `due` from rank r, together."""
         comm = self.comm
         cdef int rank
         self.binding.group_start()
@@ -191,7 +191,7 @@ cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
 
 
 cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
-    """Is the large array `ranks` times the small one, of its dtype?"""
+    """Return whether the large array is `ranks` times the small one, of its dtype."""
     return large.count == small.count * ranks and large.dtype == small.dtype
 
 
@@ -284,7 +284,7 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
 
 
 cdef object all_to_all_single(object output, object input, object group, bint async_op):
-    """Of vectors that all ranks cut evenly."""
+    """Exchange vectors that all ranks cut evenly."""
     cdef NdarrayView given, due
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(input, &given)
@@ -307,13 +307,13 @@ cdef object send(object tensor, object dst, object group, object tag, bint async
 
 
 cdef object recv(object tensor, object src, object group, object tag, bint async_op):
-    """None when it is enqueued, or its Work."""
+    """Return None once it is enqueued, or its Work."""
     return message("irecv" if async_op else "recv", False, tensor, src, group, tag, async_op)
 
 
 cdef object message(str name, bint sends, object tensor, object given, object group, object tag,
                     bint async_op):
-    """One message, by itself: NCCL has no tags."""
+    """Enqueue one message, by itself: NCCL has no tags."""
     cdef NdarrayView p
     cdef Enqueuer self = streams_of(group)
     library = None if self is None else self.look(tensor, &p)

@@ -1,4 +1,4 @@
-"""The short way of a message: a blocking send or receive of a plain array. See
+"""The fast path of a message: a blocking send or receive of a plain array. See
 fast_collectives.pyx."""
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
@@ -17,15 +17,15 @@ from cydist._native.sync cimport load_int
 
 cdef enum:
     LARGEST_TAG = 0x7fffffff
-    SHORT_NS = 20000000         # who waits longer says so to those who ask
+    SHORT_NS = 20000000         # a longer wait is recorded, for ranks that query it
 
 cpdef bint send(object tensor, object dst, object group, object tag) except -1:
-    """cydist.send."""
+    """Run cydist.send."""
     return message("send", tensor, dst, group, tag, True)
 
 
 cpdef bint recv(object tensor, object src, object group, object tag) except -1:
-    """cydist.recv from a rank that is named."""
+    """Run cydist.recv from a named rank."""
     return message("recv", tensor, src, group, tag, False)
 
 
@@ -47,7 +47,7 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     if not sending and not p.writable:
         return False
     describe(&r, &f, &p, rank, <uint64_t>label)
-    # A notice that has come stands in no ring any more.
+    # A control message that has been received is no longer in any ring.
     if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
             and native.view.at_once(&native.view, &r, sending) == OK):
         return True
@@ -79,9 +79,9 @@ cdef inline void describe(Request *r, Fingerprint *f, const NdarrayView *p, int 
 
 cdef inline int travel(object group, Group native, str name, Request *r, bint sending,
                        bint *told) except *:
-    """Post the message, if that has not been done, and wait for it; a Status.
+    """Post the message, unless it is posted, and wait for it; return a Status.
 
-    told    set: the group has failed, and that is why
+    told    set if it ended because the group has failed
     """
     cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()
@@ -104,11 +104,11 @@ cdef inline int travel(object group, Group native, str name, Request *r, bint se
 
 
 cdef int given_up(Group native, Request *r, int status) noexcept:
-    """Withdraw a message that did not go well; what has become of it, a Status."""
+    """Withdraw a message that failed; return the Status it ended with."""
     with nogil:
         if r.link != NULL and load_int(&r.status) == PENDING:
             native.view.cancel(&native.view, r)
-    # While this thread came for the GIL, another's wait may have completed it.
+    # While this thread waited for the GIL, another thread's wait may have completed it.
     if status != INTERRUPTED and load_int(&r.status) != PENDING:
         return r.status
     return status
@@ -116,7 +116,7 @@ cdef int given_up(Group native, Request *r, int status) noexcept:
 
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
                       int status, bint told) except -1:
-    """Fail the group, as the long way's Work does, and raise why."""
+    """Fail the group, as the general path's Work does, and raise the cause."""
     cdef ControlMessage notice
     cdef int peer = r.source if status == MISMATCH else r.peer
     if status == TIMEOUT:

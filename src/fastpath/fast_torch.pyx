@@ -1,9 +1,9 @@
-"""torch's options of an allreduce, read where they lie.
+"""Read torch's allreduce options directly from their memory.
 
-torch.distributed hands an object of C++ to the most frequent of its calls. To ask it for its three
-fields from Python takes longer than the call. So the fields' places in its memory are found out
-once, by setting each and looking what changes. Where that says nothing clear (another layout,
-another binding) nothing is ever read, and the caller asks the object.
+torch.distributed passes a C++ object to its most frequent call. Reading that object's three
+fields from Python takes longer than the call. So their offsets are found once, by setting each
+field and looking for what changes. If the result is ambiguous (another layout, another binding)
+nothing is ever read, and the caller asks the object.
 """
 from datetime import timedelta
 
@@ -16,14 +16,14 @@ from cydist._native.fast_collectives cimport all_reduce as short_all_reduce
 cdef extern from "<malloc.h>" nogil:
     size_t malloc_usable_size(void *)
 
-ctypedef struct Bound:          # how pybind11 lays out an object of one C++ class
+ctypedef struct Bound:          # pybind11's layout of an object of one C++ class
     PyObject head
     unsigned char *value
 
 
-cdef object known = None        # the class whose fields' places follow
+cdef object known = None        # the class whose field offsets follow
 cdef size_t op_at, timeout_at, async_at
-cdef list operations = [None] * 256     # ours, by the byte that says torch's
+cdef list operations = [None] * 256     # cydist's operation, by the byte of torch's
 
 
 cdef inline unsigned char *memory(object options) noexcept:
@@ -40,14 +40,14 @@ cdef list changed(bytes before, bytes after):
 
 
 def learn(object kind, dict reductions) -> bool:
-    """Find out where AllreduceOptions has its fields; False where they cannot be found.
+    """Find the offsets of AllreduceOptions' fields; False if they cannot be found.
 
     kind        the class
-    reductions  our reduction for each of torch's
+    reductions  cydist's reduction for each of torch's
     """
     try:
         return learnt(kind, reductions)
-    except (AttributeError, TypeError, ValueError):     # a class of another make
+    except (AttributeError, TypeError, ValueError):     # another implementation of the class
         return False
 
 
@@ -85,7 +85,7 @@ cdef bint learnt(object kind, dict reductions) except -1:
 
 
 def all_reduce(object tensors, object options, object group) -> bool:
-    """torch's allreduce of one tensor by the short way, if it blocks and has no time limit of its
+    """Run torch's allreduce of one tensor on the fast path, if it blocks and has no timeout of its
     own. False: nothing has happened."""
     if type(options) is not known or type(tensors) is not list or len(<list>tensors) != 1:
         return False

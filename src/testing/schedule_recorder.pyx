@@ -1,9 +1,9 @@
-"""Rehearsals: algorithms run with a reduction that knows who took part, and on paper.
+"""Rehearsals: run algorithms with a reduction that tracks contributions, and without peers.
 
-`ScheduleRecorder` calls an algorithm on any link with elements that name the ranks they are
-made of, so that a test can see who was combined with whom, in which order, and how often it was
-prepared and finished. `Recording` is a link without peers: what is posted and waited for is
-written down and taken for done. An algorithm's messages do not depend on its data, so the logs
+`ScheduleRecorder` calls an algorithm on any link. Its elements name the ranks they are made of, so
+a test can see which ranks were combined, in which order, and how often an element was
+prepared and finished. `Recording` is a link without peers: it records posts and waits and
+treats them as done. An algorithm's messages do not depend on its data. So the logs
 of all ranks, taken one after another in one thread, are the messages of a whole group of any
 size.
 """
@@ -18,16 +18,16 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport Entry, find, index_of
 
 
-# A reduction that knows who took part
+# A reduction that tracks contributions
 
 cdef enum:
     MISTAKE = 0xFFFFFFFF        # Part.first
 
-# On paper nothing arrives, and what is there is added up again and again: sums wrap.
+# In a Recording nothing arrives, and elements are added up repeatedly: sums wrap.
 ctypedef struct Part:           # one element
     uint32_t first              # of the ranks in it, or MISTAKE; their sum where the reduction
     uint32_t end                # commutes, and here their number
-    uint32_t prepared           # how often its contributions were, together
+    uint32_t prepared           # how often its contributions were prepared, in total
     uint32_t finished
 
 
@@ -79,7 +79,7 @@ cdef void finish(const Reduction *r, void *acc, size_t count) noexcept nogil:
         (<Part *>acc)[i].finished += 1
 
 
-# A link that writes down
+# A link that records
 
 cdef enum:
     SEND = 0
@@ -143,7 +143,7 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
 
 
 cdef class Recording(Link):
-    """One rank's end of a link to nobody."""
+    """One rank's end of a link without peers."""
 
     cdef Log log
 
@@ -167,7 +167,7 @@ cdef class Recording(Link):
         pass
 
     def lines(self):
-        """The log: (what, peer, step, bytes, request), in the order in which things were done.
+        """Return the log: (what, peer, step, bytes, request), in the order of the actions.
 
         what        "send" or "recv", posted; or "wait"
         request     the index of the line that posted it
@@ -215,10 +215,10 @@ cdef class ScheduleRecorder:
     def run(self, int collective, bytes name not None, list inputs, list outputs, *, int root,
             bint commutative, bint even, size_t segment_bytes, uint64_t seq,
             int64_t deadline_ns):
-        """Run an algorithm; returns its Status.
+        """Run an algorithm; return its Status.
 
         inputs, outputs     contiguous writable buffers; four int32 for each element: first, end
-                            (where the reduction commutes: sum and number of the ranks in it), how
+                            (if the reduction commutes: sum and number of the ranks in it), how
                             often prepared, how often finished
         """
         cdef const Entry *entry = find(name, collective)

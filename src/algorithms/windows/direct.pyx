@@ -1,33 +1,34 @@
-"""Direct: ranks read the arrays of others where they are, and write into them: one copy, not two.
+"""Direct: ranks read and write each other's arrays in place: one copy, not two.
 
     broadcast       steps 2     bytes moved per rank n (p-1)/p: the others pull, the root pushes
     all_gather      2           n, of which n/p are its own
-    gather          1 or 3      n/p: everybody pushes; the root its own
-    scatter         1 or 3      n/p: everybody pulls; the root its own
+    gather          1 or 3      n/p: all ranks push; the root its own
+    scatter         1 or 3      n/p: all ranks pull; the root its own
     all_to_all      2           n, of which n/p are its own
     reduce_scatter  2           n (p-1)/p
     all_reduce      2           2 n (p-1)/p
     reduce          2           n
     scan, exscan    2           2 n (p-1)/p
 
-n is the whole array, or all blocks together. In step 1 every rank shows where its blocks lie; from
-then until step 2, which is the end of the call, the others may reach them. The reductions pull
-block r of everybody segment by segment into free slots of rank r's window, reduce it there in rank
-order in one pass, and push the result while it is in the cache: 8- and 16-bit floats accumulate
-in float32 and round once, and reductions need not commute. The bits are those of "flat". A scan
-does so for each rank's sum, the last rank's first: it needs the most contributions, and where the
-arrays are in place a sum may then take the place of its rank's contribution.
-What lies in memory that the ranks share (cydist.empty_shared) is read and written where it is.
-The sizes of a gather or scatter are said in a step before, which carries short blocks; see "sizes".
+n is the whole array, or all blocks together. In step 1 every rank publishes where its blocks are.
+The others may access them from then until step 2, which is the end of the call. In the reductions
+rank r pulls all ranks' block r segment by segment into free slots of its window. It reduces them
+there in rank order in one pass, and pushes the result while it is in the cache: 8- and 16-bit
+floats accumulate in float32 and round once, and reductions need not commute. The bits are those of
+"flat". A scan does so for each rank's sum, the last rank's first, which needs the most
+contributions. With in-place arrays a sum may then overwrite its rank's contribution.
+Arrays in memory that the ranks share (cydist.empty_shared) are read and written in place.
+A gather or scatter exchanges sizes in a step before, which carries short blocks; see
+size_exchange.pyx.
 
 Three ranks, all_reduce in place (B1 is the sum of block 1):
 
     rank 0 [a0 a1 a2]    rank 1 pulls a1 and c1, makes B1      [A0 B1 C2]
     rank 1 [b0 b1 b2]    and pushes it over a1 and c1, which   [A0 B1 C2]
-    rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
+    rank 2 [c0 c1 c2]    no other rank reads                   [A0 B1 C2]
 
-Where that cannot be done, `exposure` takes "flat" or "staged" instead. The same algorithms under
-the name "adaptive" do so too where that is the faster way, which one rank finds out as the job runs.
+Where that is impossible, `exposure` runs "flat" or "staged" instead. The same algorithms under the
+name "adaptive" also do that if it is faster, which one rank measures as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
 communication on Linux cluster", ICPP 2005.
@@ -50,10 +51,10 @@ from cydist._native.window_protocol cimport part_bytes, slot_of
 
 
 cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
+    FEW_RANKS = 64              # up to this many ranks need no malloc
     PAGE = 4096
-    NEAR_BYTES = 4096           # that fit into the nearest cache from several ranks
-    VISIT_PIECES = 256          # in a row: a megabyte between two looks at the clock
+    NEAR_BYTES = 4096           # fits into the nearest cache from several ranks
+    VISIT_PIECES = 256          # in a row: a megabyte between two checks of the clock
 
 
 # Blocks that move
@@ -63,7 +64,8 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    """Every rank moves as much: the root pushes the end of the array, the others pull the rest."""
+    """Move equal amounts on all ranks: the root pushes the end of the array, the others pull the
+    rest."""
     cdef Block head = c.outputs[0]
     cdef Block tail
     cdef int k, peer, status = OK
@@ -156,22 +158,22 @@ cdef void keep_block(Comm *t, Call *c) noexcept nogil:
 
 # Blocks that are reduced
 
-ctypedef struct Sum:            # one block, of which every rank shows a contribution
+ctypedef struct Sum:            # one block, to which every rank exposes a contribution
     Block own
-    int entry                   # which of a peer's blocks has its contribution,
+    int entry                   # which of a peer's blocks holds its contribution,
     size_t offset               # and how many bytes into it
-    char *result                # where the sum goes; NULL: nowhere on this rank
+    char *result                # destination of the sum; NULL: none on this rank
     int to_entry                # which of a peer's blocks gets it, at the same offset
-    int to_first, to_end        # peers that do
+    int to_first, to_end        # peers that get the sum
 
 
 cdef inline const void **two_for_each(const Comm *t, const void **few) noexcept nogil:
-    """Room for two pointers for every rank, to be freed unless it is `few`; NULL: there is none."""
+    """Return room for two pointers per rank, to be freed unless it is `few`; NULL: no memory."""
     return few if t.size <= FEW_RANKS else <const void **>malloc(2 * t.size * sizeof(void *))
 
 
 cdef inline char *scratch_of(Comm *t, const Access *a, int peer, size_t part) noexcept nogil:
-    """Where what is pulled from a peer goes: `part` bytes."""
+    """Return where the `part` bytes that are pulled from a peer go."""
     cdef int k = (peer - t.rank - 1 + t.size) % t.size
     return slot_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
 
@@ -200,7 +202,7 @@ cdef int reduce_block(Comm *t, Call *c, Access *a, const Sum *m) noexcept nogil:
 
 cdef bint lies_here(Comm *t, const Access *a, const Sum *m, const void **sources,
                     char **results) noexcept nogil:
-    """Find all contributions to a sum, and where it goes; False: not all of that lies here."""
+    """Find a sum's contributions and destinations; False: not all of them are mapped here."""
     cdef int peer
     for peer in range(t.size):
         results[peer] = m.result if peer == t.rank else NULL
@@ -217,16 +219,16 @@ cdef bint lies_here(Comm *t, const Access *a, const Sum *m, const void **sources
 
 cdef int reduce_here(Comm *t, Call *c, Access *a, const Sum *m, const void **sources,
                      char **results) noexcept nogil:
-    """Sum what lies here, and hand the sum round piece by piece, out of the nearest cache.
+    """Sum contributions that are mapped here, and copy the sum piece by piece from the cache.
 
-    Every other call begins at the end: there the last one stopped, so there the caches still have
-    the array, where programs reduce the same one again.
+    Every other call begins at the end, where the previous one stopped. If a program reduces the
+    same array again, the caches still hold that part.
     """
     cdef size_t pieces = segments_in(m.own.nbytes, NEAR_BYTES)
     cdef size_t start, i, at = 0
     cdef bint backwards = c.fingerprint.seq % 2 != 0
     cdef int first = t.rank, status = OK
-    while results[first] == NULL:       # only some rank's output gets it
+    while results[first] == NULL:       # only one rank's output gets the sum
         first = (first + 1) % t.size
     for i in range(pieces):
         if i % VISIT_PIECES == 0:
@@ -278,9 +280,9 @@ cdef int reduce_segment(Comm *t, Call *c, Access *a, const Sum *m, Block segment
                        &sources[peer])
         if status != OK:
             return status
-    # Whoever has no place for the sum overwrites what was pulled first.
+    # A rank without a destination for the sum overwrites the segment that was pulled first.
     into.ptr = m.result + start if m.result != NULL else slot_of(t, t.rank, a.step + 1)
-    status = begin_visits(t, c, a)      # some of the sources may lie where they were
+    status = begin_visits(t, c, a)      # some sources may be in place
     if status == OK:
         c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)
         status = end_visits(t, c, a)
@@ -297,7 +299,8 @@ cdef int reduce_segment(Comm *t, Call *c, Access *a, const Sum *m, Block segment
 
 
 cdef Sum part_of_sum(Comm *t, Call *c, char *result) noexcept nogil:
-    """Block r of an array that all reduce; in a peer's table its output follows its input."""
+    """Return block r of an array that all ranks reduce. A peer's table lists its input, then its
+    output."""
     cdef Sum m
     m.own = block_of(c.inputs[0], t.rank, t.size, c.op.itemsize)
     m.entry = 0
@@ -348,8 +351,8 @@ cdef int reduce_scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 ctypedef struct Sums:           # of one block: one sum for each rank
     Block own
-    int own_too                 # 1: a rank's sum has its own contribution; 0: only those before
-    int lowest                  # the first rank that is given a sum
+    int own_too                 # 1: a rank's sum includes its own contribution; 0: it does not
+    int lowest                  # the first rank that gets a sum
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
@@ -357,7 +360,7 @@ cdef int scan(Comm *t, Call *c) noexcept nogil:
 
 
 cdef void keep_first(Comm *t, Call *c) noexcept nogil:
-    """The sum of the first rank is what it gave."""
+    """Copy the first rank's contribution: it is its sum."""
     if t.rank == 0 and c.op.finish == NULL:
         copy_block(c.outputs[0].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
 
@@ -381,8 +384,8 @@ cdef int exscan_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef Block own_share(Comm *t, Call *c) noexcept nogil:
-    """Block r, whose sums this rank makes for everybody. The first rank pushes all it makes, and
-    others keep one: so it gets 1 share less than the 2 p shares of each of them."""
+    """Return block r, whose sums this rank makes for all ranks. The first rank pushes all sums that
+    it makes, the others keep one. So it gets 1 share less than the 2 p shares of each other."""
     cdef Block block = c.inputs[0]
     cdef size_t count = block.nbytes // c.op.itemsize
     cdef size_t each = 2 * t.size
@@ -424,12 +427,12 @@ cdef int sum_segment(Comm *t, Call *c, Access *a, const Sums *m, Block segment, 
         sum.ptr = scratch_of(t, a, peer, part)
         results[peer] = within(t, peer, shown(t, peer, a)[1].ptr + offset, sum.nbytes)
         if results[peer] == NULL:
-            results[peer] = sum.ptr     # its contribution is in no sum of a lower rank
+            results[peer] = sum.ptr     # no lower rank's sum includes its contribution
         if peer < t.size - 1 + m.own_too:
             status = fetch(t, c, a, peer, sum, shown(t, peer, a)[0].ptr + offset, &sources[peer])
             if status != OK:
                 return status
-    status = begin_visits(t, c, a)      # some of these may lie where they were
+    status = begin_visits(t, c, a)      # some of these may be in place
     if status != OK:
         return status
     for peer in range(t.size - 1, m.lowest - 1, -1):
@@ -458,4 +461,4 @@ cdef int add_all(const char *name) except -1:
 add(b"direct", GATHER, WINDOWS, gather)
 add(b"direct", SCATTER, WINDOWS, scatter)
 add_all(b"direct")
-add_all(b"adaptive")            # the same to all but `exposure`
+add_all(b"adaptive")              # identical except in `exposure`

@@ -1,4 +1,4 @@
-"""Arrays that are open to other ranks for a call; cydist/_native/exposure.pxd says how."""
+"""Access to other ranks' arrays during a call; cydist/_native/exposure.pxd explains it."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
@@ -18,17 +18,17 @@ from cydist._native.sync cimport (
 
 cdef enum:
     ASKING_BYTES = 65536
-    NO = 1                      # notes of steps
+    NO = 1                      # the values of a step's note
     YES = 2
 
-cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: not one peer but all
+cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: several peers
 
 
-# Whether, and in which order
+# Whether to expose, and the order of steps
 
 cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
              int seconds, Alone alone, Body body) noexcept nogil:
-    """Show these blocks, run the body, and leave when all have."""
+    """Expose these blocks, run the body, and return when all ranks are done."""
     cdef Access a
     cdef bint usable = False
     cdef bint early = alone != NULL and first[0].nbytes >= STREAM_BYTES
@@ -65,7 +65,7 @@ cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *seco
         for i in range(a.scratch):
             publish(t, c, a.step + 1 + i, 0)
         if alone != NULL and not early:
-            alone(t, c)         # while the others come to their end
+            alone(t, c)         # while the others finish
         status = consume(t, c, a.step + 1 + <uint64_t>a.scratch, True)
     if status != OK:
         bar_the_others(t, c)
@@ -79,20 +79,20 @@ cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *seco
 
 
 cdef inline bint worth_asking(const Comm *t, const Call *c, size_t nbytes) noexcept nogil:
-    """Where nobody reaches into others: may all arrays lie in memory that is shared, and are they
-    so long that a step more is nothing? The same on all ranks."""
+    """Return whether to try exposure though ranks cannot access each other: all arrays may be in
+    shared memory, and be so long that one more step costs little. The same on all ranks."""
     return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
             and nbytes >= ASKING_BYTES)
 
 
 cdef int without(Comm *t, Call *c) noexcept nogil:
-    """The same through windows."""
+    """Run the call through windows."""
     cdef int collective = c.fingerprint.collective
     return find(b"staged" if collective == ALL_REDUCE else b"flat", collective).run(t, c)
 
 
 cdef int scratch_slots(Comm *t, Call *c) noexcept nogil:
-    """How many slots the call takes for what it pulls; 0: it cannot be run. The same everywhere."""
+    """Return how many slots pulled data need, the same on all ranks; 0: the call cannot run."""
     cdef Windows *w = t.windows
     cdef int slots = 1
     if w.pull == NULL or w.slots < 2 or 2 * t.size * sizeof(Block) > w.slot_bytes:
@@ -106,11 +106,11 @@ cdef int scratch_slots(Comm *t, Call *c) noexcept nogil:
     return slots
 
 
-cdef uint64_t beacon = now_ns()     # what the others try to read
+cdef uint64_t beacon = now_ns()     # the word that peers try to read
 
 
 cdef int find_reach(Comm *t, Call *c) noexcept nogil:
-    """May everybody reach into everybody's memory? Two steps; all learn the same."""
+    """Find whether all ranks can access all ranks' memory, in two steps; all learn the same."""
     cdef uint64_t step = t.windows.step
     cdef uint64_t *light = <uint64_t *>slot_of(t, t.rank, step)
     cdef uint64_t seen
@@ -156,7 +156,7 @@ cdef bint all_say_yes(Comm *t, uint64_t step) noexcept nogil:
 
 cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
               int seconds, bint yes) noexcept nogil:
-    """Say where these blocks lie, and whether this rank is for it."""
+    """Publish where these blocks are, and whether this rank agrees to exposure."""
     cdef uint64_t step = t.windows.step
     cdef Block *table = <Block *>slot_of(t, t.rank, step)
     cdef int i
@@ -165,7 +165,7 @@ cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *sec
         return status
     for i in range(firsts + seconds):
         table[i] = first[i] if i < firsts else second[i - firsts]
-        # Blocks that touch are one array.
+        # Adjacent blocks are one array.
         if i > 0 and table[i - 1].ptr + table[i - 1].nbytes != table[i].ptr:
             yes = yes and readable(t, table[i - 1])
     yes = yes and readable(t, table[firsts + seconds - 1])
@@ -174,7 +174,7 @@ cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *sec
 
 
 cdef bint readable(Comm *t, Block block) noexcept nogil:
-    """Can others reach this memory? Not if it is a device's."""
+    """Return whether others can access this memory, unlike a device's."""
     cdef Windows *w = t.windows
     cdef const char *last = block.ptr + block.nbytes - 1
     cdef char byte
@@ -197,14 +197,14 @@ cdef inline bint visits(const Windows *w, int peer, int rank) noexcept nogil:
 
 
 cdef void bar_the_others(Comm *t, Call *c) noexcept nogil:
-    """The call has failed: let nobody read or write this rank's arrays any more."""
+    """Revoke access to this rank's arrays after a failure, and wait for accesses under way."""
     cdef Windows *w = t.windows
     cdef int64_t until = now_ns() + GRACE_NS
     cdef int peer
     swap_u64(&w.of[t.rank].flags.barred, 1)
     fence()
     for peer in range(t.size):
-        # Who said goodbye may have a thread that is not through.
+        # A rank that has announced its departure may have a thread that still copies.
         while peer != t.rank and visits(w, peer, t.rank) and not w.ended(t, peer):
             if now_ns() >= until:
                 c.visited = True
@@ -212,32 +212,32 @@ cdef void bar_the_others(Comm *t, Call *c) noexcept nogil:
             sched_yield()
 
 
-# Which way, for "adaptive"
+# The choice between exposure and windows, for "adaptive"
 
 cdef enum:
-    GROUPS = 16                 # those whose contexts agree in four bits learn together
-    LENGTHS = 8                 # of calls that are told apart: up to 32 KiB, 64 KiB and so on
+    GROUPS = 16                 # groups whose contexts agree in four bits share a Trial
+    LENGTHS = 8                 # classes of call lengths: up to 32 KiB, 64 KiB and so on
     SHORTEST_BYTES = 32768
-    PATIENCE = 32               # the slower way is tried again after so many times its time,
-    LONGEST_NS = 1000000000     # or so long: that time may have been a stopped rank's
+    PATIENCE = 32               # the slower way is tried again after this many times its time,
+    LONGEST_NS = 1000000000     # at most this long: a stopped rank may have made that time long
 
 
-ctypedef struct Trial:          # of calls of one collective and length
-    int64_t direct_ns           # how long they take, about, each way; 0: not tried
+ctypedef struct Trial:          # measurements of calls of one collective and length
+    int64_t direct_ns           # their approximate time, each way; 0: not tried
     int64_t windows_ns
     int64_t again_ns            # when to try the slower way next
 
 
-cdef Trial trials[GROUPS][COLLECTIVES][LENGTHS]     # of calls for which this process chooses
+cdef Trial trials[GROUPS][COLLECTIVES][LENGTHS]     # for the calls that this process decides
 
 
 cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noexcept nogil:
-    """What this rank knows of such calls, if it is the one that chooses the way; or NULL."""
+    """Return the measurements of such calls if this rank decides the way, or NULL."""
     cdef int collective = c.fingerprint.collective
     cdef size_t nbytes = firsts * first[0].nbytes
     cdef const Entry *adaptive = find(b"adaptive", collective)
     cdef int length = 0
-    # One that needs what others give, so that it ends late either way.
+    # The rank that decides needs others' data, so it ends late either way.
     cdef int judge = t.size - 1 if c.root != t.size - 1 else 0
     if collective == REDUCE:
         judge = c.root
@@ -261,7 +261,7 @@ cdef bint direct_is_due(Trial *trial, int64_t now) noexcept nogil:
 
 
 cdef void learn(int64_t *way_ns, int64_t began) noexcept nogil:
-    """What is fast counts at once, for a single call may be slow for any reason."""
+    """Record a time. A shorter one counts at once; a single call may be slow for any reason."""
     cdef int64_t taken = now_ns() - began
     if way_ns[0] != 0 and taken > way_ns[0]:
         taken = way_ns[0] + (min(taken, 2 * way_ns[0]) - way_ns[0]) // 4 + 1
@@ -275,7 +275,7 @@ cdef inline bint is_barred(Comm *t, int peer) noexcept nogil:
 
 
 cdef inline bint begin_visit(Comm *t, int peer) noexcept nogil:
-    """Say that this rank is in a peer's arrays; False: it may not."""
+    """Announce an access to a peer's arrays; False: access is revoked."""
     swap_u64(&t.windows.of[t.rank].flags.visiting, <uint64_t>peer + 1)
     fence()
     reach(SEND_MID)
@@ -283,7 +283,7 @@ cdef inline bint begin_visit(Comm *t, int peer) noexcept nogil:
 
 
 cdef inline bint end_visit(Comm *t, int peer) noexcept nogil:
-    """False: the peer did not wait for the end, so what was read may not be what it gave."""
+    """End an access. False: the peer did not wait, so the data may not be what it gave."""
     fence()
     cdef bint barred = is_barred(t, peer)
     store_u64(&t.windows.of[t.rank].flags.visiting, 0)
@@ -309,7 +309,7 @@ cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int first_barred(Comm *t) noexcept nogil:
-    """A peer whose arrays may not be visited; -1: none."""
+    """Return a peer that has revoked access; -1: none."""
     cdef int peer
     for peer in range(t.size):
         if is_barred(t, peer):
@@ -318,23 +318,23 @@ cdef int first_barred(Comm *t) noexcept nogil:
 
 
 cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
-    """Every now and then: must the call end?"""
+    """Check now and then whether the call must end."""
     cdef int64_t now = now_ns()
     cdef int status = OK
     if now >= a.look:
         a.look = now + SLICE_NS
         status = slice_end(t, c.deadline_ns)
         if status == OK and peer >= 0 and t.windows.ended(t, peer):
-            status = PEER_LOST      # another process may get its number
+            status = PEER_LOST      # another process may get its pid, which accesses use
         if status != OK:
             c.failed_peer = peer
     return status
 
 
 cdef int refused(Comm *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
-    """A peer's memory could not be reached. Why?"""
+    """Find out why a peer's memory could not be accessed."""
     if is_barred(t, peer):
-        # It has failed, and will not go on to another call: the wait for that says why.
+        # It has failed and will not reach another call: waiting for that one tells why.
         status = hear(t, c, peer, a.step + 1 + <uint64_t>a.scratch)
         if status != OK:
             return status
@@ -392,7 +392,7 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
 
 cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
                 size_t ours) noexcept nogil:
-    """MISMATCH, if a peer gives or takes another number of bytes than we do."""
+    """Return MISMATCH if a peer gives or takes another number of bytes than this rank."""
     if theirs == ours:
         return OK
     c.failed_peer = peer
@@ -406,7 +406,7 @@ cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
 
 cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil:
-    """Where a contribution of a peer can be read: there, in a visit, or here, pulled already."""
+    """Find where a peer's contribution can be read: in place during an access, or pulled."""
     source[0] = within(t, peer, theirs, into.nbytes)
     if source[0] != NULL:
         return look(t, c, a, peer)

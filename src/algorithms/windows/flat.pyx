@@ -1,8 +1,8 @@
-"""Flat: every rank writes into its own window, and reads straight out of the others'.
+"""Flat: every rank writes into its own window, and reads directly from the others'.
 
     every collective    steps ceil(n / slot)    bytes copied in per rank n, read per rank up to p n
 
-n is what one rank contributes; a slot is cut into p parts where every rank gets something else
+n is what one rank contributes; a slot is cut into p parts if every rank gets something else
 (scatter, reduce_scatter, all_to_all). The reductions read all windows in rank order in one pass:
 8- and 16-bit floats accumulate in float32 and round once, and reductions need not commute.
 all_reduce reads p n bytes on every rank, so it is for short arrays; see "staged".
@@ -13,8 +13,8 @@ Three ranks, all_reduce:
     window 1 [b]    and each writes a + b + c to its output
     window 2 [c]
 
-Where sizes are known only to some (uneven gather, scatter and all_to_all), a first step says them,
-and carries short blocks; see "sizes".
+If only some ranks know the sizes (uneven gather, scatter and all_to_all), a first step exchanges
+them and carries short blocks; see size_exchange.pyx.
 
 Source: the shared-memory collectives of R. Graham and G. Shipman, "MPI support for multi-core
 architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
@@ -35,11 +35,11 @@ from cydist._native.window_protocol cimport (
 
 
 cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
+    FEW_RANKS = 64              # up to this many ranks need no malloc
     LINE = 64
 
 
-# How the place of a step's data is cut, the same on all ranks
+# How a step's data are cut into parts, the same on all ranks
 ctypedef struct Cut:
     size_t part                 # bytes of each part
     size_t used                 # of all parts
@@ -48,7 +48,7 @@ ctypedef struct Cut:
 
 cdef bint cut(Comm *t, Call *c, int parts, size_t unit, size_t longest,
               Cut *out) noexcept nogil:
-    """Parts for blocks of up to `longest` bytes; False if not one element fits into a slot."""
+    """Cut into parts for blocks of up to `longest` bytes; False if not one element fits a slot."""
     cdef size_t part = part_bytes(t, c, parts, unit)
     if part == 0:
         return False
@@ -56,7 +56,7 @@ cdef bint cut(Comm *t, Call *c, int parts, size_t unit, size_t longest,
     if longest * parts <= TINY_BYTES:
         part = longest
     elif longest + LINE <= part:
-        part = (longest + LINE - 1) // LINE * LINE      # close together, each with its own lines
+        part = (longest + LINE - 1) // LINE * LINE      # adjacent, each on its own lines
     out.part = part
     out.used = parts * part
     return True

@@ -1,13 +1,13 @@
 """Parting: the members of a group that ends compare their last call.
 
-Through windows a rank says how many steps it has taken, and compares the steps that it has not
-heard yet with its own. It waits for members that have not come so far, not for their end.
+In windows a rank publishes how many steps it has taken. It compares the steps that it has not
+compared yet with its own. It waits for members that are not as far, but not for their end.
 
-Over messages it is a dissemination, as dissemination.pyx's barrier: in round k a rank sends the
-fingerprint of its last call to rank + 2**k and compares that of rank - 2**k, so after the last
-round it has heard, through others, of all. A rank whose last call cannot be over before all
-members have made it only sends. A rank that has not heard of all before it, as somebody was late
-or has left, says so in the `note` of what it still sends: it speaks for itself alone.
+Over messages this is a dissemination, like dissemination.pyx's barrier. In round k a rank sends the
+fingerprint of its last call to rank + 2**k and compares that of rank - 2**k. So after the last
+round it has compared, through others, with all ranks. A rank whose last call cannot be over before
+all members have made it only sends. A rank that has not compared with all ranks before it, because
+one was late or has left, says so in the `note` of its later messages: they cover it alone.
 
     parting   at most ceil(log2 p) messages of no bytes sent and received per rank
 """
@@ -31,9 +31,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     ROUNDS = 31                 # bits of a rank
     LOOK_NS = 20000000          # between looks whether a late member has parted
-    FLUSH_NS = 50000000         # for words to ranks to which the connection must be made
+    FLUSH_NS = 50000000         # for messages to ranks without a connection yet
     PAUSE_US = 200
-    FOR_ITSELF = 1              # Fingerprint.note of a word: its sender has not heard of all
+    FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
 
 cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/host/work.py
 
@@ -60,7 +60,7 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
 
 
 cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
-    """So they do, after so many steps each; a rank without steps says nothing of its calls."""
+    """Record that the calls differ after so many steps each. A rank without steps has no call."""
     if ours > 0:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
     memset(&c.theirs, 0, sizeof(Fingerprint))
@@ -74,7 +74,7 @@ cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noe
 
 
 cdef bint somebody_parted(Comm *t, Call *c) noexcept nogil:
-    """Has a member ended the group before the step that we wait for?"""
+    """Return whether a member has ended the group before the step that this rank waits for."""
     cdef Windows *w = t.windows
     cdef uint64_t steps
     cdef int peer
@@ -102,7 +102,7 @@ cdef int compare_steps(Comm *t, Call *c, bint alone) noexcept nogil:
         if status != TIMEOUT or now_ns() >= deadline:
             break
         if t.board != NULL and c.failed_peer >= 0:
-            t.board.ask(t, c.failed_peer)       # who has left the group says so
+            t.board.ask(t, c.failed_peer)       # a departed rank answers that it has left
     c.deadline_ns = deadline
     return status
 
@@ -117,7 +117,7 @@ cdef void address(Request *r, const Fingerprint *word, int peer) noexcept nogil:
 
 
 cdef bint same_call(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
-    return memcmp(a, b, sizeof(Fingerprint) - sizeof(uint64_t)) == 0       # but for the note
+    return memcmp(a, b, sizeof(Fingerprint) - sizeof(uint64_t)) == 0       # except the note
 
 
 cdef bint under_way(Comm *t, Request *words, int count) noexcept nogil:

@@ -1,8 +1,7 @@
-"""Blocks whose sizes not everybody knows: one step says them; cydist/_native/size_exchange.pxd says
-how.
+"""The exchange of block sizes that not all ranks know; see cydist/_native/size_exchange.pxd.
 
-A part of the slot, for one rank, is the size of its block and then, on lines of its own, the
-block, if this step carries it.
+The part of a slot for one rank is the size of its block. If this step carries blocks, the block
+follows on lines of its own.
 """
 from libc.stdint cimport uint64_t
 
@@ -15,7 +14,7 @@ from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_o
 
 cdef enum:
     LINE = 64
-    MOST_CARRIED = 16320        # bytes of a block: so short it is copied twice sooner than shown
+    MOST_CARRIED = 16320        # longest block for which two copies are faster than exposure
 
 
 cdef Move moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
@@ -41,21 +40,21 @@ cdef Move scattering(Comm *t, Call *c) noexcept nogil:
 
 
 cdef size_t most_carried(const Comm *t, int parts) noexcept nogil:
-    """Bytes of a block that fit into its part of a slot, with its size; 0: none does."""
+    """Return the longest block that fits its part of a slot, with its size; 0: none does."""
     cdef size_t room = t.windows.slot_bytes // parts // LINE * LINE
     return min(<size_t>MOST_CARRIED, room - sizeof(uint64_t)) if room > LINE else 0
 
 
 cdef inline size_t part_of(size_t longest, size_t most) noexcept nogil:
-    """Bytes of each part, if the longest block has so many."""
+    """Return the bytes of each part if the longest block has `longest` bytes."""
     if most == 0 or longest > most:
         return sizeof(uint64_t)
     return (sizeof(uint64_t) + longest + LINE - 1) // LINE * LINE
 
 
 cdef inline char *blocks_at(Comm *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
-    """Where the first block lies of a rank whose parts are so many bytes in all. A block's size is
-    the word before it: of short parts the first one is in the head's line."""
+    """Return where a rank's first block is if its parts have `nbytes` bytes in all. A block's size
+    is the word before it; with short parts the first one is in the head's line."""
     return place_of(t, rank, step, TINY_BYTES + nbytes)
 
 
@@ -72,7 +71,7 @@ cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil:
     if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
         return NO_MEMORY
     most = most_carried(t, m.parts)
-    status = claim(t, c, step, t.windows.slot_bytes)     # some rank may need as many
+    status = claim(t, c, step, t.windows.slot_bytes)     # some rank may need this many
     if status != OK:
         return status
     publish(t, c, step, write(t, m, step, most))
@@ -91,7 +90,7 @@ cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil:
 
 
 cdef size_t write(Comm *t, const Move *m, uint64_t step, size_t most) noexcept nogil:
-    """Bytes written."""
+    """Write this rank's sizes, and blocks if they are short; return how many bytes."""
     cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
     cdef size_t part = part_of(longest, most)
     cdef char *place = blocks_at(t, t.rank, step, m.parts * part)

@@ -2,11 +2,11 @@
 
     all_reduce      steps ceil(n / slot) + 2    bytes copied in per rank n + n/p, read n + n
 
-n is the array. In step k a slot holds segment k of the input and, behind it, this rank's block of
-the reduced segment k - 1; meanwhile the results of segment k - 2 are copied out. One wait per step.
+n is the array. In step k a slot holds segment k of the input, followed by this rank's block of
+the reduced segment k - 1. Meanwhile the results of segment k - 2 are copied out. One wait per step.
 The blocks are reduced in rank order in one pass: 8- and 16-bit floats accumulate in float32 and
-round once, and reductions need not commute. The bits are those of "flat". For long arrays; needs
-four slots: a rank may have said that it is done with a step whose results it still copies.
+round once, and reductions need not commute. The bits are those of "flat". For long arrays. It needs
+four slots: a rank may have published that it consumed a step whose results it still copies.
 
 Three ranks, segments s t of blocks 0 1 2 (S1 is the sum of block 1 of segment s):
 
@@ -30,7 +30,7 @@ from cydist._native.window_protocol cimport (
 
 
 cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
+    FEW_RANKS = 64              # up to this many ranks need no malloc
 
 
 ctypedef struct Stage:
@@ -89,7 +89,7 @@ cdef int stage(Comm *t, Call *c, const Stage *s, size_t k) noexcept nogil:
 
 
 cdef inline void show(Comm *t, Call *c, Block segment, char *slot) noexcept nogil:
-    """All blocks, or all but this rank's."""
+    """Publish all blocks, or all but this rank's."""
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef size_t before = block.ptr - segment.ptr
     cdef size_t through = before + block.nbytes

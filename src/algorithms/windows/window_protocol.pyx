@@ -1,4 +1,4 @@
-"""Windows, step by step; cydist/_native/window_protocol.pxd says how."""
+"""The steps of windows; cydist/_native/window_protocol.pxd explains the protocol."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -10,7 +10,7 @@ from cydist._native.sync cimport load_u64 as peek, spin
 
 cdef extern from *:
     """
-    /* This memory will be written soon: take its lines from whoever has them, meanwhile. */
+    /* This memory will be written soon: fetch its lines from other cores in the meantime. */
     static inline void cydist_fetch_to_write(const char *memory, size_t nbytes) {
         for (size_t i = 0; i < nbytes; i += 64)
     #if defined(__x86_64__)
@@ -25,7 +25,7 @@ cdef extern from *:
 
 cdef enum:
     MOST_AHEAD = 1024           # bytes
-    SUSPICION_NS = 50000000     # after so long a wait, look for a mismatch
+    SUSPICION_NS = 50000000     # after a wait this long, look for a mismatch
     LONGEST_SUSPICION_NS = 1600000000
 
 
@@ -35,7 +35,7 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
 
 cdef int compare(Comm *t, Call *c, int peer, uint64_t step,
                  const Fingerprint *ours) noexcept nogil:
-    """Is the peer in the same call as we are, or were, in this step?"""
+    """Return OK if the peer was in the same call as this rank in this step, else MISMATCH."""
     cdef const Fingerprint *theirs = call_of(t, peer, step)
     if memcmp(ours, theirs, sizeof(Fingerprint) - sizeof(uint64_t)) == 0:   # all but the note
         return OK
@@ -49,12 +49,12 @@ cdef int compare(Comm *t, Call *c, int peer, uint64_t step,
 
 
 cdef int suspect(Comm *t, Call *c, uint64_t last) noexcept nogil:
-    """Having waited for long in a step: is any peer in another call than we are, or were?"""
+    """Look, after a long wait in a step, for a peer in another call than this rank."""
     cdef const Fingerprint *ours
     cdef uint64_t step = t.windows.consumed
     cdef int peer
     while step <= last or has_posted(t, t.rank, step):
-        # What we have yet to write, others may have written.
+        # Other ranks may have written steps that this rank has yet to write.
         ours = call_of(t, t.rank, step) if has_posted(t, t.rank, step) else &c.fingerprint
         for peer in range(t.size):
             if has_posted(t, peer, step) and compare(t, c, peer, step, ours) != OK:
@@ -64,7 +64,7 @@ cdef int suspect(Comm *t, Call *c, uint64_t last) noexcept nogil:
 
 
 cdef bint sent_for_another(Comm *t, Call *c) noexcept nogil:
-    """Has anybody sent us a message of this call? It is not made of messages here."""
+    """Return whether a peer has sent a message of this call, which uses none on this rank."""
     cdef Request probe
     memset(&probe, 0, sizeof(Request))
     probe.tag = c.tag
@@ -95,7 +95,7 @@ cdef int reach(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
             until = c.deadline_ns
         status = t.wait_flag(t, flag, value, until)
         if status == TIMEOUT:
-            # Whoever found a mismatch has stopped: the peer we wait for may never come.
+            # A rank that found a mismatch has stopped: the peer may never arrive.
             if suspect(t, c, step) != OK or sent_for_another(t, c):
                 return MISMATCH
             if now_ns() < c.deadline_ns:
@@ -153,11 +153,12 @@ cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
 
 
 cdef int look_for_late(Comm *t, Call *c) noexcept nogil:
-    """Has anybody gone who has not come as far as we are? There is room yet to wait for them."""
+    """Return the status of a rank that left the group before reaching this rank's step, OK if there
+    is none. Only called while free slots remain."""
     cdef uint64_t step = t.windows.consumed
     cdef int peer
     for peer in range(t.size):
-        # It may have come before it went.
+        # It may have posted before it left.
         if (not has_posted(t, peer, step) and (t.windows.gone(t, peer) or has_left(t, peer))
                 and not has_posted(t, peer, step)):
             c.failed_peer = peer
@@ -174,12 +175,12 @@ cdef int heard(Comm *t, Call *c, uint64_t step) noexcept nogil:
 
 
 cdef inline uint64_t some_slots(const Windows *w) noexcept nogil:
-    """How far what is lazy may lag behind."""
+    """Return how many slots the lazily updated `consumed` flag may lag behind."""
     return w.slots // 2 if w.slots > 1 else 1
 
 
 cdef inline void settle(Comm *t, uint64_t steps) noexcept nogil:
-    """This rank has consumed so many steps; so have others, as they said in the last one."""
+    """Record that this rank has consumed `steps` steps, and the others what they published."""
     cdef Windows *w = t.windows
     cdef uint64_t *own = &w.of[t.rank].flags.consumed
     cdef uint64_t there, least = steps
@@ -191,7 +192,7 @@ cdef inline void settle(Comm *t, uint64_t steps) noexcept nogil:
             least = there
     if least > w.released:
         w.released = least
-    # Who writes long data waits for every slot; else the heads say it in time, mostly.
+    # A writer of long data waits for every slot; otherwise the heads mostly tell it in time.
     if steps - w.step > 1 or steps - own[0] >= some_slots(w):
         t.raise_flag(t, own, steps)
 
@@ -221,7 +222,7 @@ cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
         return status
     if w.consumed < needed:
         status = consume(t, c, needed, True)
-    # Before we wait: others in this step may wait for it.
+    # Before waiting, because others in this step may wait for this flag.
     if status == OK and own[0] < needed:
         t.raise_flag(t, own, w.consumed)
     if status != OK or w.released >= needed:
@@ -248,6 +249,6 @@ cdef size_t part_bytes(Comm *t, Call *c, size_t parts, size_t unit) noexcept nog
     cdef size_t nbytes = t.windows.slot_bytes
     if c.segment_bytes > 0 and c.segment_bytes < nbytes:
         nbytes = c.segment_bytes
-    if nbytes // parts < unit:      # a small segment must not make it impossible
+    if nbytes // parts < unit:      # a small segment size must not make it impossible
         nbytes = t.windows.slot_bytes
     return nbytes // parts // unit * unit
