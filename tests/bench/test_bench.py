@@ -401,6 +401,7 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(120)
 def test_gloo_beside_us(tmp_path: Path) -> None:
     """torch with gloo and torch with cydist run every op beside cydist on torch's gloo; all are

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from more_values import more
 
 pytest.importorskip("torch")
 
@@ -28,7 +29,7 @@ WAYS = {
     "hang": ("DistTimeoutError", " s: nothing from rank"),
     "barrier": ("MismatchError", "barrier"),
 }
-MODES = ["plain", "unused", "static-graph", "python-hook", "builtin-hook"]
+MODES = ["plain", *more("unused", "static-graph", "python-hook", "builtin-hook")]
 Trial = tuple[str, str, int]
 
 
@@ -45,7 +46,7 @@ def server() -> Generator[subprocess.Popen[str], None, None]:
         assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize("size", [2, 3], ids="{} ranks".format)
+@pytest.mark.parametrize("size", [2, *more(3)], ids="{} ranks".format)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
 def test_survivors_get_an_exception(

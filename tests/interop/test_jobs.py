@@ -91,6 +91,7 @@ def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(170)
 def test_the_example_compares_backends() -> None:
     """docs/examples/ddp.py trains under torchrun on two backends and prints how fast each is."""
@@ -104,6 +105,7 @@ def test_the_example_compares_backends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(170)
 def test_the_example_learns() -> None:
     """docs/examples/ddp.py recognizes 95 % of the digits on cydist, or its exit code is 1."""
@@ -152,11 +154,11 @@ if __name__ == "__main__":
     ("how", "orders"),
     [
         ("cydistrun", "own gloo"),
-        ("cydistrun", "gloo own"),
-        ("cydistrun", "own cydist"),
-        ("cydistrun", "cydist own"),
-        ("spawn", "own gloo"),
-        ("spawn", "gloo own"),
+        pytest.param("cydistrun", "gloo own", marks=pytest.mark.more),
+        pytest.param("cydistrun", "own cydist", marks=pytest.mark.more),
+        pytest.param("cydistrun", "cydist own", marks=pytest.mark.more),
+        pytest.param("spawn", "own gloo", marks=pytest.mark.more),
+        pytest.param("spawn", "gloo own", marks=pytest.mark.more),
     ],
 )
 def test_cydists_store_and_torchs_have_ports_of_their_own(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from more_values import more
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/programs/mpi_exits.py"
@@ -34,7 +35,7 @@ def binaries(name: str) -> Path:
     return path
 
 
-@pytest.fixture(params=["openmpi", "mpich"])
+@pytest.fixture(params=["openmpi", *more("mpich")])
 def mpi(request: pytest.FixtureRequest) -> Path:
     """Each MPI that we test with."""
     return binaries(request.param)
