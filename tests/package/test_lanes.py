@@ -47,7 +47,9 @@ def test_every_long_test_is_in_a_heavy_lane() -> None:
 
 def test_scripts_name_extras() -> None:
     """What scripts/install and pip are asked for is in pyproject.toml, but for torch's version."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     asked = set()
     for script in (ROOT / "scripts").glob("test*"):
         text = script.read_text()
