@@ -1,6 +1,6 @@
 """What is done often leaves nothing behind: memory, descriptors and threads stay as they are.
 
-The long versions (scripts/test-long) find a leak of a few bytes a call, these one of a kilobyte.
+The long versions (scripts/test-heavy) find a leak of a few bytes a call, these one of a kilobyte.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ def test_devices_are_those_of_torchs_string() -> None:
     assert run(["-c", program]).splitlines() == ["cpu cuda", "cpu"]
 
 
+@pytest.mark.more
 def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
     """Whoever reaches torch's store and does not know the job's secret does not join."""
     program = (
@@ -150,15 +151,16 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "orders"),
     [
         ("cydistrun", "own gloo"),
-        pytest.param("cydistrun", "gloo own", marks=pytest.mark.more),
-        pytest.param("cydistrun", "own cydist", marks=pytest.mark.more),
-        pytest.param("cydistrun", "cydist own", marks=pytest.mark.more),
-        pytest.param("spawn", "own gloo", marks=pytest.mark.more),
-        pytest.param("spawn", "gloo own", marks=pytest.mark.more),
+        ("cydistrun", "gloo own"),
+        ("cydistrun", "own cydist"),
+        ("cydistrun", "cydist own"),
+        ("spawn", "own gloo"),
+        ("spawn", "gloo own"),
     ],
 )
 def test_cydists_store_and_torchs_have_ports_of_their_own(

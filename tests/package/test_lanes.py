@@ -33,7 +33,7 @@ def test_every_turn_is_a_lane() -> None:
 
 
 def test_every_long_test_is_in_a_heavy_lane() -> None:
-    """scripts/test-heavy names the file, or its folder; scripts/test-mpi runs those of backend mpi."""
+    """scripts/test-heavy names its file or folder, or scripts/test-mpi, which runs backend mpi."""
     run = [line for line in HEAVY.splitlines() if "-m long" in line]
     named = tuple(re.findall(r"\btests/[\w/.]+", " ".join(run)))
     marked = [

@@ -346,7 +346,7 @@ print("leaving", flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["dies", "leaves"])
+@pytest.mark.parametrize("end", ["dies", *more("leaves")])
 def test_ranks_may_be_interrupted_die_and_leave(tmp_path: Path, end: str) -> None:
     """Ctrl-C ends a wait, and the others hear of it; the death of a rank is a PeerFailedError;
     who leaves with calls under way ends without a signal."""
