@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 # minutes (scripts/test-heavy).
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("seconds", derandomize=True, deadline=None, database=None)
-settings.register_profile("minutes", max_examples=5000, deadline=None, suppress_health_check=slow)
+settings.register_profile("minutes", max_examples=3000, deadline=None, suppress_health_check=slow)
 settings.load_profile("seconds")
 
 # Ranks share few cores; set before numpy is imported, and inherited by every rank.

@@ -106,7 +106,7 @@ def everybody_is_content(ranks: int, output: str) -> None:
     assert min(int(count) for _, _, count in said) > 1000
 
 
-@pytest.mark.parametrize("ranks", [3, *more(1, 2, 4)])
+@pytest.mark.parametrize("ranks", [2, *more(1, 3, 4)])
 def test_cydistrun(tmp_path: Path, ranks: int) -> None:
     """python -m cydist.launch --nproc-per-node N."""
     everybody_is_content(ranks, run(cydistrun(ranks, tmp_path), tmp_path))
