@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How hard hypothesis tries: the same examples every time, for seconds; or others each time, for
-# minutes (scripts/test-long).
+# minutes (scripts/test-heavy).
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("seconds", derandomize=True, deadline=None, database=None)
-settings.register_profile("minutes", max_examples=5000, deadline=None, suppress_health_check=slow)
+settings.register_profile("minutes", max_examples=3000, deadline=None, suppress_health_check=slow)
 settings.load_profile("seconds")
 
 # Ranks share few cores; set before numpy is imported, and inherited by every rank.
@@ -28,6 +28,9 @@ UNDER_MPIRUN = "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 # These run on every rank of an mpirun, see scripts/test-mpi.
 collect_ignore = [] if UNDER_MPIRUN else ["tests/backends/mpi"]
+
+# Contract tests of these are repeated on worlds of these sizes in scripts/test-all.
+MORE_BACKENDS, MORE_SIZES = ("inproc", "shm", "derived"), (1, 4)
 
 # Reasons for which a test may be skipped in CI: what a machine may lack through no fault of
 # the environment that scripts/test makes.
@@ -73,8 +76,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("cydist.testing.contract")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files are shared out among processes, those with slow tests come first."""
+    """Where files are shared out among processes, those with slow tests come first. Of one and of
+    four ranks scripts/test makes contract tests over sockets; on the other backends they are marked
+    `more`."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        values = {} if callspec is None else callspec.params
+        if values.get("chosen_backend") in MORE_BACKENDS and values.get("size") in MORE_SIZES:
+            item.add_marker(pytest.mark.more)
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)

@@ -182,6 +182,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(100)
 def test_torchs_default_group(tmp_path: Path) -> None:
     """As torch's backend, the ranks of its default group choose by rank 0's file, too."""

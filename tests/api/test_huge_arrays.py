@@ -1,4 +1,4 @@
-"""More than 2**32 elements and bytes. Deselected unless asked for: scripts/test-long."""
+"""More than 2**32 elements and bytes. Deselected unless asked for: scripts/test-heavy."""
 
 from __future__ import annotations
 

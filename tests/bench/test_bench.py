@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from more_values import more
 
 import cydist
 from cydist.bench import mpi_start, options, report
@@ -199,7 +200,7 @@ class Careless(TorchLike):
 
 
 @pytest.mark.parametrize("op", [*OPS, *MORE_OPS])
-@pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
+@pytest.mark.parametrize("dtype", ["float32", *more("int8", "complex128")])
 def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
     """A library that is right has nothing counted against it, in single calls and in loops."""
     found = list(cells([op], [BYTES], dtype, dtype_of(dtype).itemsize, 3))
@@ -401,6 +402,7 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(120)
 def test_gloo_beside_us(tmp_path: Path) -> None:
     """torch with gloo and torch with cydist run every op beside cydist on torch's gloo; all are

@@ -84,12 +84,14 @@ def test_one_rank_finds_the_same(reference: dict[str, list[float]]) -> None:
     np.testing.assert_allclose(reference["several"], reference["single"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["torchrun", "openmpi", "mpich"])
 def test_same_numbers_under(name: str, reference: dict[str, list[float]], tmp_path: Path) -> None:
     """Another launcher, and MPI as the backend, give the very same losses."""
     assert train(name, "numpy", tmp_path) == reference
 
 
+@pytest.mark.more
 def test_torch_trains_alike(reference: dict[str, list[float]], tmp_path: Path) -> None:
     """In torch the same training gives the same losses, up to rounding."""
     pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from more_values import more
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
@@ -22,7 +23,7 @@ def losses(program: str, ranks: int) -> list[float]:
     return [float(each) for each in re.findall(r"\d\.\d{4}", said)]
 
 
-@pytest.mark.parametrize("program", ["parallel_cupy.py", "parallel_torch.py"])
+@pytest.mark.parametrize("program", ["parallel_cupy.py", *more("parallel_torch.py")])
 def test_ranks_together_learn_what_one_learns(program: str) -> None:
     """The loss falls, by the same amount on two ranks."""
     if "torch" in program:

@@ -199,7 +199,7 @@ def test_stopped_while_it_writes_in_others_arrays(server: Server) -> None:
     assert outcome.errors("rest") == [(None, None)] * 3
 
 
-# The whole product: scripts/test-long.
+# The whole product: scripts/test-heavy.
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """What is done often leaves nothing behind: memory, descriptors and threads stay as they are.
 
-The long versions (scripts/test-long) find a leak of a few bytes a call, these one of a kilobyte.
+The long versions (scripts/test-heavy) find a leak of a few bytes a call, these one of a kilobyte.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import two_process_job
+from more_values import more
 from two_process_job import Beside
 
 import cydist as dist
@@ -72,7 +73,7 @@ def after_a_while() -> Callable[[str], dict[str, Any]]:
     return functools.cache(lambda transport: found(list(leaks.KINDS), transport, False, 55))
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
+@pytest.mark.parametrize("transport", [*more("inproc"), "tcp", "shm"])
 @pytest.mark.parametrize("kind", leaks.KINDS)
 def test_nothing_is_left_behind(
     kind: str, transport: str, after_a_while: Callable[[str], dict[str, Any]]

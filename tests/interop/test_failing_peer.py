@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/interop/torch_failing_peer.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.more, pytest.mark.timeout(200)]
 
 # What the last rank does in its last step, and the words that cydist's error must have.
 WAYS = {

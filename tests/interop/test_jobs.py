@@ -61,6 +61,7 @@ def test_devices_are_those_of_torchs_string() -> None:
     assert run(["-c", program]).splitlines() == ["cpu cuda", "cpu"]
 
 
+@pytest.mark.more
 def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
     """Whoever reaches torch's store and does not know the job's secret does not join."""
     program = (
@@ -91,6 +92,7 @@ def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(170)
 def test_the_example_compares_backends() -> None:
     """docs/examples/ddp.py trains under torchrun on two backends and prints how fast each is."""
@@ -104,6 +106,7 @@ def test_the_example_compares_backends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(170)
 def test_the_example_learns() -> None:
     """docs/examples/ddp.py recognizes 95 % of the digits on cydist, or its exit code is 1."""
@@ -148,6 +151,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "orders"),
     [

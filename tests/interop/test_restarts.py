@@ -40,6 +40,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(170)
 def test_ranks_meet_again_after_a_failure_on_one_host(tmp_path: Path) -> None:
     """Two agents, of which one restarts its rank twice and the other follows it."""

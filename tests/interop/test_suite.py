@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from more_values import more
 
 pytest.importorskip("torch")
 pytest.importorskip("expecttest")
@@ -19,7 +20,7 @@ SUITE = ROOT / "tests/interop/torch_suite.py"
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
-    "ranks", [3, pytest.param(4, marks=pytest.mark.long)], ids="{} ranks".format
+    "ranks", [*more(3), pytest.param(4, marks=pytest.mark.long)], ids="{} ranks".format
 )
 def test_torchs_tests_pass(ranks: int) -> None:
     """Every test that torch has for its backends on CPUs passes, but for those that are listed."""

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/interop/torch_training.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.more, pytest.mark.timeout(200)]
 
 
 def scenarios() -> list[str]:

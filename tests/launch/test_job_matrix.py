@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from more_values import more, more_but
 from transport_ranks import free_port, has_ipv6
 
 ROOT = Path(__file__).parents[2]
@@ -105,12 +106,13 @@ def everybody_is_content(ranks: int, output: str) -> None:
     assert min(int(count) for _, _, count in said) > 1000
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, *more(1, 3, 4)])
 def test_cydistrun(tmp_path: Path, ranks: int) -> None:
     """python -m cydist.launch --nproc-per-node N."""
     everybody_is_content(ranks, run(cydistrun(ranks, tmp_path), tmp_path))
 
 
+@pytest.mark.more
 def test_torchrun(tmp_path: Path) -> None:
     """torchrun's variables and its agent's store are enough."""
     pytest.importorskip("torch.distributed.run")
@@ -126,7 +128,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("start", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "start", more_but([spawn, by_variables, by_file_counted], WAYS.values()), ids=WAYS
+)
 def test_started_by_hand(tmp_path: Path, start: Callable[[int, Path], Commands]) -> None:
     """Without a launcher: children of a program, variables, URLs."""
     everybody_is_content(2, run(start(2, tmp_path), tmp_path))
@@ -135,7 +139,7 @@ def test_started_by_hand(tmp_path: Path, start: Callable[[int, Path], Commands])
 IPV6 = {"variables": by_variables_ipv6, "tcp": by_tcp_ipv6}
 
 
-@pytest.mark.parametrize("start", IPV6.values(), ids=IPV6)
+@pytest.mark.parametrize("start", more_but([by_tcp_ipv6], IPV6.values()), ids=IPV6)
 def test_over_ipv6(tmp_path: Path, start: Callable[[int, Path], Commands]) -> None:
     """MASTER_ADDR=::1 and tcp://[::1]:port."""
     if not has_ipv6():
@@ -143,7 +147,7 @@ def test_over_ipv6(tmp_path: Path, start: Callable[[int, Path], Commands]) -> No
     everybody_is_content(2, run(start(2, tmp_path), tmp_path))
 
 
-@pytest.mark.parametrize("names", ["lo", "lo,lo", "127.0.0.1,127.0.0.2"])
+@pytest.mark.parametrize("names", [*more("lo", "lo,lo"), "127.0.0.1,127.0.0.2"])
 def test_interfaces(tmp_path: Path, names: str) -> None:
     """GLOO_SOCKET_IFNAME names one interface or several, which are used in turn."""
     commands = cydistrun(2, tmp_path)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from more_values import more
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/programs/mpi_exits.py"
@@ -25,6 +26,8 @@ TOLERANT = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 
+pytestmark = pytest.mark.slow  # each starts an mpirun
+
 
 def binaries(name: str) -> Path:
     """Where the mpirun and the python of an MPI are."""
@@ -34,7 +37,7 @@ def binaries(name: str) -> Path:
     return path
 
 
-@pytest.fixture(params=["openmpi", "mpich"])
+@pytest.fixture(params=["openmpi", *more("mpich")])
 def mpi(request: pytest.FixtureRequest) -> Path:
     """Each MPI that we test with."""
     return binaries(request.param)
@@ -68,7 +71,7 @@ def start(
     return run(mpi / "mpirun", "-n", ranks, *python, program, *way)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "tcp"])
+@pytest.mark.parametrize("backend", ["mpi", *more("tcp")])
 def test_every_call(mpi: Path, backend: str) -> None:
     """Every public call, on each backend, compared bit for bit with the oracle."""
     done = run(mpi / "mpirun", "-n", 2, mpi / "python", EVERYTHING, "--backend", backend)
@@ -76,7 +79,7 @@ def test_every_call(mpi: Path, backend: str) -> None:
     assert len(re.findall(r"rank \d of 2: \d+ results as expected", done.stdout)) == 2
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [*more(1), 3])
 def test_mpirun_says_everything(mpi: Path, ranks: int) -> None:
     """init_process_group() alone: rank, size, store and the backend come from MPI."""
     done = start(mpi, "well", ranks=ranks)
@@ -164,7 +167,7 @@ def test_a_rank_that_ends_early_is_named(mpi: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["late", "interrupted"])
-@pytest.mark.parametrize("where", ["at-the-start", "beside-tcp"])
+@pytest.mark.parametrize("where", ["at-the-start", *more("beside-tcp")])
 def test_who_fails_when_all_have_come_leaves_nobody_in_mpi(mpi: Path, where: str, how: str) -> None:
     """While MPI makes the communicator of all ranks, they have a deadline, and hear Ctrl-C. A
     default group of another backend goes on."""
@@ -182,7 +185,7 @@ def test_the_end_after_a_making_that_was_given_up(mpi: Path) -> None:
     called, and the job says why."""
     done = start(mpi, "given-up")
     assert "rank 0: given up" in done.stdout
-    aborts = mpi == binaries("mpich")
+    aborts = mpi == ROOT / ".venv-mpich/bin"
     assert done.returncode == (1 if aborts else 0), done.stdout
     assert ("cydist: the job is aborted: a group's first call was" in done.stdout) == aborts
 
@@ -222,7 +225,7 @@ def test_another_backends_transport_is_refused_before_mpi_starts(mpi: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["destroying", "ending"])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [*more(2), 3])
 def test_a_late_rank_outlives_those_who_are_done(mpi: Path, ranks: int, how: str) -> None:
     """Its broadcast is right, though the rank that hears what it calls has left the job in order,
     or ended, since it returned from that call."""
@@ -246,7 +249,7 @@ def test_a_rank_that_can_listen_nowhere_joins_all_the_same(mpi: Path) -> None:
     assert "is in recv" not in done.stdout
 
 
-@pytest.mark.parametrize("how", ["destroying", "ending"])
+@pytest.mark.parametrize("how", ["destroying", *more("ending")])
 def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: str) -> None:
     """Not once for each group, by one that leaves the job."""
     done = start(mpi, "late-in-many", how, transport="mpi")
@@ -269,7 +272,7 @@ def test_who_fails_the_group_and_leaves_the_job_says_why(mpi: Path) -> None:
     assert re.search(r"rank 0: recv .* rank 1 gave up waiting .*all_reduce #\d", done.stdout)
 
 
-@pytest.mark.parametrize("odd", ["0", "1"])
+@pytest.mark.parametrize("odd", ["0", *more("1")])
 def test_monitored_barrier_against_another_call_is_a_mismatch(mpi: Path, odd: str) -> None:
     """On both ranks, though each leaves the job at once."""
     done = start(mpi, "monitored", odd, transport="mpi", program=JOINS)
@@ -299,7 +302,7 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", [*more("auto"), "mpi"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_of_threads(mpi: Path, level: str, transport: str) -> None:
     """With each that MPI may have been started at by the user, what it allows works, and the rest
@@ -311,7 +314,7 @@ def test_levels_of_threads(mpi: Path, level: str, transport: str) -> None:
         assert f"rank {rank}: {granted}, elsewhere {elsewhere}" in done.stdout
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", [*more("auto"), "mpi"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_asynchronous_calls_at_every_level(mpi: Path, level: str, transport: str) -> None:
     """They wait for no call that comes after them, on their group or another, whatever threads MPI
@@ -355,7 +358,7 @@ def test_finalizing_destroys_the_groups(mpi: Path) -> None:
     assert done.stdout.count("finalized") == 2
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", [*more("auto"), "mpi"])
 def test_ranks_go_on_without_a_dead_one(transport: str) -> None:
     """Under an mpirun that tolerates deaths the others learn which rank died, and shrink_group
     leaves a world in which everything works."""
@@ -390,6 +393,7 @@ def test_forked_children_are_refused(mpi: Path) -> None:
     assert ["rank 0: child 7, sum 2", "rank 1: child 7, sum 2"] == said
 
 
+@pytest.mark.more
 def test_the_mpirun_of_another_mpi_is_explained() -> None:
     """MPICH's mpirun with Open MPI's mpi4py: everybody would be rank 0 of 1."""
     mpich, openmpi = binaries("mpich"), binaries("openmpi")
@@ -398,6 +402,7 @@ def test_the_mpirun_of_another_mpi_is_explained() -> None:
     assert "mpi4py belongs to another MPI than the launcher" in done.stdout
 
 
+@pytest.mark.more
 def test_open_mpis_mpirun_of_another_mpi_is_explained() -> None:
     """The other way round MPICH ends the process while it starts; we say why before."""
     openmpi, mpich = binaries("openmpi"), binaries("mpich")
@@ -416,6 +421,7 @@ def test_a_launcher_that_is_not_mpis_is_explained(mpi: Path) -> None:
     assert "backend 'tcp'" in done.stdout
 
 
+@pytest.mark.more
 def test_torchrun_is_not_mpis(mpi: Path) -> None:
     """Nor is torchrun: its ranks hear of both ways out."""
     pytest.importorskip("torch.distributed.run")
@@ -436,6 +442,7 @@ STEP = (
 )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_ranks_of_a_step_of_slurm(transport: str) -> None:
     """srun's variables, and a PMI for MPICH as it gives one: init_process_group() alone."""
@@ -448,7 +455,7 @@ def test_ranks_of_a_step_of_slurm(transport: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", ["auto", *more("mpi")])
 def test_bits_of_two_runs(mpi: Path, transport: str) -> None:
     """Sums that round have the same bits whoever comes last, and in the next job."""
     runs = [start(mpi, "bits", ranks=3, transport=transport) for _ in range(2)]

@@ -118,6 +118,7 @@ def test_sdist_is_complete(sdist: Path) -> None:
     }
 
 
+@pytest.mark.more
 def test_without_warnings(compiled: str) -> None:
     """Neither Cython nor the C compiler warns of anything."""
     assert len(re.findall(r"gcc .*-Wextra.* -c ", compiled)) > len(
@@ -126,6 +127,7 @@ def test_without_warnings(compiled: str) -> None:
     assert re.findall(r".*(?:warning|performance hint):.*", compiled) == []
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("compiled")
 def test_wheel(tree: Path, tmp_path: Path) -> None:
     """`pip wheel` of the sdist makes one that holds what runs and what types and cimports need;
@@ -143,6 +145,7 @@ def test_wheel(tree: Path, tmp_path: Path) -> None:
     assert "--cydist-backend" in told
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("compiled")  # so that there is little left to compile
 def test_in_place(tree: Path, tmp_path: Path) -> None:
     """`setup.py build_ext --inplace` builds into the tree, and leaves no C there."""
@@ -152,6 +155,7 @@ def test_in_place(tree: Path, tmp_path: Path) -> None:
     check_works(tree, tmp_path)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("compiled")
 def test_editable(tree: Path, tmp_path: Path) -> None:
     """`pip install --editable` builds into the tree, which works from there, and compiles only what

@@ -82,4 +82,5 @@ def test_ci_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [ROOT / ".ci/run"], env=environ, capture_output=True, text=True, timeout=20, check=False
     )
-    assert done.stdout == "CI=true 3000 scripts/test\n"
+    command = "scripts/test && scripts/test-all && scripts/test-heavy"
+    assert done.stdout == f"CI=true 3300 sh -c {command}\n"

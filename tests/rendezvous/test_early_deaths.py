@@ -143,7 +143,7 @@ def store(request: pytest.FixtureRequest) -> Way:
         pytest.param(2, CONNECTING, tcp, id="rank 2 connects"),
         pytest.param(0, CONNECTING, tcp, id="rank 0 connects"),
         pytest.param(2, CHECKING_IN, env, id="by the environment"),
-        pytest.param(2, CHECKING_IN, torchrun, id="under torchrun"),
+        pytest.param(2, CHECKING_IN, torchrun, id="under torchrun", marks=pytest.mark.more),
         pytest.param(0, GATHERING, store, id="in a store, rank 0 gathers"),
         pytest.param(2, CONNECTING, store, id="in a store, rank 2 connects"),
     ],

@@ -174,7 +174,7 @@ def near_proof(source: random.Random) -> bytes:
     params=[
         pytest.param((noise, 2000), id="noise"),
         pytest.param((near_proof, 1000), id="near proofs"),
-        pytest.param((noise, 10**6), id="noise for long", marks=LONG),
+        pytest.param((noise, 3 * 10**5), id="noise for long", marks=LONG),
         pytest.param((near_proof, 10**5), id="near proofs for long", marks=LONG),
     ]
 )

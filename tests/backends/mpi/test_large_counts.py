@@ -1,5 +1,5 @@
 """More elements than MPI's counts can say, in every call. Deselected unless asked for:
-scripts/test-long. Two ranks, with some 4 GiB each."""
+scripts/test-heavy. Two ranks, with some 4 GiB each."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,19 @@
+"""More values of an axis, on which a test repeats a claim: scripts/test-all runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def more(*values: Any) -> list[Any]:
+    """Return parameters of one value each, marked so that scripts/test leaves them out."""
+    return [pytest.param(value, marks=pytest.mark.more) for value in values]
+
+
+def more_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Return all the values as parameters, of which scripts/test runs those that are kept."""
+    chosen = list(kept)
+    return [value if value in chosen else more(value)[0] for value in values]
