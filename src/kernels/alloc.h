@@ -9,8 +9,8 @@
 
 enum { CYDIST_LINE = 64, CYDIST_MANY_PAGES = 4 << 20 };
 
-/* Begins with a cache line; free() frees it; NULL: there is none. Long memory is in huge pages,
-   where the system gives them to who asks. */
+/* Aligned to a cache line, for free(); NULL: no memory. Long memory is in huge pages, if the
+   system gives them on request. */
 static inline void *cydist_room(size_t nbytes)
 {
     void *room = NULL;

@@ -14,9 +14,9 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #define F16_GET(p) _mm512_load_ps(p)
 #define F16_PUT(p, x) _mm512_store_ps(p, x)
 
-/* 64 elements at a time, in two halves. A NaN here has whatever bits the processor gave it; the
-   result is whether there is one. The search costs an instruction for 32 elements, and what
-   replaces NaN by the one NaN nothing where there is none. */
+/* 64 elements at a time, in two halves. A NaN here has the bits that the processor chose; the
+   result says whether there is one. The search costs an instruction for 32 elements. So replacing
+   NaN by the one NaN costs nothing if there is none. */
 #define TWO_AT_ONCE 64
 #define ALL_NUMBERS 0xffff
 #define NUMBERS_IN(first, second, numbers) \
@@ -43,9 +43,9 @@ ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)
 #endif
 #define A_IF_C_ELSE_B 0xe4
 
-/* Rounds half-words: up where the rest is more than a half, or a half beside an odd number. Its
-   last place would matter in 0x8001 alone, and no sum or product of two numbers of 8 places has
-   that rest: a sum has not both of these places, and a factor of 0x8001 is 331. So that place
+/* Round half-words: up if the rest is more than a half, or a half with an odd number. The last
+   place of the rest would matter only in 0x8001. No sum or product of two numbers of 8 places has
+   that rest: a sum does not have both of these places, and a factor of 0x8001 is 331. So that place
    can say whether the number is odd. */
 ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
 {
@@ -60,10 +60,10 @@ ALWAYS_INLINE __m512i avx512_bf16_narrow(__m512 lower, __m512 upper)
 }
 
 #ifdef BF16_CONVERSION
-/* The processor's own rounding. It takes subnormal numbers for zero and keeps the bits of NaN, so
-   where a result is one of them, all of the 64 are rounded as above. Where the process lets
-   arithmetic take subnormal numbers for zero, but make them, the search takes them for zero, too,
-   and all are rounded so. */
+/* The processor's own rounding. It treats subnormal numbers as zero and keeps the bits of NaN. If a
+   result is one of them, all 64 are rounded as above. If the process lets arithmetic treat
+   subnormal numbers as zero but produce them, the search does not see them. Then all are rounded
+   as above. */
 #define TAKEN_FOR_ZERO 0x0040
 #define MADE_ZERO 0x8000
 #define CAREFUL ((_mm_getcsr() & (TAKEN_FOR_ZERO | MADE_ZERO)) == TAKEN_FOR_ZERO)
@@ -114,8 +114,8 @@ BF16_AT_ONCE(sum, +)
 BF16_AT_ONCE(product, *)
 
 #ifdef HALF_PRECISION
-/* The same bits as in float32, rounded: that has 2 * 11 + 2 places, and from so many on rounding
-   twice is rounding once. */
+/* The same bits as in float32, rounded: float32 has 2 * 11 + 2 places, and from that many on
+   rounding twice equals rounding once. */
 #define F16_AT_ONCE(name, op)                                                     \
     ALWAYS_INLINE __mmask16 name##_half_f16(u16 *to, const u16 *a, const u16 *b,  \
                                             __mmask16 numbers)                    \

@@ -1,4 +1,4 @@
-/* A copy that is as fast wherever both begin; of memory into itself it is nothing. */
+/* A copy that is equally fast at all addresses; a copy of memory onto itself does nothing. */
 #ifndef CYDIST_COPY_H
 #define CYDIST_COPY_H
 
@@ -6,9 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* From some KiB on, memcpy may be one instruction of the processor, `rep movsb`. On AMD's Zen 4 that
-   moves 3 GB/s instead of 50 where, places being counted within a page, the target begins less than
-   16 bytes behind the source. Pieces this short are still copied by vector registers. */
+/* From some KiB on, memcpy may be one instruction of the processor, `rep movsb`. On AMD's Zen 4
+   that moves 3 GB/s instead of 50 if the target begins less than 16 bytes after the source, with
+   both counted within a page. Vector registers still copy pieces this short. */
 enum { CYDIST_PAGE = 4096, CYDIST_CLOSE = 16, CYDIST_SHORT_PIECE = 1024 };
 
 static inline void cydist_copy(char *to, const char *from, size_t nbytes)
@@ -18,7 +18,7 @@ static inline void cydist_copy(char *to, const char *from, size_t nbytes)
         while (nbytes > CYDIST_SHORT_PIECE) {
             size_t piece = CYDIST_SHORT_PIECE;
 #if defined(__GNUC__)
-            __asm__("" : "+r"(piece));      /* of a known length it would become `rep movsq` */
+            __asm__("" : "+r"(piece));      /* with a known length it would become `rep movsq` */
 #endif
             memcpy(to, from, piece);
             to += piece;

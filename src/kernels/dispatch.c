@@ -1,4 +1,4 @@
-/* Which variants this machine can run. */
+/* The variants that this machine can run. */
 #include "kernels.h"
 
 #ifdef CYDIST_X86

@@ -1,5 +1,5 @@
-/* Loops over elements. Plain C and libc: what needs several instruction sets is here, what
-   decides is in kernels.pyx. */
+/* Loops over elements. Plain C and libc: code for several instruction sets is here, decisions
+   are in kernels.pyx. */
 #ifndef CYDIST_KERNELS_H
 #define CYDIST_KERNELS_H
 
@@ -45,7 +45,7 @@ typedef enum {
     OP_COUNT
 } cydist_op;
 
-/* Every loop of one instruction set; NULL where op and dtype make no sense together. */
+/* All loops of one instruction set; NULL if op and dtype make no sense together. */
 typedef struct {
     const char *isa;
     void (*combine[DT_COUNT][OP_COUNT])(const cydist_reduction *r, void *acc, const void *low,
@@ -53,10 +53,10 @@ typedef struct {
     void (*combine_all[DT_COUNT][OP_COUNT])(const cydist_reduction *r, void *out,
                                             const void *const *sources, int sources_count,
                                             size_t count);
-    /* of PREMUL_SUM; r->context is the factor: one float64, two where dtype is complex */
+    /* for PREMUL_SUM; r->context is the factor: one float64, two if dtype is complex */
     void (*prepare[DT_COUNT])(const cydist_reduction *r, void *out, const void *own,
                               size_t count);
-    /* of AVG */
+    /* for AVG */
     void (*finish[DT_COUNT])(const cydist_reduction *r, void *acc, size_t count);
 } cydist_kernels;
 

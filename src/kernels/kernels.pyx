@@ -1,6 +1,6 @@
-"""Which loop runs: the choice of instruction set, the plan of a strided copy, a Python face.
+"""The choice of loops: the instruction set, the plan of a strided copy, a Python interface.
 
-The loops are in src/kernels. Nothing here knows of arrays, ranks or the environment: the
+The loops are in src/kernels. Nothing here depends on arrays, ranks or the environment: the
 Python functions take any object with the buffer protocol and release the GIL in loops.
 """
 from cpython.buffer cimport (
@@ -39,7 +39,7 @@ cdef extern from "kernels/kernels.h" nogil:
                           size_t count)
 
 
-# The numbers of kernels.h, by the names that numpy and ml_dtypes give.
+# The codes of kernels.h, by numpy's and ml_dtypes' names
 DTYPES = {
     "bool": DT_BOOL, "int8": DT_I8, "uint8": DT_U8, "int16": DT_I16, "uint16": DT_U16,
     "int32": DT_I32, "uint32": DT_U32, "int64": DT_I64, "uint64": DT_U64,
@@ -52,14 +52,14 @@ OPS = {
     "BOR": OP_BOR, "BXOR": OP_BXOR, "AVG": OP_AVG, "PREMUL_SUM": OP_PREMUL_SUM,
 }
 
-cdef const Kernels *kernels = cydist_variant(0)     # what reduction() hands out
+cdef const Kernels *kernels = cydist_variant(0)     # used by reduction()
 
 cdef size_t itemsizes[DT_COUNT]
 itemsizes[:] = [0, 1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1]
 
 
 def isas() -> list[str]:
-    """The variants that this machine can run, slowest first; "baseline" is always there."""
+    """Return the variants that this machine can run, slowest first; "baseline" is always there."""
     names = []
     while cydist_variant(<int>len(names)) != NULL:
         names.append(cydist_variant(<int>len(names)).isa.decode())
@@ -67,12 +67,12 @@ def isas() -> list[str]:
 
 
 def isa() -> str:
-    """The variant in use: the last of isas(), unless use() named another."""
+    """Return the variant in use: the last of isas(), unless use() named another."""
     return kernels.isa.decode()
 
 
 def use(name: str | None = None) -> None:
-    """Use this variant, or the best, for reductions made from now on; all have the same bits.
+    """Use this variant, or the best, for later reductions; all variants give the same bits.
 
     Raises ValueError, and changes nothing, if this machine cannot run it.
     """
@@ -116,9 +116,9 @@ cdef bint fits(int dtype, double factor) noexcept nogil:
     return factor == floor(factor) and -2.0 ** 63 <= factor < 2.0 ** 64
 
 
-# A strided copy in the order of packed memory: dimensions of length 1 dropped, dimensions that
-# follow each other in memory merged, and the innermost made part of `run` where it is dense.
-# What is left has at least 2 entries a dimension, so 64 dimensions hold any array there can be.
+# A strided copy in the order of packed memory. Dimensions of length 1 are dropped, dimensions that
+# follow each other in memory are merged, and a dense innermost one becomes part of `run`. Each
+# remaining dimension has at least 2 entries, so 64 dimensions hold any possible array.
 cdef struct Plan:
     size_t run                  # bytes that are contiguous on both sides
     int ndim
@@ -152,8 +152,8 @@ cdef void plan(Plan *p, int ndim, const int64_t *shape, const int64_t *strides,
         packed *= p.shape[d]
 
 
-# Of the dimensions outside the innermost: the one in which the array is densest, so that a
-# transposed array is crossed in tiles.
+# Return the dimension outside the innermost in which the array is densest, so that a
+# transposed array is copied in tiles.
 cdef int partner(const Plan *p) noexcept nogil:
     cdef int d, best = p.ndim - 2
     for d in range(p.ndim - 3, -1, -1):
@@ -235,7 +235,7 @@ cdef void unflatten(char *const *blocks, const char *flat, const size_t *nbytes,
     cydist_unflatten(blocks, flat, nbytes, count)
 
 
-# ---- the Python face ----
+# ---- the Python interface ----
 
 
 cdef class Memory:
@@ -254,12 +254,12 @@ cdef class Memory:
             PyBuffer_Release(&self.view)
 
 cdef class Memories:
-    """Many buffers, held while this lives, and their addresses and sizes as C wants them; with
+    """Many buffers, held while this lives, with their addresses and sizes as C arrays; with
     room for one more."""
     cdef Py_buffer *views
     cdef char **ptrs
     cdef size_t *nbytes
-    cdef size_t count           # that are held
+    cdef size_t count           # buffers held
 
     def __cinit__(self, owners, int flags):
         cdef tuple all_ = tuple(owners)
@@ -302,7 +302,7 @@ cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks)
 
 
 def why_not(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
-    """Why there is no such reduction, in a sentence; an empty string if there is one."""
+    """Return why there is no such reduction, in a sentence; an empty string if there is one."""
     cdef Reduction r
     cdef double parts[2]
     name = dict(zip(OPS.values(), OPS.keys())).get(op, f"op {op}")
@@ -330,7 +330,7 @@ def why_not(op: int, dtype: int, factor=None, ranks: int = 1) -> str:
 
 
 def supports(op: int, dtype: int) -> bool:
-    """Is there such a reduction for this dtype? (Codes as in OPS and DTYPES.)"""
+    """Return whether there is such a reduction for this dtype. (Codes as in OPS and DTYPES.)"""
     cdef Reduction r
     cdef double one[2]
     one[:] = [1.0, 0.0]
@@ -338,7 +338,7 @@ def supports(op: int, dtype: int) -> bool:
 
 
 def itemsize(dtype: int) -> int:
-    """Bytes per element of the dtype with this code."""
+    """Return the bytes per element of the dtype with this code."""
     if not DT_OTHER < dtype < DT_COUNT:
         raise ValueError(f"dtype code {dtype} is not in DTYPES")
     return itemsizes[dtype]
@@ -357,9 +357,9 @@ cdef size_t count_of(Memories memories, size_t itemsize) except? <size_t>-1:
 
 
 def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) -> None:
-    """acc = low op high, element by element, rounded to the dtype; acc may be low or high.
+    """Compute acc = low op high, element by element, rounded to the dtype; acc may be low or high.
 
-    All three are contiguous buffers of one size, acc a writable one. Neither prepares nor
+    All three are contiguous buffers of one size, and acc is writable. Neither prepares nor
     finishes: see prepare() and finish(). Raises ValueError if op is not defined for dtype.
     """
     cdef Reduction r
@@ -373,8 +373,9 @@ def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) ->
 
 
 def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> None:
-    """out = sources[0] op ... op sources[-1], finished, with one rounding; out may be a source.
+    """Compute out = sources[0] op ... op sources[-1], finished, with one rounding.
 
+    out       may be one of the sources
     sources   one or more contiguous buffers of out's size; for PREMUL_SUM prepared ones
     ranks     AVG's divisor: the number of sources unless given
     Raises ValueError if op is not defined for dtype.
@@ -393,7 +394,7 @@ def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> N
 
 
 def prepare(op: int, dtype: int, out, own, factor=None) -> None:
-    """out = what op makes of a rank's own contribution before the first combine.
+    """Prepare a rank's own contribution for the first combine.
 
     PREMUL_SUM multiplies by the factor; every other op copies. out may be own.
     """

@@ -61,7 +61,7 @@ ALWAYS_INLINE float one_nan_f32(float x) { return x == x ? x : __builtin_nanf(""
 ALWAYS_INLINE double one_nan_f64(double x) { return x == x ? x : __builtin_nan(""); }
 
 /* -x by its bits. The real part of a complex product is written as a sum with this: gcc 12 turns
-   a difference beside a sum into a fused vfmaddsub, even with -ffp-contract=off. */
+   a difference next to a sum into a fused vfmaddsub, even with -ffp-contract=off. */
 ALWAYS_INLINE float minus_f32(float x) { return float_of(bits_of(x) ^ 0x80000000u); }
 ALWAYS_INLINE double minus_f64(double x)
 {
@@ -101,7 +101,7 @@ ALWAYS_INLINE uint32_t narrow(float x, int m, int bias, int sign, uint32_t top, 
     const uint32_t bits = bits_of(x);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t least = (uint32_t)(128 - bias) << 23;
-    /* Adding a number whose last place is the smallest subnormal lets the FPU round there. */
+    /* Adding a number whose last place is the smallest subnormal makes the FPU round there. */
     const uint32_t grid = (uint32_t)(151 - bias - m) << 23;
     const uint32_t subnormal = bits_of(float_of(magnitude) + float_of(grid)) - grid;
     const uint32_t odd = (magnitude >> (23 - m)) & 1u;
@@ -129,13 +129,13 @@ ALWAYS_INLINE uint32_t e5m2_narrow(float x)
     return narrow(x, 2, 15, 7, 0x7c, 0x7c, 0x7e);
 }
 
-/* No infinity: what is too large becomes NaN. */
+/* No infinity: larger values become NaN. */
 ALWAYS_INLINE uint32_t e4m3_narrow(float x)
 {
     return narrow(x, 3, 7, 7, 0x7f, 0x7e, 0x7f);
 }
 
-/* The result is in the upper 16 bits; below it is rubbish. */
+/* The result is in the upper 16 bits; the lower ones are undefined. */
 ALWAYS_INLINE uint32_t bf16_rounded(float x)
 {
     const uint32_t bits = bits_of(x);

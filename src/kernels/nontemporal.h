@@ -1,4 +1,4 @@
-/* A copy past the caches, for blocks so long that nobody will find them there. */
+/* A copy that bypasses the caches, for blocks too long to be found there later. */
 #ifndef CYDIST_STREAM_H
 #define CYDIST_STREAM_H
 
@@ -35,7 +35,7 @@ static inline void cydist_stream_lines(char *to, const char *from, size_t nbytes
     if (nbytes != 0) memcpy(to, from, nbytes);
 }
 
-/* Any reader who sees what this thread stores next sees the lines too. */
+/* A reader that sees this thread's next store sees the lines too. */
 static inline void cydist_stream_end(void)
 {
 #if defined(__SSE2__)

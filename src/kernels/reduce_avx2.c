@@ -1,4 +1,4 @@
-/* The loops for AVX2 and F16C. Without FMA: a fused product has other bits. */
+/* The loops for AVX2 and F16C. Without FMA: a fused product gives other bits. */
 #include "narrow_floats.h"
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-/* The loops for AVX-512 as all server processors since 2017 have it: F, BW, DQ and VL. */
+/* The loops for the AVX-512 of all server processors since 2017: F, BW, DQ and VL. */
 #include "narrow_floats.h"
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
-/* The loops for AVX-512 with a conversion to bfloat16, which is quick in the processors that have it
-   and no arithmetic of float16: AMD's since 2022. */
+/* The loops for AVX-512 with conversion to bfloat16, but without arithmetic of float16: AMD's
+   processors since 2022, in which the conversion is fast. */
 #include "narrow_floats.h"
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
-/* The loops for AVX-512 with arithmetic of float16, as server processors since 2023 have it, and
-   with what all of those have besides. */
+/* The loops for AVX-512 with arithmetic of float16, in server processors since 2023, and with
+   the other extensions that all of those have. */
 #include "narrow_floats.h"
 #include "kernels.h"
 

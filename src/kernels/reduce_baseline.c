@@ -1,4 +1,4 @@
-/* The loops for what every machine of this architecture has. */
+/* The loops for every machine of this architecture. */
 #define ISA "baseline"
 #define KERNELS cydist_kernels_baseline
 #include "reduce_body.h"

@@ -14,7 +14,7 @@
 #define ALL_ARGUMENTS \
     const cydist_reduction *r, void *out, const void *const *sources, int n, size_t count
 
-/* How many elements lie before the first cache line that begins with one; 0 where there are too
+/* How many elements are before the first cache line that begins with one; 0 if there are too
    few for it to matter. Stores across two lines are slow. */
 ALWAYS_INLINE size_t before_line(const void *to, size_t itemsize, size_t count)
 {
@@ -65,8 +65,8 @@ ALWAYS_INLINE size_t before_line(const void *to, size_t itemsize, size_t count)
 
 enum { CHUNK_BYTES = 8192 };
 
-/* For types that are their own accumulator: through `combine`, chunk by chunk where there is
-   more than one step. */
+/* For types that are their own accumulator: through `combine`, chunk by chunk if there
+   is more than one step. */
 static void combine_all_exact(ALL_ARGUMENTS)
 {
     char chunk[CHUNK_BYTES] __attribute__((aligned(64)));

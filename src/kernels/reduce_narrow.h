@@ -152,7 +152,7 @@ PAIR_TWO(sum, +)
 PAIR_TWO(product, *)
 #endif
 
-/* ---- float16, by the machine's own conversions where it has them ---- */
+/* ---- float16, with the machine's own conversions if it has them ---- */
 
 #ifdef F16_LANES
 /* The same bits as f16_widen and f16_narrow. */
@@ -215,8 +215,8 @@ LONG_STEPS(f16, u16, product, *)
 /* ---- two arrays of 16 bits, many elements at a time ---- */
 
 #ifdef TWO_AT_ONCE
-/* So many elements ahead the second-level cache is asked, which takes longer than the sums; what
-   has BF16_CONVERSION asks early enough by itself, and is slower when told to. */
+/* Prefetch from the second-level cache, which takes longer than the sums, this many elements ahead.
+   Code with BF16_CONVERSION reads early enough by itself, and is slower with prefetches. */
 #ifdef BF16_CONVERSION
 #define EXPECT(p)
 #else
@@ -230,7 +230,7 @@ enum { AHEAD = 512 };
         EACH(i, n) to[i] = (to[i] & 0x7fffu) > (last) ? (nan) : to[i];            \
     }
 
-/* What is less than TWO_AT_ONCE goes through memory of its own. */
+/* Fewer elements than TWO_AT_ONCE go through memory of their own. */
 #define TWO(format, name)                                                         \
     static void name##_few_##format(u16 *to, const u16 *a, const u16 *b, size_t n, int careful) \
     {                                                                             \
@@ -270,7 +270,7 @@ TWO(f16, sum)
 TWO(f16, product)
 #endif
 
-/* ---- what is the same for all formats ---- */
+/* ---- common to all formats ---- */
 
 static inline void divide_chunk(float *chunk, float by, size_t n)
 {

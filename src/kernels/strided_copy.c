@@ -9,15 +9,15 @@
    cache lines stay in a set of the first-level cache until all rows have used them. */
 enum { BAND = 16, LONG_BAND = 4096, FEW = 8 };
 
-/* Runs of CACHE_LINE bytes, and longer ones in memory too large for the cache, are asked for AHEAD
-   bytes early: what the processor fetches by itself ends where a run does. */
+/* Runs of CACHE_LINE bytes, and longer ones in memory too large for the cache, are prefetched AHEAD
+   bytes early: the processor's own prefetching ends with a run. */
 enum { CACHE_LINE = 64, AHEAD = 1024, FAR = 1 << 20 };
 
-/* From PAST bytes on, what is written goes past the caches, if runs are whole cache lines or of
-   MOSTLY_LINES bytes; what is read then is asked for PAST_AHEAD bytes early. */
+/* From PAST bytes on, writes bypass the caches, if runs are whole cache lines or of
+   MOSTLY_LINES bytes. Reads are then prefetched PAST_AHEAD bytes early. */
 enum { PAST = 4 << 20, MOSTLY_LINES = 256, PIECE = 256, PAST_AHEAD = 4096 };
 
-/* Short copies by a few moves that overlap; a call of memcpy costs more than the copy. */
+/* Short copies with a few overlapping moves; a call of memcpy costs more than the copy. */
 ALWAYS_INLINE void copy(char *to, const char *from, size_t n)
 {
     if (__builtin_constant_p(n)) {
@@ -78,7 +78,7 @@ ALWAYS_INLINE void move_run(int pack, char *packed, char *array, size_t run)
         copy(array, packed, run);
 }
 
-/* Does this processor read every other line more slowly than all of them? AMD's do. */
+/* Return whether this processor reads every other line more slowly than all lines. AMD's do. */
 static int reads_gaps(void)
 {
 #ifdef CYDIST_X86
@@ -89,8 +89,8 @@ static int reads_gaps(void)
 #endif
 }
 
-/* A row of runs, past the caches. Lines are asked for a few at a time, not a run at once; where
-   reads_gaps, in the order of their addresses and with those of a gap no longer than a run. */
+/* Pack a row of runs, past the caches. Lines are prefetched a few at a time, not a run at once. If
+   reads_gaps, in the order of their addresses, with those of a gap no longer than a run. */
 static void pack_past(char *packed, const char *array, size_t cols, size_t run,
                       ptrdiff_t array_col)
 {
@@ -120,7 +120,7 @@ static void unpack_past(char *array, const char *packed, size_t cols, size_t run
     }
 }
 
-/* Is there enough to write, mostly in whole lines, and does the array run across? */
+/* Return whether there is enough to write, mostly in whole lines, and the array runs across. */
 static int goes_past(int pack, const char *packed, const char *array, size_t rows, size_t cols,
                      size_t run, size_t packed_row, ptrdiff_t array_row, ptrdiff_t array_col)
 {

@@ -7,10 +7,10 @@ from cydist._native.abi cimport (
 )
 
 cdef enum:
-    ROWS = 64                   # by context, so that closing a group looks at one row
+    ROWS = 64                   # by context, so that closing a group searches one row
     COLUMNS = 16                # by tag; both powers of two
     BUCKETS = 1024
-    STRAYS = 4                  # items of a bucket that are looked at for earlier calls
+    STRAYS = 4                  # items of a bucket that are checked for earlier calls
 
 
 cdef inline size_t row(uint64_t context) noexcept nogil:
@@ -19,8 +19,8 @@ cdef inline size_t row(uint64_t context) noexcept nogil:
 
 
 cdef inline size_t bucket(uint64_t context, uint64_t tag) noexcept nogil:
-    # The sender is left out, so that an any-source receive stands in one bucket, in its
-    # place among the others.
+    # The sender is not hashed, so that an any-source receive is in one bucket, in order
+    # with the other receives.
     cdef size_t column = <size_t>(((tag + (tag >> 24)) * 0x9E3779B97F4A7C15ULL) >> 48)
     return row(context) * COLUMNS + (column & (COLUMNS - 1))
 
@@ -249,8 +249,8 @@ cdef bint contradicted(Queues *q, const Comm *t, Request *r) noexcept nogil:
 
 
 cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept nogil:
-    # What stands before a message of an earlier call is taken in time, so that comes to the
-    # front; looking at all would make every call slower for a rank whose peers are far ahead.
+    # The items before a message of an earlier call are received in time, so it reaches the front.
+    # Checking all items would slow every call of a rank whose peers are far ahead.
     cdef int _place
     cdef size_t first = row(t.context) * COLUMNS
     cdef size_t i
@@ -280,7 +280,7 @@ cdef int group_rank(const Comm *t, int peer) noexcept nogil:
     return -1
 
 
-# Groups that have ended here
+# Groups that have ended on this rank
 
 cdef int open_context(Queues *q, Comm *t) noexcept nogil:
     cdef Item *item = blank_item(0)

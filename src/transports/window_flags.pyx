@@ -1,7 +1,7 @@
 """Windows: flags that one rank raises and the others await.
 
-Before a wait comes here it has spun, if there are cores for it. It yields, then sleeps on a futex:
-so a rank that waits for long costs no core, and one that waits briefly pays for no system call.
+A wait has spun before it comes here, if there are cores for it. Here it yields, then sleeps on a
+futex. So a long wait costs no core, and a short one no system call.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -34,7 +34,7 @@ cdef inline size_t short_bytes_of(size_t slot_bytes) noexcept nogil:
 
 
 cdef inline size_t stride_of(size_t nbytes) noexcept nogil:
-    # Pairs of lines arrive together: a head and the first line of its data are one.
+    # Cache lines arrive in pairs: a head and the first line of its data are one pair.
     return (nbytes + 3 * LINE - 1) // (2 * LINE) * (2 * LINE)
 
 
@@ -59,7 +59,7 @@ cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
 
 cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil:
     reach(SEND_MID)
-    # The sleeper announces itself and looks again; one of us sees the other.
+    # The sleeper announces itself and looks again, so one of the two sees the other.
     swap_u64(flag, value)
     if load_u32(sleepers(flag)) != 0:
         futex_wake_shared(low_half(flag))
@@ -73,7 +73,7 @@ cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
         if load_u64(flag) >= value:
             return OK
         if t.size >= crowd:
-            break               # its turn comes again when most of them have yielded in vain
+            break               # it would only run again after most of them have yielded in vain
         sched_yield()
         now = now_ns()
     return sleep_until_raised(t, flag, value, deadline_ns)
@@ -99,7 +99,7 @@ cdef int sleep_until_raised(Comm *t, uint64_t *flag, uint64_t value,
         if now >= until:
             if owner_is_gone(t, flag):
                 fence()
-                # It may have raised the flag before it left.
+                # The owner may have raised the flag before it left.
                 return OK if load_u64(flag) >= value else PEER_LOST
             status = slice_end(t, deadline_ns)
             if status != OK:

@@ -27,7 +27,7 @@ cdef bint gone(Comm *t, int peer) noexcept nogil:
 
 
 cdef bint ended(Comm *t, int peer) noexcept nogil:
-    return False                # a thread of this process may always be there still
+    return False                # a thread of this process may always still exist
 
 
 cdef int pull(Comm *t, int peer, char *into, const char *theirs,
@@ -46,19 +46,19 @@ cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     return theirs
 
 
-# What Python holds
+# Python's objects
 
 ctypedef struct Segment:        # the windows of one group
     Segment *next
     uint64_t context
-    char *memory                # NULL until somebody asks for it
+    char *memory                # NULL until a rank asks for it
     size_t nbytes
     int members
-    int left                    # members whose view was closed
+    int left                    # members whose view is closed
 
 
 cdef bint map_segment(Segment *segment, size_t nbytes) noexcept nogil:
-    """Memory of zeros. Pages that no group touches cost nothing."""
+    """Map zeroed memory. Pages that no group touches cost nothing."""
     cdef void *memory = mmap(
         NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if memory == MAP_FAILED:
@@ -75,7 +75,7 @@ cdef void free_segment(Segment *segment) noexcept nogil:
 
 
 cdef class Hub:
-    """Where the ranks of one world meet; it lives as long as one of their links."""
+    """The state that the ranks of one world share; it lives as long as one of their links."""
 
     cdef readonly str key
     cdef readonly int size
@@ -84,7 +84,7 @@ cdef class Hub:
     cdef Box *boxes
     cdef pthread_mutex_t lock           # of the segments
     cdef Segment *segments
-    cdef set ranks                      # that have a link
+    cdef set ranks                      # of ranks that have a link
     cdef object __weakref__
 
     def __cinit__(self, str key, int size, int slots, size_t slot_bytes):
@@ -117,14 +117,14 @@ cdef class Hub:
         free(self.boxes)
 
     cdef Segment **place_of(self, uint64_t context) noexcept:
-        """Where the group's segment is, or would be; the lock is held."""
+        """Return where the group's segment is, or would be; the lock is held."""
         cdef Segment **place = &self.segments
         while place[0] != NULL and place[0].context != context:
             place = &place[0].next
         return place
 
     cdef Segment *entered(self, Segment **place, uint64_t context, int members) noexcept:
-        """The group's segment, made by whoever first asks for it or leaves; NULL: no memory."""
+        """Return the group's segment; the first rank to ask or leave makes it. NULL: no memory."""
         if place[0] == NULL:
             place[0] = <Segment *>calloc(1, sizeof(Segment))
             if place[0] != NULL:
@@ -133,7 +133,7 @@ cdef class Hub:
         return place[0]
 
     cdef char *segment(self, uint64_t context, int members) except NULL:
-        """The memory of a group's windows, zeroed by whoever asks first."""
+        """Return the memory of a group's windows, zeroed by the first rank that asks."""
         cdef size_t nbytes = members * window_bytes(self.slots, self.slot_bytes)
         cdef Segment *segment
         pthread_mutex_lock(&self.lock)
@@ -150,7 +150,7 @@ cdef class Hub:
         return segment.memory
 
     cdef void leave_segment(self, uint64_t context, int members) noexcept:
-        """A member goes, whether or not it had asked; the last one takes the memory with it."""
+        """Record that a member leaves, even if it had not asked; the last one frees the memory."""
         cdef Segment **place
         cdef Segment *segment
         pthread_mutex_lock(&self.lock)
@@ -169,12 +169,12 @@ hubs_lock = threading.Lock()
 
 
 def hub(str key not None, int size, *, int slots=4, size_t slot_bytes=65536):
-    """The hub called `key`, made by the first rank that asks.
+    """Return the hub called `key`, made by the first rank that asks.
 
     slots, slot_bytes   shape of the windows; slots is a power of two, slot_bytes a
                         multiple of 64
 
-    Raises ValueError when another rank asked for another shape.
+    Raises ValueError if another rank asked for another shape.
     """
     if size < 1 or slots < 1 or slots & (slots - 1) or slot_bytes < 64 or slot_bytes % 64:
         raise ValueError(
@@ -196,7 +196,7 @@ def hub(str key not None, int size, *, int slots=4, size_t slot_bytes=65536):
 # Dealloc needs the hub, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class InprocLink(Link):
-    """One rank's end of a hub. Raises ValueError when the rank is taken."""
+    """One rank's end of a hub. Raises ValueError if the rank has an end already."""
 
     cdef Hub hub
     cdef End end
@@ -261,7 +261,7 @@ cdef class InprocLink(Link):
         self.hub.leave_segment(t.context, t.size)
 
     def close(self):
-        """Leave: whoever waits for this rank, now or later, learns that it is lost."""
+        """Leave: ranks that wait for this one, now or later, learn that it is lost."""
         if not self.closed:
             self.closed = True
             with nogil:
@@ -272,20 +272,20 @@ cdef class InprocLink(Link):
             leave(&self.end)
 
     def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for people; "" while it can."""
         if not 0 <= peer < self.size:
             raise ValueError(f"hub {self.hub.key!r} has no rank {peer}")
         return "it left" if load_int(&self.end.boxes[peer].closed) != OK else ""
 
     def left(self, int peer):
-        """Has this peer left, by closing its link?"""
+        """Return whether this peer has left, by closing its link."""
         return 0 <= peer < self.size and load_int(&self.end.boxes[peer].closed) != OK
 
     def pending(self):
-        """(receives posted, messages nobody has asked for) of this rank."""
+        """Return (receives posted, messages that no receive has matched) of this rank."""
         cdef Box *box = &self.end.boxes[self.rank]
         cdef size_t posted, arrived
-        # Nothing of Python's under the lock: its collector may cancel requests.
+        # Allocate no Python objects under the lock: the collector may cancel requests.
         with nogil:
             pthread_mutex_lock(&box.lock)
             posted, arrived = count_posted(&box.queues), count_arrived(&box.queues)

@@ -1,9 +1,9 @@
-"""Messages between the ranks of one process, by one copy.
+"""Messages between the ranks of one process, with one copy.
 
-Every rank has a box: the receives it has posted and the messages it has not asked for yet.
-Whoever comes second, sender or receiver, takes the other's item out of the box under its
-lock ("claims" it) and copies straight from the sender's memory to the receiver's after the
-lock is released. Messages of at most EAGER_BYTES do not wait for a receiver: they are copied.
+Every rank has a box: its posted receives and its messages without a receive. The second of a
+sender and a receiver takes the other's item out of the box under its
+lock ("claims" it). It copies from the sender's memory to the receiver's after it has
+released the lock. Messages of at most EAGER_BYTES do not wait for a receiver: they are copied.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
@@ -29,7 +29,7 @@ from cydist._native.sync cimport (
 
 cdef enum:
     EAGER_BYTES = 65536         # larger messages wait for their receiver
-    HELD_BYTES = 67108864       # a box copies no more than this; then small ones wait too
+    HELD_BYTES = 67108864       # limit of copied bytes in a box; beyond it short messages wait too
 
 
 cdef int init_box(Box *box) noexcept nogil:
@@ -43,7 +43,7 @@ cdef void free_box(Box *box) noexcept nogil:
 
 
 cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
-    """The last touch of a request that belongs to another thread."""
+    """Complete a request that belongs to another thread, and touch it no more."""
     store_int(&r.status, status)
     add_u32(&owner.bell, 1)
     if load_u32(&owner.sleepers) != 0:
@@ -52,7 +52,7 @@ cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
 
 cdef int deliver(Request *r, const Comm *view, int sender, const Fingerprint *theirs,
                  const char *data, size_t nbytes) noexcept nogil:
-    """Fill a claimed receive; returns the status to complete it with."""
+    """Fill a claimed receive; return the status to complete it with."""
     cdef int status = compare(r, theirs, nbytes)
     r.source = group_rank(view, sender)
     if status == OK:
@@ -87,7 +87,7 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
             hear_farewell(end, t.peers[r.peer], t.context)
         elif r.nbytes > EAGER_BYTES:
             return PEER_LOST
-        r.status = OK               # as what is copied, and then received by nobody
+        r.status = OK               # as if it were copied and then never received
         return OK
     if item != NULL:
         receive = item.request
@@ -149,7 +149,7 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
 
 
 cdef void hear_farewell(End *end, int peer, uint64_t context) noexcept nogil:
-    """This peer has left a group of ours: receives that only it could answer end."""
+    """Record a peer's departure from a group: receives that only it could match end."""
     cdef Box *own = &end.boxes[end.rank]
     pthread_mutex_lock(&own.lock)
     note_farewell(&own.queues, context, peer, 1)
@@ -173,7 +173,7 @@ cdef void end_hopeless(End *end, Box *box) noexcept nogil:
 
 
 cdef void take(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
-    """Receive a message that was claimed from our box, and let its sender go."""
+    """Receive a message that was claimed from this rank's box, and complete its send."""
     cdef const char *data = item.request.ptr if item.request != NULL else item.data
     r.status = deliver(r, t, item.peer, &item.fingerprint, data, item.nbytes)
     if item.request != NULL:
@@ -182,7 +182,7 @@ cdef void take(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
 
 
 cdef bint nobody_left(const Comm *t, int peer) noexcept nogil:
-    """Has the link peer left, or everybody else of the group for ANY_SOURCE?"""
+    """Return whether the link peer has left; for ANY_SOURCE, whether all other members have."""
     cdef End *end = <End *>t.link
     cdef int i
     if peer != ANY_SOURCE:
@@ -273,7 +273,7 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
     if item != NULL:
         free_item(item)
         return
-    # Claimed: the other side is copying, which takes no longer than the memory does.
+    # Claimed: the other side is copying, which takes only as long as the copy.
     while load_int(&r.status) == PENDING:
         sched_yield()
 
@@ -307,9 +307,9 @@ cdef bint waits_for_nobody(const Item *item, const void *unused) noexcept nogil:
 
 cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
                const void *argument) noexcept nogil:
-    """Empty a box of what `chosen` names: receives of its owner, messages of anybody.
+    """Remove the items that `chosen` selects from a box: its owner's receives, any rank's messages.
 
-    `only` says of which context, where that is known.
+    `only`          their context, if it is known
     """
     cdef Item *item
     while True:
@@ -330,7 +330,7 @@ cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
         if item == NULL:
             return
         if item.request != NULL:
-            # Ours end because we leave; a sender's, because its receiver does.
+            # This rank's requests end because it leaves, a sender's because its receiver does.
             complete_dropped(end, box, item)
         free_item(item)
 
@@ -364,7 +364,7 @@ cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
 
 
 cdef void leave(End *end) noexcept nogil:
-    """Nothing is sent to this rank any more, and nobody waits for it."""
+    """Leave: from now on no rank can send to this rank, or waits for it."""
     cdef Box *own = &end.boxes[end.rank]
     cdef int i
     pthread_mutex_lock(&own.lock)

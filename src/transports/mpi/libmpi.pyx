@@ -14,7 +14,7 @@ cdef extern from *:
     """
     int in_background "cydist_in_background"
 
-# In the order of Library.
+# In the order of Library
 NAMES = (
     b"MPI_Isend", b"MPI_Issend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier",
     b"MPI_Ibcast", b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
@@ -29,7 +29,7 @@ OPTIONAL = (
 def load(path) -> None:
     """Find MPI's functions through a library that is linked with it, which stays loaded.
 
-    Raises OSError if one is not there.
+    Raises OSError if one is missing.
     """
     cdef void **functions = <void **>&lib
     cdef bytes where = path.encode()
@@ -41,7 +41,7 @@ def load(path) -> None:
         functions[i] = dlsym(library, name)
         if functions[i] == NULL and name in NAMES:
             raise OSError(f"{path} knows no {name.decode()}")
-    # MPICH has functions of these names, which end the process; of this name it has none.
+    # MPICH has functions of these names that end the process; it lacks the one of this name.
     if dlsym(library, b"MPIX_Comm_ack_failed") == NULL:
         lib.failure_ack = NULL
 
@@ -70,7 +70,7 @@ cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil:
 
 
 cdef bint ranks_of(Handle group, int count, Handle comm, int *ranks) noexcept nogil:
-    """The ranks in `comm` of a group's members; False: MPI does not say."""
+    """Fill in the ranks in `comm` of a group's members; False: MPI does not say."""
     cdef Handle everybody = 0
     cdef int *places = <int *>malloc(count * sizeof(int))
     cdef bint known = False
@@ -84,18 +84,18 @@ cdef bint ranks_of(Handle group, int count, Handle comm, int *ranks) noexcept no
     return known
 
 
-# Which threads may call MPI, as it was started. Where one thread at a time may, the program's own
-# threads take turns with each other, and know nothing of those on which cydist runs asynchronous
-# calls: these leave MPI to the others.
+# The threads that may call MPI, as it was initialized. If only one thread at a time may, the
+# program's own threads take turns, but know nothing of cydist's threads for asynchronous calls.
+# So these leave MPI to the others.
 
 def run_in_background() -> None:
-    """From now on this thread runs calls that others have begun."""
+    """Declare that this thread runs calls that other threads have begun."""
     global in_background
     in_background = 1
 
 
 def runs_in_background() -> bool:
-    """Was `run_in_background` called on this thread?"""
+    """Return whether `run_in_background` was called on this thread."""
     return in_background != 0
 
 

@@ -1,14 +1,15 @@
 """MPI's own collectives, non-blocking and waited for like messages.
 
-MPI returns wrong numbers when ranks disagree on dtype, operation or count, or hangs. So every rank
-also sends its fingerprint to the next one and compares the one before it: where all neighbours
-agree, all do. A call whose numbers have come does not wait for that message, so that it makes no
-rank wait which MPI would not; the next call of the group does, or its end, for a moment. A rank
-that leaves a call to which the one before it has not come tells that one which call it was.
-Where MPI might write beyond an array while ranks disagree, all agree before it begins: `harmless`.
-What two ranks broadcast, if it is little, travels with the root's fingerprint and not by MPI's
-broadcast, which would take another message; most else that two ranks exchange is one message each
-way, see mpi_pairwise.pyx.
+MPI returns wrong numbers, or hangs, when ranks disagree on dtype, operation or count. So every rank
+also sends its fingerprint to the next rank and compares that of the rank before it: if all
+neighbours agree, all ranks do. A call whose numbers have arrived does not wait for that message, so
+no rank waits that would not wait in MPI. The next call of the group waits for it, or the group's
+end, briefly. A rank that leaves a call which the rank before it has not entered tells that rank
+which call it was. If MPI might write beyond an array while ranks disagree, all agree before it
+begins: see `harmless`.
+A short broadcast of two ranks travels with the root's fingerprint and not through MPI's broadcast,
+which would take another message. Most other exchanges of two ranks are one message each way, see
+mpi_pairwise.pyx.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -28,25 +29,25 @@ from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    DTYPES = 64                 # more than there are, and below
+    DTYPES = 64                 # more than there are, as is OPS
     OPS = 32
     EXPLAIN_NS = 500000000
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
-    SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
+    SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
 
 cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/host/work.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
-cdef size_t riding_bytes = 0    # of a broadcast that travels with a fingerprint, at most
-cdef size_t harmless_bytes = 0  # in a call of MPI's that not all ranks may be in, at most
+cdef size_t riding_bytes = 0    # limit for a broadcast that travels with a fingerprint
+cdef size_t harmless_bytes = 0  # limit for an MPI call that ranks may disagree on
 cdef Handle types[DTYPES]
 cdef Handle operations[DTYPES][OPS]
 
 
 def use_library(size_t its_in_place, size_t most_riding_bytes, size_t most_harmless_bytes) -> None:
-    """MPI_IN_PLACE; up to how many bytes that two ranks broadcast travel with the root's
-    fingerprint; and up to how many MPI writes nowhere else when ranks disagree."""
+    """Set MPI_IN_PLACE; the limit of a two-rank broadcast that travels with the root's fingerprint;
+    and the size up to which MPI writes nowhere else when ranks disagree."""
     global in_place, riding_bytes, harmless_bytes
     in_place = <void *>its_in_place
     riding_bytes = most_riding_bytes
@@ -54,17 +55,17 @@ def use_library(size_t its_in_place, size_t most_riding_bytes, size_t most_harml
 
 
 def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
-    """MPI has this op on this dtype (codes of kernels.h), with our meaning."""
+    """Declare that MPI has this op on this dtype (codes of kernels.h), with cydist's semantics."""
     if not 0 <= dtype < DTYPES or not 0 <= op < OPS:
         raise ValueError(f"no dtype {dtype}, or no op {op}")
     types[dtype] = type_handle
     operations[dtype][op] = op_handle
 
 
-ctypedef struct Buffers:        # what MPI gets: one piece of memory on each side
+ctypedef struct Buffers:        # MPI's arguments: one piece of memory on each side
     char *input
     char *output
-    char *scratch               # ours, where blocks lie apart
+    char *scratch               # packing memory if blocks are not adjacent
     char *gathered              # in scratch: to be copied to the outputs
 
 
@@ -73,7 +74,7 @@ cdef inline bint reduces(const Call *c) noexcept nogil:
 
 
 cdef bint is_mpis(const Comm *t, const Call *c) noexcept nogil:
-    """Does MPI have this call? All ranks say the same."""
+    """Return whether MPI has this call. All ranks decide alike."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
     if reduces(c) and operations[c.fingerprint.dtype][c.fingerprint.op] == 0:
@@ -81,7 +82,8 @@ cdef bint is_mpis(const Comm *t, const Call *c) noexcept nogil:
     cdef size_t most = mpi.piece_bytes
     if collective != REDUCE_SCATTER and collective != ALL_GATHER and collective != ALL_TO_ALL:
         return True
-    # Only this rank knows whether its blocks lie apart, so more than may be copied is left to ours.
+    # Only this rank knows whether its blocks are adjacent, so blocks above the limit for packing
+    # are left to cydist's algorithms.
     if collective != ALL_TO_ALL and c.fingerprint.flags & JOINED == 0:
         most = min(most, <size_t>SCRATCH_BYTES // t.size)
     return c.inputs[0].nbytes <= most
@@ -96,7 +98,7 @@ cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
 
 
 cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
-    """Where lists of blocks lie apart, copy them together."""
+    """Pack lists of blocks that are not adjacent."""
     cdef int collective = c.fingerprint.collective
     cdef int size = t.size, i
     cdef bint many_in = collective == ALL_TO_ALL or collective == REDUCE_SCATTER
@@ -135,7 +137,7 @@ cdef size_t unit(const Call *c) noexcept nogil:
 
 
 cdef size_t step_bytes(const Mpi *mpi, const Call *c) noexcept nogil:
-    """What one call of MPI takes of an array that is cut into several."""
+    """Return how much of an array, if it is cut, one call of MPI handles."""
     return mpi.piece_bytes // unit(c) * unit(c)
 
 
@@ -148,7 +150,7 @@ cdef int calls_for(const Mpi *mpi, const Call *c) noexcept nogil:
 
 cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
                   Handle *request) noexcept nogil:
-    """Begin one call of MPI; of an array that is cut, the one from this byte on."""
+    """Begin one call of MPI; of an array that is cut, the call from this byte on."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
     cdef size_t each = c.inputs[0].nbytes if c.inputs != NULL else 0
@@ -207,7 +209,7 @@ cdef int begin(Comm *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
 
 
 cdef void let_go(Comm *t, Request *r, Buffers *b) noexcept nogil:
-    """It failed. What MPI may still use lives as long as that."""
+    """Cancel a failed call. Memory that MPI may still use lives until MPI is done."""
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     if r.status == PENDING and r.link != NULL:
@@ -225,7 +227,7 @@ cdef void note(Call *c, const Request *r, int status) noexcept nogil:
 
 
 cdef int lost_member(const Comm *t) noexcept nogil:
-    """A group rank that has left or died; -1: none."""
+    """Return a group rank that has left or died; -1: none."""
     cdef const Net *net = <const Net *>t.link
     cdef int rank
     for rank in range(t.size):
@@ -235,7 +237,7 @@ cdef int lost_member(const Comm *t) noexcept nogil:
 
 
 cdef int explained(Comm *t, Call *c, Request *check) noexcept nogil:
-    """MPI reports an error: mostly, that ranks disagree. Who has seen how will say so soon."""
+    """Find out why MPI reports an error. Ranks mostly disagree, and one that saw how reports it."""
     cdef int status = OK
     cdef int64_t until = now_ns() + EXPLAIN_NS
     while status == OK and now_ns() < until:
@@ -247,17 +249,17 @@ cdef int explained(Comm *t, Call *c, Request *check) noexcept nogil:
 
 
 cdef int compared(Comm *t, Call *c, Request *check) noexcept nogil:
-    """Wait for a neighbour's fingerprint, and find out what it is doing if it does not come."""
+    """Wait for a neighbour's fingerprint, and query its call if it does not arrive."""
     cdef int status = complete(t, c, check, 1)
     c.failed_step = -1
     return status
 
 
 cdef int compare(Comm *t, Call *c) noexcept nogil:
-    """Before a call, whoever runs it: what runs by our algorithms comes after MPI's own, too."""
+    """Compare MPI's last call before any call, also before one that cydist's algorithms run."""
     cdef Checks *checks = <Checks *>t.own
     cdef Request *check = &checks.of[(checks.turn + 1) & 1].request
-    if checks.turn == 0:        # MPI has made none: so it is where there are windows
+    if checks.turn == 0:        # MPI has run none, as with windows
         return OK
     if load_int(&check.status) == PENDING:
         patiently(c)
@@ -265,8 +267,8 @@ cdef int compare(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int waited(Comm *t, Call *c, Request *running, Request *check) noexcept nogil:
-    """Wait for MPI. If that takes long, also for the neighbour's fingerprint, whichever is first:
-    the neighbour may not come while it waits for what this rank does next."""
+    """Wait for MPI, and after a while also for the neighbour's fingerprint, whichever is first. The
+    neighbour may not send one while it waits for what this rank does next."""
     cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
     if status == TIMEOUT:
         status = wait_beside(t, c, running, check)
@@ -286,7 +288,7 @@ cdef int waited(Comm *t, Call *c, Request *running, Request *check) noexcept nog
 # Leaving
 
 cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
-    """A message that says which call a rank was in when it left."""
+    """Prepare a message that says which call a rank was in when it left."""
     memset(r, 0, sizeof(Request))
     r.peer = peer
     r.tag = WORD_TAG
@@ -295,8 +297,8 @@ cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
 
 
 cdef int left_after(Comm *t, Call *c) noexcept nogil:
-    """Has the next rank left when it had made this call, too? OK, MISMATCH, or PEER_LOST: it has
-    said nothing of this call."""
+    """Find out whether the next rank had made this call when it left. OK, MISMATCH, or PEER_LOST:
+    it has reported no call of this number."""
     cdef Request word
     address(&word, &c.fingerprint, (t.rank + 1) % t.size)
     cdef int status = t.recv(t, &word)
@@ -331,15 +333,15 @@ cdef int settle(Comm *t, Call *c) noexcept nogil:
 
 
 cdef bint rides(const Comm *t, const Call *c) noexcept nogil:
-    """Do its numbers travel with the fingerprint?"""
+    """Return whether the call's data travel with the fingerprint."""
     return (t.size == 2 and c.fingerprint.collective == BROADCAST
-            and c.fingerprint.flags & JOINED == 0       # MPI reads a GPU's memory, and we do not
+            and c.fingerprint.flags & JOINED == 0       # only MPI reads a GPU's memory
             and c.inputs[0].nbytes <= riding_bytes)
 
 
 cdef bint harmless(const Comm *t, const Call *c) noexcept nogil:
-    """May MPI begin it while other ranks may be in another call? So short messages do no harm, and
-    all that a rank may send is as many bytes as all its blocks have together."""
+    """Return whether MPI may begin the call while other ranks may be in another one. Short messages
+    do no harm, and a rank may send as many bytes as all its blocks have together."""
     cdef int collective = c.fingerprint.collective
     cdef bint in_blocks = (collective == ALL_GATHER or collective == REDUCE_SCATTER
                            or collective == ALL_TO_ALL)
@@ -348,8 +350,8 @@ cdef bint harmless(const Comm *t, const Call *c) noexcept nogil:
 
 
 cdef int agree(Comm *t, Call *c) noexcept nogil:
-    """Wait until all ranks are known to be in this call: as dissemination.pyx's barrier. Step 0 is
-    the message that a harmless call sends beside MPI's, so these find each other, too."""
+    """Wait until all ranks are known to be in this call, like dissemination.pyx's barrier. Step 0
+    is the message that a harmless call sends alongside MPI's, so the two kinds match."""
     cdef int distance = 1, step = 0, status = OK
     while distance < t.size and status == OK:
         status = exchange(t, c, step, NULL, 0, (t.rank + distance) % t.size,
@@ -361,7 +363,7 @@ cdef int agree(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int run_after(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
-    """All ranks have agreed, so nothing is compared beside it."""
+    """Run MPI's call after all ranks have agreed: without a comparison."""
     cdef Request agreed
     cdef int status = begin(t, c, b, running)
     memset(&agreed, 0, sizeof(Request))
@@ -373,17 +375,17 @@ cdef int run_after(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogi
 
 
 cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
-    """MPI's call, or a short broadcast, beside the comparison with the neighbours."""
+    """Run MPI's call, or a short broadcast, alongside the comparison with the neighbours."""
     cdef Checks *checks = <Checks *>t.own
     cdef Check *check = &checks.of[checks.turn & 1]
     cdef Request sent
-    cdef Block out = Block(NULL, 0)     # what travels with the fingerprints
+    cdef Block out = Block(NULL, 0)     # data that travel with the fingerprints
     cdef Block into = Block(NULL, 0)
     cdef int status = OK
     checks.turn += 1
     check.fingerprint = c.fingerprint
     if not rides(t, c):
-        status = begin(t, c, b, running)        # first: it is what takes long
+        status = begin(t, c, b, running)        # begin with this, since it takes longest
     elif t.rank == c.root:
         out, running.status = c.inputs[0], OK
     else:

@@ -1,7 +1,7 @@
-"""Messages over one MPI communicator, and through rings to ranks of the same host: any context and
-tag, checked, with deadlines.
+"""Messages over one MPI communicator, and through rings to ranks of the same host, with any context
+and tag, compared, with deadlines.
 
-MPI moves things when it is called. Whoever waits does so for all groups of the link.
+MPI makes progress only when it is called. A waiting thread does that for all groups of the link.
 """
 cimport cython
 from libc.stdint cimport int64_t
@@ -26,14 +26,14 @@ from cydist._native.sync cimport SPINS, cores, sched_yield
 
 cdef enum:
     PIECE_BYTES = 1073741824    # counts are 32-bit integers
-    CANCEL_NS = 1000000000      # how long the receives of headers may take to end
+    CANCEL_NS = 1000000000      # the longest wait for the receives of headers to end
 
 
 cdef bint lingers(Comm *t) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     pthread_mutex_lock(&net.lock)
-    # Not when the link has been left: MPI may have ended since, and would end this process.
+    # Not after the link was closed: MPI may be finalized, and would end this process.
     if mpi.lingering != 0 and not net.closed:
         progress(net)
     cdef bint found = mpi.lingering != 0 or net.lingering
@@ -42,7 +42,7 @@ cdef bint lingers(Comm *t) noexcept nogil:
 
 
 cdef void end_slots(Mpi *mpi) noexcept nogil:
-    """Everybody has said goodbye, so nothing comes any more."""
+    """End the receives of headers: all ranks have sent departure notices, so no header follows."""
     cdef int64_t until = now_ns() + CANCEL_NS
     cdef int i, error = SUCCESS
     for i in range(SLOTS):
@@ -63,22 +63,23 @@ cdef bint all_linger(const Mpi *mpi) noexcept nogil:
     return True
 
 
-# As MessageLink.
+# See MessageLink.
 @cython.no_gc_clear
 cdef class MpiLink(MessageLink):
-    """One rank's end of a communicator that nobody else uses.
+    """One rank's end of a communicator that only this link uses.
 
     rank, size      this process among its members
     comm, byte      MPI's handles of the communicator, and of the datatype BYTE
     any_source      MPI's constant
     here            ranks on this host: they share its cores
-    largest_tag     what MPI's attribute TAG_UB says of the communicator
+    largest_tag     the communicator's attribute TAG_UB
     callers         which threads may call MPI: 0 any, 1 all but those that run_in_background, 2 the
-                    one that makes this. The others' messages go on while one of them is in a call.
+                    one that makes this. The others' messages progress while one of these is in a
+                    call.
     """
 
     cdef Mpi *mpi
-    cdef bint ended             # MPI uses none of it any more
+    cdef bint ended             # MPI uses none of its memory any more
 
     def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source, int here,
                   int largest_tag, int callers=0):
@@ -111,7 +112,7 @@ cdef class MpiLink(MessageLink):
             return
         self.net.far = NULL
         free(self.mpi.under)
-        # What MPI may still write to stays.
+        # Memory that MPI may still write to is not freed.
         if self.ended:
             free(self.mpi.left_at)
             free(self.mpi.slots)
@@ -140,34 +141,34 @@ cdef class MpiLink(MessageLink):
         t.own = NULL
 
     def share(self, LocalPeersHandle neighbours not None):
-        """As MessageLink's; MPI carries what goes to the others, and does not run without any."""
+        """As MessageLink's. MPI reaches all other ranks; if there are none, it is not polled."""
         MessageLink.share(self, neighbours)
         self.mpi.far.needed = neighbours.table.places < self.size
 
     def describes(self, int peer, size_t nbytes) -> bool:
-        """May a message of so many bytes to or from a peer, which is not -1, have a layout? Not if
-        it travels behind its header, through memory that both share, or in pieces."""
+        """Return whether a message of `nbytes` to or from a named peer may have a layout. It may
+        not if it travels with its header, through shared memory, or in pieces."""
         return (0 <= peer < self.size and INLINE_BYTES < nbytes <= self.mpi.piece_bytes
                 and (self.net.nearby == NULL or self.net.nearby.place[peer] < 0))
 
     def allows(self) -> bool:
-        """May this thread call MPI?"""
+        """Return whether this thread may call MPI."""
         return may_call(self.net)
 
     def needed(self) -> bool:
-        """Has MPI anything to carry? Not where all ranks share memory."""
+        """Return whether MPI has messages to carry: not if all ranks share memory."""
         return self.mpi.far.needed
 
     def move(self) -> None:
-        """Move on what has begun, if this thread may."""
+        """Make progress on what has begun, if this thread may."""
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             move_all(self.net)
             pthread_mutex_unlock(&self.net.lock)
 
     def advance(self) -> bool:
-        """After `close`: move on what has begun. Has every other rank left, and is nothing under
-        way that may end?"""
+        """Make progress after `close`. Return whether every other rank has left and nothing is
+        under way that may end."""
         cdef bint over
         with nogil:
             pthread_mutex_lock(&self.net.lock)
@@ -177,8 +178,8 @@ cdef class MpiLink(MessageLink):
         return over
 
     def end(self) -> bool:
-        """After `close`, and when `advance` says so. Does MPI use nothing of this any more? A
-        collective that not every rank has come to is never over."""
+        """Release MPI's memory after `close`, once `advance` returns True. Return whether MPI uses
+        none of it any more. A collective that some rank never enters does not end."""
         if not self.ended:
             with nogil:
                 end_slots(self.mpi)
@@ -186,24 +187,24 @@ cdef class MpiLink(MessageLink):
         return self.ended
 
     def lost(self, int peer):
-        """As MessageLink's; MPI may know of a death."""
+        """As MessageLink's, where MPI may know of a death."""
         if 0 <= peer < self.size and self.net.lost[peer] == DIED and not is_near(self.net, peer):
             return "its process died, says MPI"
         return MessageLink.lost(self, peer)
 
     @property
     def error(self):
-        """The last error code that MPI gave; 0: none."""
+        """The last error code that MPI returned; 0: none."""
         return self.mpi.error
 
     @property
     def lingering(self):
-        """How many calls and messages MPI goes on with, in memory that nobody waits for."""
+        """The number of MPI calls and messages that go on in memory no thread waits for."""
         return self.mpi.lingering
 
     @property
     def piece_bytes(self):
-        """One call of MPI moves no more; the same on every rank."""
+        """The most bytes that one call of MPI moves; the same on every rank."""
         return self.mpi.piece_bytes
 
     @piece_bytes.setter

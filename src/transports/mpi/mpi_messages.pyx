@@ -1,9 +1,9 @@
-"""What MPI moves for a link, and where it goes; see mpi_messages.pxd. The lock is held throughout.
+"""Transfers of a link through MPI; see mpi_messages.pxd. The lock is held throughout.
 
-Every message begins with a header of its own, under one MPI tag. A small payload is behind it;
-of others it names the tag that they follow under, and the receive that takes the header receives
-them in place. So MPI matches nothing but senders, a receive can be withdrawn until its message has
-come, and a message of another kind than expected is found.
+Every message begins with a header of its own, under one MPI tag. A small payload follows in the
+same MPI message. For others the header names their tag, and the receive that matches the header
+receives them in place. So MPI matches only senders, and a receive can be withdrawn until its
+message has arrived. A message of another kind than expected is found.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -26,10 +26,10 @@ from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
     GRACE_NS = 1000000000       # a message to a rank that has left may still complete
-    PATIENCE_NS = 50000000      # how long a message that is withdrawn may take to complete
+    PATIENCE_NS = 50000000      # how long a withdrawn message may take to complete
     PAUSE_US = 20
-    QUESTIONS = 8               # about moves, before anything else is done
-    TURNS = 2                   # while something is under way, headers are asked for so rarely
+    QUESTIONS = 8               # unfinished requests that are tested before anything else is done
+    TURNS = 2                   # while requests are pending, headers are polled this rarely
 
 
 cdef void init_mpi(Mpi *mpi) noexcept nogil:
@@ -44,7 +44,7 @@ cdef void init_mpi(Mpi *mpi) noexcept nogil:
     mpi.far.leave = send_goodbyes
 
 
-# What a thread begins that may not call MPI is begun by the next one that asks MPI to move things.
+# A thread that may not call MPI postpones requests: the next one that polls MPI begins them.
 
 cdef bint may_call(const Net *net) noexcept nogil:
     return is_among(mpi_of(net).callers, mpi_of(net).one)
@@ -79,7 +79,7 @@ cdef void begin_postponed(Mpi *mpi, MpiRequest *move) noexcept nogil:
             complete(mpi.net, r, status)
 
 
-# What MPI moves
+# Requests under way in MPI
 
 cdef inline void join_ring(MpiRequest *move, MpiRequest *following) noexcept nogil:
     move.next = following
@@ -118,7 +118,7 @@ cdef void end_move(Mpi *mpi, MpiRequest *move, int status) noexcept nogil:
 
 
 cdef void detach(Mpi *mpi, MpiRequest *move) noexcept nogil:
-    """Nobody waits for it any more; MPI goes on."""
+    """Mark that no thread waits for it any more; MPI goes on."""
     move.request = NULL
     if move.borrows:
         move.lingers = True
@@ -138,7 +138,7 @@ cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil:
 
 cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char *ptr,
               size_t nbytes) noexcept nogil:
-    """Begin to receive what a header announced; without a request: into nothing."""
+    """Begin to receive a payload that a header announced; without a request, to discard it."""
     cdef size_t i, count = pieces(mpi, nbytes)
     cdef int code = SUCCESS
     cdef MpiHeader header
@@ -152,7 +152,7 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
         return NO_MEMORY
     move.borrows = r != NULL
     if r == NULL:
-        # The sender could not end otherwise.
+        # Without this receive, the sender could not complete.
         move.data = ptr = <char *>malloc(nbytes)
         if ptr == NULL:
             end_move(mpi, move, NO_MEMORY)
@@ -169,7 +169,7 @@ cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char 
 
 
 cdef bint ended(Mpi *mpi, MpiRequest *move) noexcept nogil:
-    """Has MPI done all of it? Then it is no more."""
+    """Return whether MPI has done all of it, and free it then."""
     while move.done < move.count and is_done(&move.handles[move.done], &move.error):
         move.done += 1
     if move.done < move.count:
@@ -182,8 +182,8 @@ cdef bint ended(Mpi *mpi, MpiRequest *move) noexcept nogil:
 
 
 cdef bint end_some(Mpi *mpi) noexcept nogil:
-    """End the moves that are over. Each question about one that is not takes as long as all that
-    MPI does meanwhile, so only so many are asked about, by turns."""
+    """End finished requests. Testing an unfinished one costs as much as all of MPI's progress, so
+    only QUESTIONS of them are tested per call, in turn."""
     cdef MpiRequest *move = mpi.moves.next
     cdef MpiRequest *following
     cdef int asked = 0
@@ -199,7 +199,7 @@ cdef bint end_some(Mpi *mpi) noexcept nogil:
         move = following
     if move != &mpi.moves and asked != 0:
         leave_ring(&mpi.moves)
-        join_ring(&mpi.moves, move)     # the next turn begins here
+        join_ring(&mpi.moves, move)     # the next call begins here
     return moved
 
 
@@ -210,7 +210,7 @@ cdef bint progress(Net *net) noexcept nogil:
     cdef int error = SUCCESS
     if not may_call(net):
         return False
-    cdef bint moved = end_some(mpi)     # before a goodbye is heard, what came before it
+    cdef bint moved = end_some(mpi)     # messages before the departure notice that follows them
     mpi.turn += 1
     if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
         return moved
@@ -223,7 +223,7 @@ cdef bint progress(Net *net) noexcept nogil:
         else:
             mpi.error = error
             mark_dead(mpi)
-            if slot.request == awaited:     # from anyone: MPI goes on with it
+            if slot.request == awaited:     # from any source: MPI goes on with it
                 break
         listen(mpi, slot)
         mpi.slot = (mpi.slot + 1) % SLOTS
@@ -269,20 +269,20 @@ cdef int begin_send(Net *net, const Comm *t, Request *r) noexcept nogil:
 
 
 cdef int send(Mpi *mpi, Request *r, int peer, MpiHeader *header) noexcept nogil:
-    """OK: it is over; PENDING: its request will tell."""
+    """Send a message. OK: it is complete; PENDING: its request will report completion."""
     if r.nbytes <= INLINE_BYTES:
         return send_whole(mpi, r, peer, header)
-    # A tag comes again when all others have had their turn; a payload that nobody has taken by then
-    # would be taken for the later one.
+    # A tag is reused after all others. A payload that was not received by then would be taken for
+    # the later one.
     header.under = mpi.under[peer] = mpi.under[peer] % mpi.largest_tag + 1
     return send_apart(mpi, r, peer, header)
 
 
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil:
-    """A small message is copied behind its header. It is over when MPI is: what MPI keeps, it may
-    send only when it is called again, and nobody calls it for a send that is over; a notice only
-    when its receiver's MPI has taken it, as whoever asks would ask again. Without a request the
-    header goes alone."""
+    """Copy a small message into one buffer with its header and send it. It is complete only when
+    MPI reports so: MPI may keep it until the next MPI call, which no thread makes for a completed
+    send. A control message is complete only when the receiver's MPI has it, because a query would
+    be repeated otherwise. Without a request the header goes alone."""
     cdef size_t nbytes = sizeof(MpiHeader) + (r.nbytes if r != NULL else 0)
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
@@ -301,7 +301,7 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
         return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
     move = new_move(mpi, NULL, header.context, peer, 1)
     if move == NULL:
-        mpi.outbox = NULL       # MPI has it
+        mpi.outbox = NULL       # MPI owns it now
         return NO_MEMORY
     move.handles[0], move.count = sending, 1
     move.data, mpi.outbox = mpi.outbox, NULL
@@ -333,7 +333,7 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
             code = added(move, lib.isend(
                 r.ptr + i * mpi.piece_bytes, piece(mpi, r.nbytes, i), mpi.byte, peer, header.under,
                 mpi.comm, next_of(move)))
-    move.borrows = move.count > 1       # more than the header
+    move.borrows = move.count > 1       # pieces beyond the header
     if code != SUCCESS:
         return refused(mpi, move, code)
     attach(mpi, move, r)
@@ -348,7 +348,7 @@ cdef void attach(Mpi *mpi, MpiRequest *move, Request *r) noexcept nogil:
     begin(mpi.net, r)
 
 
-# Messages that have come
+# Messages that have arrived
 
 cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept nogil:
     cdef Net *net = mpi.net
@@ -376,7 +376,7 @@ cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept 
 
 
 cdef void keep(Net *net, const MpiHeader *header, const char *data) noexcept nogil:
-    """Nobody has asked for it yet."""
+    """Keep a message that no receive has asked for yet."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
         return
@@ -396,7 +396,7 @@ cdef void keep(Net *net, const MpiHeader *header, const char *data) noexcept nog
 
 cdef void deliver(Mpi *mpi, Request *r, const MpiHeader *header, const char *data,
                   int fit) noexcept nogil:
-    """Fill a receive that stands in no queue, or begin to."""
+    """Fill a receive that is in no queue, or begin to."""
     cdef int status = fit
     if fit != OK:
         refuse(mpi, header)
@@ -435,7 +435,8 @@ cdef MpiHeader header_of(const Item *item) noexcept nogil:
 # Giving up
 
 cdef void withdraw(Net *net, Request *r) noexcept nogil:
-    """What MPI has begun gets a moment to complete; but a notice, which is MPI's alone by now."""
+    """Give a request that MPI has started a short time to complete. Control messages are not waited
+    for; MPI owns their memory from now on."""
     cdef Mpi *mpi = mpi_of(net)
     cdef MpiRequest *move
     cdef int64_t until = 0 if r.tag == NOTICE_TAG else now_ns() + PATIENCE_NS
@@ -452,7 +453,7 @@ cdef void withdraw(Net *net, Request *r) noexcept nogil:
 
 
 cdef void give_up(Net *net, Request *r) noexcept nogil:
-    """A message whose other side left a while ago does not complete."""
+    """End a message whose other side left a while ago."""
     cdef Mpi *mpi = mpi_of(net)
     cdef MpiRequest *move = <MpiRequest *>r.link
     if (move != NULL and move.peer >= 0 and mpi.left_at[move.peer] != 0
@@ -473,10 +474,10 @@ cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
         move = move.next
 
 
-# How ranks part: by a goodbye, or by their death.
+# Departures, announced by a notice or through death
 
 cdef void mark_dead(Mpi *mpi) noexcept nogil:
-    """MPI has reported an error: give up the ranks that died, if any did."""
+    """Give up the ranks that died, if any, after MPI has reported an error."""
     cdef int i, count, peer
     cdef int *dead = <int *>malloc(mpi.net.size * sizeof(int))
     if dead == NULL:
@@ -496,13 +497,13 @@ cdef void on_goodbye(Mpi *mpi, int peer) noexcept nogil:
     if mpi.left_at[peer] == 0:
         mpi.left += 1
         mpi.left_at[peer] = now_ns()
-    # What a near one wrote to its ring comes before its end.
+    # The end of a local peer comes after the bytes it wrote to its ring.
     if not is_near(mpi.net, peer):
         lose(mpi.net, peer, LEFT)
 
 
 cdef void send_goodbyes(Net *net) noexcept nogil:
-    """Say goodbye to every peer. Requests that have begun go on while MPI is polled."""
+    """Send every peer a departure notice. Requests that have begun go on while MPI is polled."""
     cdef Mpi *mpi = mpi_of(net)
     cdef int peer
     for peer in range(net.size):

@@ -1,10 +1,10 @@
-"""A call of two ranks as one message of MPI's each way, straight from array to array.
+"""A call of two ranks as one MPI message each way, directly from array to array.
 
-Its MPI tag is a hash of the call's fingerprint, so MPI itself compares the calls, and no other
-message does: ranks in different calls never meet, and find out when one of them asks the other.
-Who sends a broadcast hears nobody, so it sends synchronously: it ends when the other has come to
-the same call. Of calls that differ, one pair in as many as MPI has tags (2**29 under MPICH, 2**31
-under Open MPI) has one tag.
+Its MPI tag is a hash of the call's fingerprint. So MPI itself compares the calls, and no other
+message does: messages of different calls never match. Ranks in different calls find out when one of
+them queries the other. The root of a broadcast receives nothing, so it uses a synchronous send,
+which completes only when the peer has entered the same call. Two different calls have the same tag
+with a chance of one in the number of MPI's tags (2**29 under MPICH, 2**31 under Open MPI).
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
@@ -22,9 +22,9 @@ from cydist._native.sync cimport load_int
 
 cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
-    LOOK_NS = 50000000          # between two looks whether the other rank says anything
-    LONGEST_NS = 1600000000     # between two questions
-    GRACE_NS = 1000000000       # what a rank sent before it left may still come
+    LOOK_NS = 50000000          # between two checks for a message of the other rank
+    LONGEST_NS = 1600000000     # between two queries
+    GRACE_NS = 1000000000       # for messages that a rank sent before it left
 
 
 cdef bint is_pairs(const Comm *t, const Call *c) noexcept nogil:
@@ -90,9 +90,9 @@ cdef void copy_own(const Comm *t, const Call *c) noexcept nogil:
 
 
 cdef int heard(Comm *t, Call *c, Request *word) noexcept nogil:
-    """Why the other rank does not come to this call."""
+    """Return why the other rank does not enter this call."""
     cdef int status = complete(t, c, word, 1)
-    return status if status != OK else MISMATCH         # of this call there is no such message
+    return status if status != OK else MISMATCH         # such a message belongs to another call
 
 
 cdef int wait_beside(Comm *t, Call *c, Request *running, Request *word) noexcept nogil:
@@ -103,15 +103,15 @@ cdef int wait_beside(Comm *t, Call *c, Request *running, Request *word) noexcept
             t.board.ask(t, word.peer)
             patience = min(2 * patience, <int64_t>LONGEST_NS)
             asks_at = now + patience
-        # What the other rank says ends no wait for this.
+        # No message of the other rank ends this wait.
         status = t.wait(t, running, min(now + LOOK_NS, c.deadline_ns))
         now = now_ns()
     return status
 
 
 cdef int met(Comm *t, Call *c, Request *running) noexcept nogil:
-    """Wait for it. Who takes long may never come: ask, and listen whether the other rank sends a
-    message of another call, or has left."""
+    """Wait for the call. If it takes long the other rank may never enter it. So query it, and check
+    whether it sends a message of another call, or has left."""
     cdef Request word
     cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
     if status != TIMEOUT:
@@ -130,7 +130,7 @@ cdef int swap(Comm *t, Call *c) noexcept nogil:
     cdef Request running, word
     cdef int status, peer = 1 - t.rank
     if (<Net *>t.link).lost[t.peers[peer]] != 0 or has_left(t, peer):
-        # It was never in this call, or gave it up: this rank's part is still to come.
+        # It was never in this call, or gave it up. This rank's message is still to be sent.
         post_recv(t, c, &word, NULL, 0, peer, 0)
         return heard(t, c, &word)
     memset(&running, 0, sizeof(Request))
@@ -138,7 +138,7 @@ cdef int swap(Comm *t, Call *c) noexcept nogil:
     running.tag = c.tag
     running.expected = &c.fingerprint
     running.status = PENDING
-    copy_own(t, c)              # what has begun waits while nobody asks MPI
+    copy_own(t, c)              # before sending, since nothing progresses without calls of MPI
     status = begin(t, c, &running)
     if status == OK:
         status = met(t, c, &running)

@@ -1,7 +1,7 @@
-"""Arrays in the memory that ranks share: one rank gives them out of its own part of it.
+"""Arrays in shared memory: each rank allocates them from its own part of it.
 
-No other process writes into what is kept here about the part, so no death can harm it. What a
-rank that died had given out stays taken until the job ends.
+No other process writes this rank's record of the part, so no death can damage it. Arrays that a
+dead rank had allocated stay allocated until the job ends.
 """
 import threading
 from bisect import bisect
@@ -22,13 +22,13 @@ cdef extern from "Python.h":
 
 cdef enum:
     PAGE = 4096
-    UNHEARD_BYTES = 67108864    # taken between two looks for signals, in about 20 ms
+    UNHEARD_BYTES = 67108864    # allocated between two checks for signals, in about 20 ms
 
-cdef const char *BYTES = b"B"           # the buffer protocol's format of what we export
+cdef const char *BYTES = b"B"           # the buffer protocol's format of exported memory
 
 
 def available() -> int:
-    """Bytes that new memory can take before the host has to take some away from others."""
+    """Return the bytes that can be allocated before the host must reclaim memory from others."""
     with open("/proc/meminfo", "rb") as lines:
         for line in lines:
             if line.startswith(b"MemAvailable:"):
@@ -60,19 +60,19 @@ cdef class Heap:
         self.nbytes = nbytes // PAGE * PAGE
         self.free = [(0, self.nbytes)] if self.nbytes else []
         self.lock = threading.Lock()
-        # What nobody holds any more. Collection may come at any moment, so it takes no lock.
+        # Ranges to free. The collector may add to it at any moment, so that takes no lock.
         self.returned = deque()
 
     def left(self) -> int:
-        """Bytes that are not given out."""
+        """Return the bytes that are not allocated."""
         with self.lock:
             self.take_back()
             return sum(end - start for start, end in self.free)
 
     def allocate(self, uint64_t nbytes) -> Held:
-        """So many bytes of zeros, at the beginning of a page, for as long as the result lives.
+        """Allocate `nbytes` zeroed bytes, from the beginning of a page, while the result lives.
 
-        Its pages are there: no later write can fail. Raises MemoryError.
+        Its pages are allocated: no later write can fail. Raises MemoryError.
         """
         cdef uint64_t room = ((nbytes if nbytes else 1) + PAGE - 1) // PAGE * PAGE
         cdef int error = 0
@@ -125,12 +125,12 @@ cdef class Heap:
 # Dealloc needs the heap, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class Held:
-    """Memory of an array: a writable buffer. The last view's end gives its pages back."""
+    """Memory of an array: a writable buffer. The end of the last view frees its pages."""
 
     cdef Heap heap
-    cdef readonly uint64_t offset       # in the heap's part
+    cdef readonly uint64_t offset       # from the start of the heap's part
     cdef readonly uint64_t nbytes
-    cdef uint64_t room                  # whole pages
+    cdef uint64_t room                  # whole pages, in bytes
 
     def __cinit__(self, Heap heap not None, uint64_t offset, uint64_t nbytes, uint64_t room):
         self.heap = heap
@@ -140,7 +140,7 @@ cdef class Held:
 
     def __dealloc__(self):
         if self.heap is None or getpid() != self.heap.pid:
-            return                      # it is the parent's
+            return                      # it belongs to the parent process
         fallocate(self.heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   self.heap.start + self.offset, self.room)
         self.heap.returned.append((self.offset, self.offset + self.room))

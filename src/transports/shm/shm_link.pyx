@@ -1,4 +1,4 @@
-"""Ranks of one host: windows in memory that they share, and a link for messages."""
+"""Ranks of one host: windows in shared memory, and a link for messages."""
 cimport cython
 from libc.errno cimport ESRCH, errno
 from libc.stdint cimport uint64_t
@@ -16,13 +16,13 @@ cdef enum:
     SLOT_BYTES = 131072
 
 
-ctypedef struct View:           # what t.windows points to
-    Windows windows             # first
+ctypedef struct View:           # the object that t.windows points to
+    Windows windows             # must be the first member
     LocalPeers *nearby
 
 
 cdef bint gone(Comm *t, int peer) noexcept nogil:
-    """Has this rank said goodbye, or has its process ended?"""
+    """Return whether this rank has announced its departure or its process has ended."""
     cdef LocalPeers *n = (<View *>t.windows).nearby
     cdef int place = n.place[t.peers[peer]]
     return load_int(&n.members[place].left) != 0 or has_ended(n, place)
@@ -75,7 +75,7 @@ cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
 
 
 cdef bint all_near(const LocalPeers *n, const Comm *t) noexcept nogil:
-    """Do all members of the group share memory?"""
+    """Return whether all members of the group share memory."""
     cdef int i
     for i in range(t.size):
         if n.place[t.peers[i]] < 0:
@@ -91,7 +91,7 @@ cdef class ShmLink(Link):
     messages    the link that carries messages, through rings in the same memory
     memory      shared with the ranks in `sharers`, in this order on all of them
     sharers     the process of each
-    heap        gives arrays out of this rank's part of it
+    heap        allocates arrays from this rank's part of it
     """
 
     cdef readonly Link messages
@@ -155,7 +155,7 @@ cdef class ShmLink(Link):
     cdef void close_view(self, Comm *t) noexcept:
         self.messages.close_view(t)
         cdef LocalPeers *n = self.nearby
-        # A forked child leaves nobody's group.
+        # A forked child leaves no group.
         if getpid() == self.memory.pid and all_near(n, t):
             with nogil:
                 self.memory.leave(t.context, t.peers, n.place, t.size, n.own)
@@ -163,7 +163,7 @@ cdef class ShmLink(Link):
         t.windows = NULL
 
     def close(self):
-        """Leave: whoever waits for this rank's windows learns that it is gone."""
+        """Leave: ranks that wait for this rank's windows learn that it is gone."""
         if not self.closed:
             self.closed = True
             if getpid() == self.memory.pid:
@@ -173,7 +173,7 @@ cdef class ShmLink(Link):
             close_nearby(self.nearby)
 
     def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for people; "" while it can."""
         cdef int place = self.nearby.place[peer] if 0 <= peer < self.size else -1
         if place < 0 or peer == self.rank:
             return self.messages.lost(peer)

@@ -1,9 +1,9 @@
-"""The memory that ranks of one host share, and who gets some of it.
+"""The memory that ranks of one host share, and its allocation.
 
 It is one sealed memfd, which has no name and is gone with the last process that maps it.
-A group takes its windows out of it when its first collective begins: whoever asks first decides,
-under a lock that survives its holder's death, for all members. When the memory is spent, later
-groups get none, and their calls go over messages.
+A group takes its windows from it when its first collective begins. The first rank that asks decides
+for all members, under a lock that survives its holder's death. When the memory is used up, later
+groups get no windows, and their calls go over messages.
 """
 import os
 
@@ -28,16 +28,16 @@ cdef extern from "<errno.h>" nogil:
     int EOWNERDEAD
 
 cdef enum:
-    RING_BYTES = 262144         # of a ring's data, where there is memory for as much
+    RING_BYTES = 262144         # of a ring's data, if there is enough memory
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
-cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice as many
+cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice this many
 
 
 cdef void lock(SegmentHead *head) noexcept nogil:
     if pthread_mutex_lock(&head.lock) == EOWNERDEAD:
-        # Its holder died between two stores. Each of them leaves the table whole, in the order
-        # in which they stand: where it matters, they are releases.
+        # Its holder died between two stores. Every store leaves the table consistent, in program
+        # order: where it matters, they are releases.
         pthread_mutex_consistent(&head.lock)
 
 
@@ -53,7 +53,7 @@ cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes
     if offset > limit or nbytes > limit - offset:
         return 0
     while done < nbytes:
-        # All ranks of a group come here at once; when the first is done the others stop looking.
+        # All ranks of a group come here at once; when the first is done the others stop.
         if load_u64(&head.used) != offset:
             raced[0] = True
             return 0
@@ -62,11 +62,12 @@ cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes
         if error == 0:
             done += piece
         elif error != EINTR:
-            # Pages that came stay, for whoever asks next: another rank may be filling the same
-            # range, or may have been given it by now.
+            # Allocated pages stay, for the next rank that asks. Another rank may be filling the
+            # same range, or may have received it by now.
             return 0
-    # Pages that another rank was given meanwhile are there for it. Before anybody says that
-    # the memory is his: if nobody has it, it is lost, if two have it, it is two groups'.
+    # Advance `used` before any rank records the memory as its own. A death in between then only
+    # loses memory; the other order could give it to two groups. If another rank received this
+    # range meanwhile, these pages serve that rank.
     if take_turn(&head.used, &offset, offset + nbytes):
         return offset
     raced[0] = True
@@ -79,11 +80,11 @@ cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcep
 
 
 cdef class SharedMemory:
-    """One host's memory of a job, as one rank has it.
+    """One host's memory of a job, as one rank maps it.
 
     ranks       how many may join
-    nbytes      what groups may take of it; pages that nobody touches cost nothing
-    part        what each rank may take for arrays
+    nbytes      limit for groups; untouched pages cost nothing
+    part        limit for each rank's arrays
     """
 
     def __cinit__(self):
@@ -98,7 +99,7 @@ cdef class SharedMemory:
 
     @staticmethod
     def create(int ranks, uint64_t nbytes, bytes token not None, uint64_t part=0) -> SharedMemory:
-        """New memory, sealed. Raises OSError when there is none, ValueError for a bad size."""
+        """Make new, sealed memory. Raises OSError if there is none, ValueError for a bad size."""
         cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
         cdef uint64_t first = head_bytes(ranks)
         cdef uint64_t whole = nbytes + ranks * part
@@ -106,7 +107,7 @@ cdef class SharedMemory:
                 or part > MOST_BYTES // ranks or len(token) != TOKEN_BYTES):
             raise ValueError(f"no shared memory of {nbytes} bytes for {ranks} ranks")
         memory.fd = memfd_create(b"cydist", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-        # A memfd begins with mode 0777, and /proc lets others in by the mode.
+        # A memfd begins with mode 0777, and /proc grants access by the mode.
         if (memory.fd < 0 or fchmod(memory.fd, 0o600) != 0 or ftruncate(memory.fd, whole) != 0
                 or fcntl(memory.fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0):
             raise OSError(errno, f"no shared memory: {os.strerror(errno)}")
@@ -126,9 +127,9 @@ cdef class SharedMemory:
 
     @staticmethod
     def attach(int fd, bytes token not None) -> SharedMemory:
-        """The memory behind a descriptor, which belongs to the result from now on.
+        """Map the memory of a descriptor, which the result owns from now on.
 
-        Raises OSError when it cannot be mapped, ValueError when it is not sealed, was laid out by
+        Raises OSError if it cannot be mapped, ValueError if it is not sealed, was laid out by
         another version, or is not the memory that the token belongs to.
         """
         cdef SharedMemory memory = SharedMemory.__new__(SharedMemory)
@@ -159,7 +160,7 @@ cdef class SharedMemory:
         return 0
 
     cdef void learn(self) noexcept:
-        """Keep what must not change under us."""
+        """Copy the values that other processes must not change for this one."""
         self.ranks = self.head.ranks
         self.limit = self.head.limit
         self.ring_bytes = self.head.ring_bytes
@@ -170,17 +171,17 @@ cdef class SharedMemory:
         self.buried = self.present + <size_t>PLOTS * self.words
 
     def heap(self, uint64_t place):
-        """What gives arrays to the rank of this number among those who joined."""
+        """Return the heap of the rank with this number among those who joined."""
         cdef uint64_t start = self.head.limit + place * self.head.part
         return Heap(self, self.fd, <uintptr_t>(self.base + start), start, self.head.part)
 
     def holds(self, uintptr_t address, uint64_t nbytes) -> bool:
-        """Do these bytes lie in it?"""
+        """Return whether these bytes are in the memory."""
         cdef uint64_t offset = address - <uintptr_t>self.base
         return address >= <uintptr_t>self.base and offset + nbytes <= self.nbytes
 
     def used(self):
-        """Bytes that were given to groups, or are kept for the next ones."""
+        """Return the bytes that groups have, or that are kept for the next ones."""
         return self.head.used
 
     cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
@@ -192,8 +193,8 @@ cdef class SharedMemory:
         lock(self.head)
         i = self.find(context)
         while i < 0 and raced and not self.head.spent and self.find_free(nbytes) < 0:
-            # Without the lock: it takes a while, and a rank that is stopped meanwhile would stop
-            # all others of the host.
+            # Not under the lock: it takes a while, and a rank that is stopped meanwhile would stop
+            # all other ranks of the host.
             unlock(self.head)
             fresh = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
             lock(self.head)
@@ -225,8 +226,9 @@ cdef class SharedMemory:
         lock(self.head)
         i = self.find(context)
         if i < 0 and size > 1:
-            # Who asks later finds no windows, which nobody else would use. Where there is no plot
-            # to say so, it keeps its own until all members' processes have ended.
+            # A member that asks later finds no windows, which no other member would use. Without
+            # a free `Plot` to say so, it keeps windows of its own until all members' processes
+            # have ended.
             i = self.take(0, PLOTS // 2)
             if i >= 0:
                 self.occupy(i, context, peers, place, size)
@@ -245,7 +247,7 @@ cdef class SharedMemory:
         store_u64(&self.buried[place // 64], self.buried[place // 64] | bit)
         unlock(self.head)
 
-    # Under the lock. A plot is known by its number.
+    # Called under the lock. A `Plot` is known by its number.
 
     cdef bint is_free(self, int i) noexcept nogil:
         cdef const uint64_t *present = self.present + <size_t>i * self.words
@@ -256,7 +258,7 @@ cdef class SharedMemory:
         return True
 
     cdef int find(self, uint64_t context) noexcept nogil:
-        """-1: this group has no plot."""
+        """Return the group's `Plot`; -1: it has none."""
         cdef int i
         for i in range(self.head.plots):
             if self.head.plot[i].context == context and not self.is_free(i):
@@ -264,7 +266,7 @@ cdef class SharedMemory:
         return -1
 
     cdef int find_free(self, uint64_t nbytes) noexcept nogil:
-        """-1: no plot that is free has so many bytes."""
+        """Return a free `Plot` with exactly `nbytes` bytes; -1: none."""
         cdef int i
         for i in range(self.head.plots):
             if self.head.plot[i].nbytes == nbytes and self.is_free(i):
@@ -272,7 +274,7 @@ cdef class SharedMemory:
         return -1
 
     cdef int take(self, uint64_t nbytes, int most) noexcept nogil:
-        """A plot of so many bytes that is free again, or one without any.
+        """Return a free `Plot` with `nbytes` bytes, or one without memory.
 
         -1: none of the first `most` is free.
         """
@@ -285,7 +287,7 @@ cdef class SharedMemory:
         return i if i < most else -1
 
     cdef void spare(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
-        """Keep memory for the next group that asks for as much."""
+        """Keep memory for the next group that asks for this size."""
         cdef int i = self.take(0, PLOTS)
         if i >= 0:
             self.head.plot[i].offset = offset
@@ -293,7 +295,7 @@ cdef class SharedMemory:
 
     cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
                      int size) noexcept nogil:
-        """A free plot belongs to this group from now on."""
+        """Assign a free `Plot` to this group."""
         cdef uint64_t *present = self.present + <size_t>i * self.words
         cdef int k, at
         store_int(&self.head.plot[i].members, 0)
@@ -306,7 +308,7 @@ cdef class SharedMemory:
         store_int(&self.head.plot[i].members, size)
 
     cdef void strike(self, int i, int place) noexcept nogil:
-        """This member has left, or never will."""
+        """Record that this member has left, or will never join."""
         cdef uint64_t *word = self.present + <size_t>i * self.words + place // 64
         store_u64(word, word[0] & ~(1ULL << (place % 64)))
 
@@ -321,11 +323,11 @@ cdef inline uint64_t words_for(int ranks) noexcept nogil:
 
 
 cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:
-    """So that rings between all pairs take half of the memory at most, where that is enough.
+    """Return a ring size so that rings of all pairs take at most half of the memory, if possible.
 
-    A writer waits for room for a PORTION, and a reader that has seen less than a quarter of its
-    ring in use takes it that nobody waits: in a ring of less than two PORTIONs both could wait.
-    Where all pairs talk and there is no memory for so many, the last ones go over sockets.
+    A writer waits for room for a PORTION. A reader that has seen less than a quarter of its ring in
+    use assumes that no writer waits. So in a ring of less than two PORTIONs both could wait.
+    If all pairs communicate and memory is short, the last ones use sockets.
     """
     cdef uint64_t size = RING_BYTES
     while size > 2 * PORTION and 2 * size * ranks * ranks > nbytes:

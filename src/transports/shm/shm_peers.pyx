@@ -1,4 +1,4 @@
-"""Who shares memory with this rank: their processes, and the bells that wake them."""
+"""The ranks that share memory with this one: their processes, and the doorbells that wake them."""
 import os
 
 cimport cython
@@ -33,7 +33,7 @@ cdef extern from "<unistd.h>" nogil:
     ssize_t write(int, const void *, size_t)
 
 cdef enum:
-    NOTHING = 256               # read from a bell at once; its bytes say nothing
+    NOTHING = 256               # bytes read from a doorbell at once; they mean nothing
 
 
 # A link that ends needs the memory, so the collector must not clear it before.
@@ -100,9 +100,9 @@ cdef LocalPeers *new_nearby(int size, int places) noexcept nogil:
 # Processes
 
 cdef bint watch_process(LocalPeers *n, int place) noexcept nogil:
-    """False: there are too few descriptors."""
+    """Open a descriptor of a process. False: there are too few descriptors."""
     if n.pids[place] == n.pid:
-        return True                 # a thread of ours
+        return True                 # a thread of this process
     n.watched[place] = pidfd_open(n.pids[place])
     if n.watched[place] >= 0:
         return True
@@ -132,7 +132,7 @@ cdef bint has_ended(LocalPeers *n, int place) noexcept nogil:
 
 cdef void close_nearby(LocalPeers *n) noexcept nogil:
     cdef int i
-    # In a forked child whoever was busy with them is not there to end.
+    # In a forked child the thread that held `busy` does not exist.
     if n.pid == getpid():
         lock_watched(n)
     for i in range(2):
@@ -150,7 +150,7 @@ cdef void close_one(int *fd) noexcept nogil:
         fd[0] = -1
 
 
-# Bells
+# Doorbells
 
 cdef int hang_bell(LocalPeers *n) noexcept nogil:
     cdef Member *member = &n.members[n.own]
@@ -166,7 +166,7 @@ cdef int hang_bell(LocalPeers *n) noexcept nogil:
 
 
 cdef void open_bell(LocalPeers *n, int place) noexcept nogil:
-    """Where that fails the rank is not woken, but looks by itself when its slice of sleep ends."""
+    """Open a rank's doorbell. If that fails, the rank wakes when its slice of sleep ends."""
     cdef Member *member = &n.members[place]
     cdef char path[64]
     cdef stat_t status
@@ -174,11 +174,11 @@ cdef void open_bell(LocalPeers *n, int place) noexcept nogil:
     if number < 0 or n.bells[place] >= 0:
         return
     snprintf(path, sizeof(path), b"/proc/%d/fd/%d", n.pids[place], number)
-    # For reading as well: writing to a pipe that nobody reads would be a signal.
+    # For reading as well: writing to a pipe without readers would raise a signal.
     fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
     if fd < 0:
         return
-    # The process may have ended, and another have its number.
+    # The process may have ended, and another one have its pid.
     if fstat(fd, &status) != 0 or not S_ISFIFO(status.st_mode) \
             or status.st_ino != member.bell_inode:
         close(fd)
@@ -194,7 +194,7 @@ cdef void ring_bell(LocalPeers *n, int place) noexcept nogil:
     store_u32(&member.asleep, 0)
     open_bell(n, place)
     if n.bells[place] >= 0 and write(n.bells[place], b"", 1) < 0:
-        return                      # it is full: the rank will hear it
+        return                      # the pipe is full: the rank will wake
 
 
 cdef void fall_asleep(LocalPeers *n) noexcept nogil:
@@ -205,7 +205,7 @@ cdef void fall_asleep(LocalPeers *n) noexcept nogil:
 
 cdef void wake_up(LocalPeers *n) noexcept nogil:
     n.asleep -= 1
-    # Whoever rang may have meant another thread of ours that sleeps.
+    # The sender may have meant another sleeping thread of this rank.
     store_u32(&n.members[n.own].asleep, n.asleep != 0)
     fence()
 

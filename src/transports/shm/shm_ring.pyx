@@ -9,7 +9,7 @@ from cydist._native.sync cimport (
 )
 
 cdef enum:
-    SEEN_FULL = 4               # a reader that saw a quarter of its ring in use looks for waiters
+    SEEN_FULL = 4               # a reader that saw 1/SEEN_FULL of its ring in use looks for waiters
 
 
 # Pairs
@@ -71,7 +71,7 @@ cdef inline size_t room_in(const LocalPeers *n, const Ring *ring) noexcept nogil
 
 
 cdef inline bint look_at_head(const LocalPeers *n, Ring *ring) noexcept nogil:
-    """False: it cannot be."""
+    """Read the reader's head; False: it is impossible."""
     ring.seen = load_u64(&ring.control.head)
     if ring.at - ring.seen <= n.ring_bytes:
         return True
@@ -97,7 +97,7 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
     part = min(header_bytes, room_in(n, ring))
     put(n, ring, header, part)
     if part < header_bytes:
-        nbytes = 0              # room that comes meanwhile is for the rest of the header
+        nbytes = 0              # new room is for the rest of the header
     while nbytes != 0:
         part = min(nbytes, min(<size_t>PORTION, room_in(n, ring)))
         if part == 0:
@@ -143,7 +143,7 @@ cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept
     cdef bint nearly_empty = ring.seen - ring.at < n.ring_bytes // SEEN_FULL
     ring.at += nbytes
     store_u64(&ring.control.head, ring.at)
-    # Who waits for room has found less than a PORTION of it, so a reader that has only ever seen
+    # A waiting writer has found less than a PORTION of room. A reader that has only seen
     # a few bytes since then has not read up to there, and will see the rest.
     if nearly_empty:
         return

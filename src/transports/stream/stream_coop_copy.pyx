@@ -1,4 +1,4 @@
-"""Messages that sender and receiver copy together; see stream_coop_copy.pxd."""
+"""Cooperative copies by sender and receiver; see stream_coop_copy.pxd."""
 from libc.errno cimport ESRCH, errno
 from libc.stdint cimport int64_t, uint64_t
 
@@ -16,7 +16,7 @@ cdef enum:
     PAGE = 4096
     LEAST_PIECE = 32768
     MOST_PIECE = 262144
-    TURN_BYTES = 1048576        # before others are looked at again
+    TURN_BYTES = 1048576        # copied before other connections are served again
 
 # `claims`: the receiver's count, the sender's, whether it is closed, and the message's name.
 cdef enum:
@@ -46,7 +46,7 @@ cdef inline uint64_t name_of(uint64_t name) noexcept nogil:
 
 cdef void describe(CoopCopy *j, uint64_t name, char *ours, uint64_t theirs,
                    size_t nbytes) noexcept nogil:
-    """Both sides cut the message alike."""
+    """Describe a message and its pieces; both sides cut it alike."""
     cdef size_t piece = max(<size_t>LEAST_PIECE, min(<size_t>MOST_PIECE, nbytes // 4))
     piece = max(piece, nbytes // MOST_PIECES + 1)
     j.piece = (piece + PAGE - 1) // PAGE * PAGE
@@ -60,7 +60,7 @@ cdef void describe(CoopCopy *j, uint64_t name, char *ours, uint64_t theirs,
 
 
 cdef uint64_t claim(Control *control, const CoopCopy *j, uint64_t one) noexcept nogil:
-    """The number of a piece to copy, counted from one's own end; j.pieces: there is none."""
+    """Return the number of a piece to copy, counted from this side's end; j.pieces: none."""
     cdef uint64_t claims = load_u64(&control.claims)
     while is_open(claims, j.name) and front_of(claims) + back_of(claims) < j.pieces:
         if take_turn(&control.claims, &claims, claims + one):
@@ -69,7 +69,7 @@ cdef uint64_t claim(Control *control, const CoopCopy *j, uint64_t one) noexcept 
 
 
 cdef bint close_claims(Control *control, const CoopCopy *j, uint64_t *claims) noexcept nogil:
-    """False: it was closed before. The claims at that time."""
+    """Close the claims; False: they were closed before. `claims` gets their value at that time."""
     claims[0] = load_u64(&control.claims)
     while is_open(claims[0], j.name):
         if take_turn(&control.claims, claims, claims[0] | CLOSED):
@@ -90,7 +90,7 @@ cdef int copy_piece(Connection *c, const CoopCopy *j, uint64_t index, bint writi
         else:
             done = process_vm_readv(pid, &here, 1, &there, 1, 0)
         if done <= 0:
-            # Who has ended is noticed elsewhere.
+            # Other code notices that the process has ended.
             return IDLE if done < 0 and errno == ESRCH else FAILED
         here = iovec(<char *>here.iov_base + done, here.iov_len - done)
         there = iovec(<char *>there.iov_base + done, here.iov_len)
@@ -142,9 +142,9 @@ cdef int take_some(Connection *c) noexcept nogil:
     if (j.lost or not is_open(claims, j.name)
             or load_u64(&control.pushed) != back_of(claims)):
         return IDLE
-    fence()                     # all was copied before it had taken back more than this
+    fence()                     # all was copied before `withdrawn` is read
     if not heard_all(c) or not close_claims(control, j, &claims):
-        return IDLE             # the sender has given up: it says so
+        return IDLE             # the sender has given up: it reports so
     j.pieces = 0
     return WHOLE
 
@@ -156,7 +156,7 @@ cdef bint stop_taking(Connection *c) noexcept nogil:
     cdef uint64_t claims
     close_claims(control, &c.taking, &claims)
     c.taking.pieces = 0
-    # Where many ranks share a core one yield may take long.
+    # If many ranks share a core, one yield may take long.
     while load_u64(&control.pushed) != back_of(claims) and load_int(&control.failed) == 0:
         if has_ended(n, n.place[c.peer]):
             break
@@ -172,7 +172,7 @@ cdef bint stop_taking(Connection *c) noexcept nogil:
 cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil:
     cdef Control *control = c.outbound.control
     if load_int(&control.failed) != 0 or not is_open(load_u64(&control.claims), name_of(name)):
-        return                  # it cannot be; or the receiver has taken all
+        return                  # it cannot be copied, or the receiver has taken all pieces
     describe(&c.giving, name, <char *>out.data, load_u64(&control.into), out.left)
     c.given = out
 
@@ -190,8 +190,8 @@ cdef int give_some(Connection *c) noexcept nogil:
             break
         reach(SEND_MID)
         if not is_open(load_u64(&control.claims), j.name):
-            j.rung = True       # this rank was stopped, and the receiver has given up meanwhile
-            j.pushed += 1       # it waits for this piece
+            j.rung = True       # this rank was stopped, and the receiver has given up
+            j.pushed += 1       # the receiver waits for this piece
             store_u64(&control.pushed, j.pushed)
             break
         if copy_piece(c, j, j.pieces - 1 - index, True) != MOVED:

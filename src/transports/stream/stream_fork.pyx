@@ -1,5 +1,5 @@
-"""Forked children let go of their copies of a parent's sockets, so that its peers notice when
-it dies. Python's own handlers see only forks that Python makes; these see every fork().
+"""Forked children close their copies of a parent's sockets, so that its peers notice when
+it dies. Python's own handlers see only forks that Python makes; these handlers see every fork().
 """
 from libc.stdlib cimport realloc
 
@@ -25,7 +25,7 @@ cdef pthread_mutex_t lock
 pthread_mutex_init(&lock, NULL)
 
 
-# All locks are held during the fork, so that the child finds nothing half done.
+# All locks are held during the fork, so that the child finds no change half done.
 
 cdef void before() noexcept nogil:
     cdef Net *net
@@ -48,7 +48,7 @@ cdef void after_in_child() noexcept nogil:
     cdef Net *net = first
     cdef int i, nothing
     for i in range(listeners_count):
-        close(listeners[i])     # first: there may be no other descriptor to spare
+        close(listeners[i])     # first: there may be no other free descriptor
         nothing = open("/dev/null", O_RDONLY | O_CLOEXEC)
         if nothing >= 0 and nothing != listeners[i]:
             dup2(nothing, listeners[i])
@@ -64,7 +64,7 @@ if pthread_atfork(before, after, after_in_child) != 0:
 
 
 def replace_in_child(int fd):
-    """In every forked child put /dev/null in this descriptor's place, until `keep_in_child`."""
+    """Replace this descriptor by /dev/null in every forked child, until `keep_in_child`."""
     global listeners, listeners_count
     cdef int *more
     with nogil:
@@ -80,7 +80,7 @@ def replace_in_child(int fd):
 
 
 def keep_in_child(int fd):
-    """This descriptor is about to be closed."""
+    """Forget this descriptor, which is about to be closed."""
     global listeners_count
     cdef int i
     with nogil:

@@ -1,4 +1,4 @@
-"""Small messages that are over at once; see stream_inline.pxd."""
+"""Short messages that complete at once; see stream_inline.pxd."""
 from libc.stddef cimport size_t
 from libc.string cimport memcmp, memcpy
 
@@ -15,7 +15,7 @@ from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:
-    BRIEF_BYTES = 8192          # a longer message takes longer than what is saved here
+    BRIEF_BYTES = 8192          # a longer message takes longer than this saves
 
 
 cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
@@ -34,7 +34,7 @@ cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
 
 
 cdef inline bint nothing_else(Net *net, const Connection *but) noexcept nogil:
-    """Has nobody told us anything? A notice of a failure may be among it."""
+    """Return whether no other message has arrived. A control message may report a failure."""
     cdef Connection *c = net.near
     if (load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard
             or is_costly(net, net.tests + 1)):
@@ -58,7 +58,7 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     cdef const char *bytes = NULL
     cdef size_t charge = sizeof(Header) + r.nbytes
     cdef size_t nbytes = 0
-    cdef int _look, looks = 1 + net.spins // (SPINS // LOOKS)     # few where spinning does not pay
+    cdef int _look, looks = 1 + net.spins // (SPINS // LOOKS)     # few if spinning does not pay
     if (c.header_read != 0 or c.to_read != 0 or c.over != 0
             or find_arrived(&net.queues, t.context, c.peer, r.tag) != NULL
             or find_posted(&net.queues, t.context, c.peer, r.tag) != NULL):
@@ -70,7 +70,7 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
         pause()
     if bytes == NULL or nbytes < charge:
         return PENDING
-    memcpy(&header, bytes, sizeof(Header))      # the writer may change it while we look
+    memcpy(&header, bytes, sizeof(Header))      # the writer could change it during the checks
     if not is_for(&header, c, t, r):
         return PENDING
     if header.released > c.credited:
@@ -86,7 +86,7 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
 
 cdef inline bint is_for(const Header *h, const Connection *c, const Comm *t,
                         const Request *r) noexcept nogil:
-    """Is this a whole message that the receive takes without complaint?"""
+    """Return whether this is a whole message that fits the receive."""
     return (h.magic == MAGIC and h.kind == EAGER and h.lane == c.lane and not c.said_goodbye
             and h.context == t.context and h.tag == r.tag and h.nbytes == r.nbytes
             and h.released <= c.sent

@@ -1,4 +1,4 @@
-"""Messages: what a group's view calls, and what Python sees of a link.
+"""Messages between processes: the functions of a group's view, and a link's Python class.
 
 A link has one epoll and at most one thread, however many groups share it; see stream_progress.pyx.
 """
@@ -40,12 +40,12 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    HELD_LIMIT = 67108864       # bytes of small messages that a peer may have under way to us
+    HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
     TESTS_PER_FAR = 4
-    LINGER_NS = 1000000000      # the longest that close() waits for our last bytes to arrive
+    LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
 
-# What a group's view calls
+# The functions of a group's view
 
 cdef int send(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
@@ -77,7 +77,8 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
     if load_int(&r.status) == PENDING:
         pthread_mutex_lock(&net.lock)
         net.tests += 1
-        # Every call looks for notices; the library, which takes long to ask, is asked by waits.
+        # Every call looks for control messages; only waits poll the library each time, which
+        # costs much.
         if (net.far == NULL or not net.far.needed or r.tag != NOTICE_TAG
                 or net.tests % TESTS_PER_FAR == 0):
             move(net, net.tests)
@@ -123,7 +124,7 @@ cdef bint lingers(Comm *t) noexcept nogil:
 # Leaving
 
 cdef bint flushed(Net *net) noexcept nogil:
-    """Has every peer's host got all that we wrote?"""
+    """Return whether every peer's host has received all that this rank wrote."""
     cdef Connection *c
     cdef int i, queued
     for i in range(net.size * net.lanes):
@@ -131,14 +132,14 @@ cdef bint flushed(Net *net) noexcept nogil:
         if c == NULL or c.state != LIVE or c.broken:
             continue
         if c.near and c.out == NULL:
-            continue            # the memory outlives us
+            continue            # the memory outlives this process
         if c.out != NULL or (ioctl(c.fd, SIOCOUTQ, &queued) == 0 and queued != 0):
             return False
     return True
 
 
 cdef bint is_flushing(Net *net, int64_t until) noexcept nogil:
-    """Move our last bytes on for a moment; is it worth another?"""
+    """Make progress on this rank's last bytes; return whether to try again."""
     cdef bint over
     pthread_mutex_lock(&net.lock)
     over = flushed(net) or now_ns() >= until
@@ -154,7 +155,8 @@ cdef void close_net(Net *net) noexcept nogil:
     pthread_mutex_lock(&net.lock)
     reach(LEAVE)
     leave(net)
-    # Nothing is left to wait for; when whoever polls has seen it, nobody uses the descriptors.
+    # Nothing is left to wait for. Once the polling thread has noticed, no thread uses the
+    # descriptors.
     while net.polling:
         eventfd_write(net.wake, 1)
         pthread_mutex_unlock(&net.lock)
@@ -167,7 +169,7 @@ cdef void close_net(Net *net) noexcept nogil:
 # Dealloc needs the memory, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class MessageLink(Link):
-    """One rank's end of what carries the messages of a world; every group of the process shares it.
+    """One rank's end of the connections of a world; all groups of the process share it.
 
     rank, size      this process among the world's
     """
@@ -216,7 +218,7 @@ cdef class MessageLink(Link):
             return
         forget(net)
         if net.pid == getpid():
-            if net.queues.posted != NULL and not net.closed:     # else it was never made
+            if net.queues.posted != NULL and not net.closed:     # else it was never created
                 stop_background(net)
                 until = now_ns() + LINGER_NS
                 while is_flushing(net, until):
@@ -265,9 +267,10 @@ cdef class MessageLink(Link):
                 pthread_mutex_unlock(&self.net.lock)
 
     def share(self, LocalPeersHandle neighbours not None):
-        """From now on messages to these go through rings in the memory that they share.
+        """Send messages to these ranks through rings in the memory that they share.
 
-        Before anything is sent. Raises OSError when there are no descriptors for the bell.
+        Call this before anything is sent. Raises OSError if there are no descriptors for the
+        doorbell.
         """
         cdef LocalPeers *n = neighbours.table
         cdef epoll_event event
@@ -281,9 +284,9 @@ cdef class MessageLink(Link):
         self.net.spins = self.net.most_spins = SPINS if cores() >= n.places else 0
 
     def close(self):
-        """Leave: say goodbye to every peer and end what is pending here with CLOSED.
+        """Leave: send every peer a departure notice and end pending requests with CLOSED.
 
-        A signal handler that raises ends only the wait for our last bytes to arrive.
+        A signal handler that raises ends only the wait for this rank's last bytes to arrive.
         """
         cdef Net *net = self.net
         cdef int64_t until = now_ns() + LINGER_NS
@@ -303,7 +306,7 @@ cdef class MessageLink(Link):
                     close_net(net)
 
     def statistics(self):
-        """Counts: connections (live now), made (ever), posted, arrived, moving, threads."""
+        """Return counts: connections (live now), made (ever), posted, arrived, moving, threads."""
         cdef Net *net = self.net
         cdef size_t posted, arrived, moving
         cdef int live, made, threads
@@ -319,7 +322,7 @@ cdef class MessageLink(Link):
         }
 
     def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for people; "" while it can."""
         if not 0 <= peer < self.size or peer == self.rank:
             return ""
         if self.net.lost[peer] == LEFT:
@@ -332,18 +335,18 @@ cdef class MessageLink(Link):
         return ""
 
     def left(self, int peer):
-        """Has this peer left on purpose, by closing its link?"""
+        """Return whether this peer has left on purpose, by closing its link."""
         return 0 <= peer < self.size and self.net.lost[peer] == LEFT
 
 
 @cython.no_gc_clear
 cdef class TcpLink(MessageLink):
-    """One that reaches ranks by sockets.
+    """A link that reaches ranks through sockets.
 
-    lanes           connections per peer that calls take in turn, at most 64; the same on all ranks
-    held_limit      bytes of small messages that one peer may send ahead of their receives
+    lanes           connections per peer that calls use in turn, at most 64; the same on all ranks
+    held_limit      bytes of short messages that one peer may send ahead of their receives
 
-    It opens no connection itself: `wanted_fd` becomes readable when `wanted` is not empty,
+    It opens no connection itself. `wanted_fd` becomes readable when `wanted` is not empty,
     and `adopt` or `refuse` answers. See cydist/backends/host/connections.py.
     """
 
@@ -365,11 +368,11 @@ cdef class TcpLink(MessageLink):
 
     @property
     def wanted_fd(self):
-        """Readable when `wanted` has something to say."""
+        """Return a descriptor that is readable when `wanted` has connections to report."""
         return self.net.wanted_event
 
     def wanted(self):
-        """The connections asked for since the last time: a list of (peer, lane)."""
+        """Return the connections requested since the last call: a list of (peer, lane)."""
         cdef Connection *c
         cdef uint64_t unused
         with nogil:
@@ -378,8 +381,8 @@ cdef class TcpLink(MessageLink):
             c = self.net.wanted
             self.net.wanted = NULL
             pthread_mutex_unlock(&self.net.lock)
-        # Nobody else touches a chain that was taken off. Without the lock, because what
-        # Python allocates may start its collector, which may cancel requests.
+        # No other thread touches a chain that was taken off. Release the lock first, because
+        # Python's allocation may start its collector, which may cancel requests.
         asked = []
         while c != NULL:
             if c.state == WANTED:
@@ -404,7 +407,7 @@ cdef class TcpLink(MessageLink):
         return status == OK
 
     def refuse(self, int peer, str reason not None):
-        """The peer cannot be reached: whoever waits for it, now or later, learns so."""
+        """Declare the peer unreachable: ranks that wait for it, now or later, learn why."""
         self.check(peer, 0)
         self.refused.setdefault(peer, reason)
         with nogil:
@@ -413,7 +416,7 @@ cdef class TcpLink(MessageLink):
             pthread_mutex_unlock(&self.net.lock)
 
     def lost(self, int peer):
-        """Why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for people; "" while it can."""
         if peer == self.rank:
             return ""
         self.check(peer, 0)
@@ -425,7 +428,7 @@ cdef class TcpLink(MessageLink):
         return 0
 
     def lane_is_live(self, int peer, int lane):
-        """Is there a connection to this peer on this lane?"""
+        """Return whether there is a connection to this peer on this lane."""
         cdef Connection *c
         self.check(peer, lane)
         with nogil:
@@ -435,5 +438,5 @@ cdef class TcpLink(MessageLink):
         return c != NULL and c.state == LIVE and not c.near
 
     def share_cores(self, int ranks):
-        """So many ranks share this host's cores: it decides whether waits may spin."""
+        """Set how many ranks share this host's cores, which decides whether waits may spin."""
         self.net.spins = self.net.most_spins = SPINS // 5 if cores() >= ranks else 0

@@ -12,9 +12,9 @@ from cydist._native.wire cimport FAREWELL
 
 cdef inline bint said_farewell(const Net *net, const Comm *t, int rank,
                                uint64_t tag) noexcept nogil:
-    """Has it left the group, and all come that it sent by the lane of this tag?
+    """Return whether it has left the group, and all its messages on the lane of this tag are here.
 
-    Not so for notices, which come by any lane: only lost links end the receive of those.
+    False for control messages, which use any lane: only lost links end the receive of those.
     """
     return has_left(t, rank) and tag != NOTICE_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
 
@@ -42,7 +42,7 @@ cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexce
         return (tag != NOTICE_TAG and who_died(net, t) >= 0) or nobody_left(net, t, tag)
     if net.lost[peer] != 0:
         return True
-    if not has_left(t, t.rank) or peer == net.rank:     # nobody has
+    if not has_left(t, t.rank) or peer == net.rank:     # no member has left
         return False
     rank = group_rank(t, peer)
     return rank >= 0 and said_farewell(net, t, rank, tag)

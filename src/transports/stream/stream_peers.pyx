@@ -1,4 +1,4 @@
-"""Peers come and go: sockets taken over, lost, and closed."""
+"""Connect, lose and leave peers: sockets and rings are taken over, lost, and closed."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -30,7 +30,7 @@ from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
-    DISCARDS = 128              # reads at most of what nobody will ask for, when we leave
+    DISCARDS = 128              # most reads of unwanted bytes when this rank leaves
 
 
 cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
@@ -40,7 +40,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
         return CLOSED
     if net.lost[peer] != 0:
         return PEER_LOST
-    hear_news(net)              # whoever connects may have found no memory for rings
+    hear_news(net)              # the peer may have found no memory for rings
     c = connection(net, peer, lane)
     if c == NULL:
         return NO_MEMORY
@@ -76,7 +76,7 @@ cdef void close_socket(Connection *c) noexcept nogil:
 
 
 cdef void fail_requests(Connection *c, int status) noexcept nogil:
-    """End everything that needs this connection."""
+    """End all requests that need this connection."""
     cdef Net *net = c.net
     cdef Out *out
     cdef Item *item = c.filling
@@ -110,7 +110,7 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
 
 
 cdef void end(Connection *c, int how) noexcept nogil:
-    """The stream is over. A peer that left on purpose is gone when all its lanes are."""
+    """End a connection. A peer that left on purpose is gone when all its lanes are."""
     cdef Net *net = c.net
     cdef Connection *other
     cdef int lane
@@ -151,7 +151,7 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
 
 
 cdef void end_near(Connection *c, int how) noexcept nogil:
-    """This peer writes no more: take what it has written, and its word for how it ended."""
+    """End a local peer's connection: read what it has written, and how it ended."""
     cdef int seen = OK
     if c.over == 0:
         c.over = how
@@ -190,7 +190,7 @@ cdef void hear_news(Net *net) noexcept nogil:
 
 
 cdef void hear_of(Net *net, LocalPeers *n, int place) noexcept nogil:
-    """Has somebody made rings between us, or has this peer left?"""
+    """Handle rings that another rank made for this pair, and the peer's departure."""
     cdef int rank = n.ranks[place]
     cdef bint left = load_int(&n.members[place].left) == SILENT
     cdef uint64_t word = load_u64(pair_word(n, place))
@@ -231,7 +231,7 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
     else:
         release(more.connection, more.charged)
     if more.stage == ARRIVING:
-        more.stage = FILLING        # the rest goes to nobody
+        more.stage = FILLING        # the remaining bytes are discarded
     else:
         free_item(item)
 
@@ -251,7 +251,7 @@ cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
 
 
 cdef void close_requests(Connection *c, uint64_t context) noexcept nogil:
-    """End what a group that is gone still has under way here."""
+    """End what a closed group still has under way here."""
     cdef Out *out = first_of(c.out, context)
     cdef Item *item = c.filling
     while out != NULL:
@@ -317,7 +317,7 @@ cdef void leave(Net *net) noexcept nogil:
             header = new_header(c, GOODBYE)
             write_some(c, &header, 0, NULL, 0)
             shutdown(c.fd, SHUT_WR)
-            # Bytes left unread would turn the close into a reset, which destroys ours.
+            # Unread bytes would turn the close into a reset, which destroys this rank's bytes.
             discard(c)
         close_socket(c)
         fail_requests(c, CLOSED)

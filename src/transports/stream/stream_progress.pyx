@@ -1,9 +1,9 @@
-"""Who moves messages on, and who sleeps.
+"""Progress of messages: which thread moves them, and which sleep.
 
-Whoever waits makes progress for everybody: one waiting thread (the poller) sleeps in
-epoll_wait without the lock, the others on a condition variable. When point-to-point requests
-are pending and nobody waits, a background thread polls instead; it steps aside as soon as
-somebody does, and ends when nothing has been pending for a while.
+A waiting thread makes progress for all threads. One waiting thread (the poller) sleeps in
+epoll_wait without the lock, the others on a condition variable. If point-to-point requests
+are pending and no thread waits, a background thread polls instead. It steps aside as soon as
+a thread waits, and ends when nothing has been pending for a while.
 """
 from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport timespec
@@ -35,17 +35,17 @@ from cydist._native.sync cimport (
 cdef enum:
     EVENTS = 32
     BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
-    NAP_NS = 1000000            # how soon it looks again whether somebody waits
+    NAP_NS = 1000000            # how soon it checks again whether a thread waits
     LOOKS_PER_DEATH = 1000
-    MOST_TURNS = 100000         # of a wait that spins: then it looks at the clock
+    MOST_TURNS = 100000         # of a wait that spins, before it reads the clock
     LOOKS_PER_FAR = 4
     LOOKS_PER_YIELD = 20
     SHORT_NAP_US = 20
     LONG_NAP_US = 1000
     PATIENT_NS = 1000000000
-    DOZE_NS = 10000000000       # how long naps are short
-    SPIN_NS = 200000            # the longest spin at sockets takes about so long
-    IDLE_NAPS = 8               # naps, each twice as long as the one before, until it ends
+    DOZE_NS = 10000000000       # idle time up to which naps are short
+    SPIN_NS = 200000            # approximately the longest spin at sockets
+    IDLE_NAPS = 8               # naps, each twice as long as the last, before the thread ends
 
 
 cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
@@ -101,7 +101,7 @@ cdef bint look(Net *net) noexcept nogil:
 
 
 cdef bint nothing_to_do(Net *net) noexcept nogil:
-    """Whoever changes that from now on rings the bell."""
+    """Return whether there is no work; any later change rings the doorbell."""
     cdef Connection *c = net.near
     if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
         return False
@@ -120,7 +120,7 @@ cdef bint progress(Net *net) noexcept nogil:
     if net.far != NULL and net.far.needed and net.far.progress(net):
         moved = True
     if net.far != NULL and net.nearby == NULL:
-        return moved                # no descriptor has anything to tell
+        return moved                # no descriptor can report anything
     count = epoll_wait(net.epoll, events, EVENTS, 0)
     handle(net, events, count)
     return moved or count > 0
@@ -146,8 +146,8 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
 
 
 cdef bint ask_again(Net *net) noexcept nogil:
-    """A library may move some of its bytes each time; so, with a core to itself, a rank that
-    waits asks more often than it gives that away."""
+    """Poll a library repeatedly, since each call may move only some of its bytes. A waiting rank
+    with a core to itself polls more often than it yields the core."""
     cdef int _look
     if net.far.needed and net.most_spins != 0:
         for _look in range(LOOKS_PER_YIELD):
@@ -157,8 +157,8 @@ cdef bint ask_again(Net *net) noexcept nogil:
 
 
 cdef bint nap(Net *net, int64_t idle_ns) noexcept nogil:
-    """Sleep where nobody would wake us: a library moves things when it is asked to, so as long as
-    there are cores for it, and something may be moving, this gives its core away but sleeps not."""
+    """Wait without a wake-up. An external library only makes progress when polled. So while cores
+    are free and requests may be progressing, yield instead of sleeping."""
     net.polling = True
     pthread_mutex_unlock(&net.lock)
     if net.most_spins != 0 and idle_ns < PATIENT_NS:
@@ -197,7 +197,7 @@ cdef void watch_peers(Net *net, const Comm *t, Request *r) noexcept nogil:
 
 
 cdef inline bint leaves_it(const Net *net) noexcept nogil:
-    """Must this thread wait until others have moved things?"""
+    """Return whether this thread must leave progress to other threads."""
     return net.far != NULL and net.far.needed and not net.far.allowed(net)
 
 
@@ -212,7 +212,7 @@ cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     if net.background_polls and moves:
         eventfd_write(net.wake, 1)
     status = wait_locked(net, t, r, deadline_ns)
-    # What a signal handler raised is held for whoever hears of it: complete or not.
+    # A signal handler's exception is kept for its thread, whether the request is complete or not.
     if r.status != PENDING and status != INTERRUPTED:
         status = r.status
     net.waiters -= moves
@@ -228,7 +228,7 @@ cdef bint is_turn_of_far(const Net *net, unsigned int turn) noexcept nogil:
 
 
 cdef bint is_turn_of_epoll(const Net *net, unsigned int turn) noexcept nogil:
-    # Without sockets epoll tells of deaths, which can wait.
+    # Without sockets epoll only reports deaths, which can wait.
     if net.nearby == NULL:
         return net.far == NULL
     return turn % LOOKS_PER_DEATH == 0 or (net.live != 0 and turn % LOOKS_PER_POLL == 0)
@@ -253,8 +253,8 @@ cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
         turns += 1 if net.nearby != NULL else LOOKS_PER_POLL
         moved = move(net, turn)
         if moved:
-            turn = 0            # bytes are coming
-        # Any number of them may come for others.
+            turn = 0            # bytes are arriving
+        # Any number of those bytes may be for other requests.
         if r.status != PENDING or (moved and now_ns() >= until):
             break
         if net.nearby != NULL:
@@ -263,7 +263,7 @@ cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
 
 
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
-    """Let others run, and look; bytes that come lengthen it."""
+    """Yield the core and look again, for longer if bytes arrive."""
     cdef int64_t now = now_ns()
     cdef int64_t idle_until = now + YIELD_NS
     cdef int turn = 0
@@ -281,11 +281,11 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
     cdef int status = OK
     cdef bint moved = True
     cdef int64_t now = now_ns()
-    # Who asks peers waits in pieces: what one wait was idle, the next one goes on from.
+    # A caller that queries peers waits in parts. Each part continues the idle time of the last.
     cdef int64_t idle_since = net.idle_since if net.waited_for == r else now
     cdef int64_t until = slice_until(now, deadline_ns)
     while r.status == PENDING and status == OK:
-        # A second waiter must not be kept from the lock.
+        # Do not keep a second waiter from the lock.
         if moved and net.waiters == 1 and not leaves_it(net):
             moved = False
             spin(net, r, until)
@@ -314,7 +314,7 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
         else:
             moved = poll(net, until - now)
             if moved and now_ns() - now < SPIN_NS:
-                # It would have come while we spun on.
+                # It would have arrived during a longer spin.
                 net.spins = spins_after(net.spins, net.most_spins, True)
     net.waited_for = r if status == TIMEOUT else NULL
     net.idle_since = idle_since
@@ -347,9 +347,9 @@ cdef void ensure_background(Net *net) noexcept nogil:
     if net.background_runs or net.stopping or net.closed:
         return
     if net.far != NULL and net.nearby == NULL:
-        return                      # which threads may call the library its own rules say
+        return                      # its own rules say which threads may call the library
     if net.background_joinable:
-        pthread_join(net.background, NULL)      # it has let go of the lock for the last time
+        pthread_join(net.background, NULL)      # it has released the lock for the last time
         net.background_joinable = False
     # Signals are for the interpreter's threads.
     sigfillset(&every)

@@ -1,4 +1,4 @@
-"""Reading: which receive gets which bytes, and what is kept for later."""
+"""Reading: assign bytes to receives, and keep messages for later."""
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
@@ -34,7 +34,7 @@ from cydist._native.wire cimport (
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    READS_IN_TURN = 8           # before other connections are looked at again
+    READS_IN_TURN = 8           # before other connections are read again
     PORTIONS_IN_TURN = 64       # of a ring
 
 
@@ -72,7 +72,7 @@ cdef void post(Net *net, Item *item) noexcept nogil:
 
 
 cdef void take(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
-    """Give an arrived message to a receive."""
+    """Give a message that has arrived, or is arriving, to a receive."""
     cdef Incoming *more = incoming(item)
     cdef int fit = compare(r, &item.fingerprint, item.nbytes)
     remove(item)
@@ -104,7 +104,7 @@ cdef void take(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
 
 
 cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
-    """Let the offered bytes come."""
+    """Answer an offer, so that its bytes are sent."""
     cdef Incoming *more = incoming(item)
     c.net.names += 1
     more.name = c.net.names
@@ -121,14 +121,14 @@ cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
 
 
 cdef void give_up_joint(Connection *c) noexcept nogil:
-    """From now on nobody copies together what this rank was to get."""
+    """Stop the cooperative copy of the message that this rank receives."""
     if not stop_taking(c):
         c.net.lingering = True
     c.taken = NULL
 
 
 cdef bint take_jointly(Connection *c) noexcept nogil:
-    """Copy some of a message that the sender copies, too; False: there was nothing to do."""
+    """Copy some of a message that the sender also copies; False: there was nothing to do."""
     cdef Item *item = c.taken
     cdef Incoming *more = incoming(item)
     cdef int how = take_some(c)
@@ -153,11 +153,11 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
         return False
     c.received += h.nbytes + sizeof(Header)
     if c.received - c.released > c.net.held_limit:
-        return False        # a rank would have offered it
+        return False        # a rank must offer such a message
     c.to_read = h.nbytes
     item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
     if item == NULL and is_closed(&c.net.queues, h.context):
-        release(c, h.nbytes + sizeof(Header))   # nobody will take it
+        release(c, h.nbytes + sizeof(Header))   # no receive will take it
         if h.tag == NOTICE_TAG:
             say_farewell(c.net, c.peer, h.context)
         return True
@@ -215,7 +215,7 @@ cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
     cdef int fit
     if item == NULL and is_closed(&c.net.queues, h.context):
         control(c, CTS, GONE, h.id, 0)
-        if h.tag == NOTICE_TAG:     # its sender's credit is used up
+        if h.tag == NOTICE_TAG:     # it is offered only if its sender's credit is used up
             say_farewell(c.net, c.peer, h.context)
         return True
     if item == NULL:
@@ -269,7 +269,7 @@ cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
         remove(item)
         free_item(item)
     elif incoming(item).connection.taken == item:
-        # What is not there yet goes to nobody.
+        # The missing bytes are sent and discarded.
         give_up_joint(incoming(item).connection)
         control(incoming(item).connection, CTS, SEND, incoming(item).id, incoming(item).name)
     elif incoming(item).connection.filling == item and item.data == NULL:
@@ -305,7 +305,7 @@ cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
     while item != NULL and incoming(item).id != h.id:
         item = NULL if item.next == c.pulling else item.next
     if item == NULL:
-        return          # it had all been sent
+        return          # all of it was sent before
     if c.taken == item:
         give_up_joint(c)
     remove_from_ring(&c.pulling, item)
@@ -316,7 +316,7 @@ cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
 
 
 cdef void post_again(Net *net, Item *item) noexcept nogil:
-    """The message that this receive had matched will not come: back to its place."""
+    """Post a receive again, in its former place, because its message was withdrawn."""
     cdef Comm *t = item.view
     cdef Request *r = item.request
     cdef Item *other
@@ -336,7 +336,7 @@ cdef void post_again(Net *net, Item *item) noexcept nogil:
 # Reading
 
 cdef bint frame_begins(Connection *c) noexcept nogil:
-    """Act on a header. False: these are not our peer's frames."""
+    """Act on a header. False: the frame is not one that a peer sends."""
     cdef const Header *h = &c.header
     cdef int kind = h.kind
     if h.magic != MAGIC or h.lane != c.lane or c.said_goodbye or h.released > c.sent:
@@ -385,7 +385,7 @@ cdef void frame_ends(Connection *c) noexcept nogil:
 
 
 cdef bint feed(Connection *c, const char *data, size_t nbytes) noexcept nogil:
-    """Take bytes in the order they were sent. False: these are not our peer's frames."""
+    """Take bytes in the order they were sent. False: a frame is not one that a peer sends."""
     cdef size_t part
     while nbytes != 0:
         if c.to_read != 0:
@@ -427,7 +427,7 @@ cdef int read_ring(Connection *c) noexcept nogil:
     cdef size_t nbytes
     cdef const char *bytes
     if c.inbound.control != NULL:
-        # What was written before is seen after.
+        # Load this before the tail: then all bytes written before it are seen.
         over = load_int(&c.inbound.control.over)
     if over == 0:
         over = c.over
@@ -454,7 +454,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
     cdef size_t direct, room
     cdef int _turn
     for _turn in range(READS_IN_TURN):
-        # Into its place what has one; the rest, with whatever follows, through staging.
+        # Read bytes whose place is known in place; the rest, and what follows, through staging.
         direct = c.to_read if c.sink != NULL else 0
         parts[0].iov_base = c.sink
         parts[0].iov_len = direct

@@ -1,4 +1,4 @@
-"""Writing: frames that wait for room, sends that wait for an answer."""
+"""Writing: frames that wait for room, and sends that wait for an answer."""
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -79,7 +79,7 @@ cdef void finish(Net *net, Out *out, int status) noexcept nogil:
 # Writing
 
 cdef void arm(Connection *c, bint on) noexcept nogil:
-    """Let epoll tell, or not, when there is room to write."""
+    """Let epoll report, or not, when there is room to write."""
     cdef epoll_event event
     if c.near or c.armed == on or c.fd < 0:
         return
@@ -90,7 +90,7 @@ cdef void arm(Connection *c, bint on) noexcept nogil:
 
 
 cdef void break_off(Connection *c) noexcept nogil:
-    """Write no more. What had arrived is read, and then comes the end."""
+    """Stop writing. The bytes that have arrived are read, and then the connection ends."""
     if not c.broken:
         c.broken = True
         if c.near:
@@ -101,7 +101,7 @@ cdef void break_off(Connection *c) noexcept nogil:
 
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil:
-    """Write what there is room for of one frame; how many bytes that was."""
+    """Write as much of one frame as there is room for; return how many bytes."""
     cdef ssize_t written
     cdef size_t header_bytes = sizeof(Header) - header_sent
     cdef bint halved = armed == SEND_MID
@@ -128,7 +128,7 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
 
 cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
                           const char *data, size_t nbytes) noexcept nogil:
-    """How many bytes the socket took; -1: its connection has ended."""
+    """Return how many bytes the socket took; -1: its connection has ended."""
     cdef iovec parts[2]
     cdef msghdr message
     cdef ssize_t written
@@ -160,7 +160,7 @@ cdef void writable(Connection *c) noexcept nogil:
         out = c.out
         account(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
         if out.header_sent < sizeof(Header) or out.frame_left != 0:
-            # Whoever falls asleep asks for room; who sleeps already has not seen this frame.
+            # A thread that falls asleep asks for room; one asleep already has not seen this frame.
             if (c.near and not c.broken and c.net.nearby.asleep != 0
                     and not want_room(c.net.nearby, &c.outbound)):
                 continue
@@ -172,7 +172,7 @@ cdef void writable(Connection *c) noexcept nogil:
 
 
 cdef void enqueue(Connection *c, Out *out) noexcept nogil:
-    """There was no room for the rest of this frame, or others wait before it."""
+    """Queue a frame for which there was no room, or that must follow others."""
     add_out(&c.out, out)
     if c.near:
         writable(c)
@@ -181,7 +181,7 @@ cdef void enqueue(Connection *c, Out *out) noexcept nogil:
 
 
 cdef void frame_written(Connection *c, Out *out) noexcept nogil:
-    """What follows a frame: the next bytes, an answer, a withdrawal, or nothing."""
+    """Continue after a frame: the next bytes, an answer, a withdrawal, or nothing."""
     cdef int kind = out.header.kind
     if out.withdrawn and (kind == RTS or kind == DATA):
         out.header.kind = WITHDRAW
@@ -236,7 +236,7 @@ cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t othe
 
 
 cdef void release(Connection *c, size_t nbytes) noexcept nogil:
-    """A kept message was handed over; its sender may send as much again."""
+    """Account for a kept message that was handed over; its sender may send as much again."""
     if c == NULL:
         return
     c.released += nbytes
@@ -267,7 +267,7 @@ cdef bint is_near(const Net *net, int peer) noexcept nogil:
 
 
 cdef void come_near(Connection *c) noexcept nogil:
-    """The rings are made when something is written; the end of the process can be seen before."""
+    """Begin a local connection. Rings are made at the first write; epoll watches the process."""
     cdef int process = process_of(c)
     cdef epoll_event event
     c.near = True
@@ -294,7 +294,7 @@ cdef inline int process_of(const Connection *c) noexcept nogil:
 
 
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
-    """Take over what make_rings found; without memory the messages go over sockets."""
+    """Take over the rings of make_rings; without memory for them messages go over sockets."""
     cdef LocalPeers *n = c.net.nearby
     cdef int place = n.place[c.peer]
     if word == NO_RINGS:
@@ -309,7 +309,7 @@ cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
 
 
 cdef Connection *way_to(Net *net, int peer, uint64_t tag) noexcept nogil:
-    """The connection that a message takes; NULL: no memory."""
+    """Return the connection that a message takes; NULL: no memory."""
     cdef Connection *c
     if net.nearby != NULL and net.nearby.place[peer] >= 0:
         c = connection(net, peer, 0)
@@ -428,7 +428,7 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
         out.header.kind = WITHDRAW
         out.header.nbytes = 0
     else:
-        # The frame is half written: keep a copy of the rest, so that the stream stays whole.
+        # The frame is half written: copy the rest, so that the stream stays intact.
         if kind != EAGER:
             take_back(c)
         out.withdrawn = True
@@ -447,7 +447,7 @@ cdef void answered(Connection *c, const Header *h) noexcept nogil:
     while out != NULL and out.header.id != h.id:
         out = NULL if out.next == c.offers else out.next
     if out == NULL:
-        return          # withdrawn meanwhile
+        return          # withdrawn in the meantime
     if h.flags == JOIN:
         if c.near and c.given == NULL:
             join(c, out, h.other)
