@@ -58,9 +58,7 @@ class Faults:
         self.kill = dict(kill or {})
         for rank, numbers in self.kill.items():
             if min([numbers] if isinstance(numbers, int) else numbers, default=0) < 1:
-                raise ValueError(
-                    f"Faults: kill[{rank}] must be call numbers from 1, not {numbers}"
-                )
+                raise ValueError(f"Faults: kill[{rank}] must be call numbers from 1, not {numbers}")
 
     def __repr__(self) -> str:
         return f"Faults(seed={self.seed}, delay={self.delay}, kill={self.kill})"

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 import cydist as dist
-from cydist.testing import Killed, ThreadJob, Faults, run_threads
+from cydist.testing import Faults, Killed, ThreadJob, run_threads
 
 Jobs = Callable[..., ThreadJob]
 PATIENCE = 20.0  # seconds
