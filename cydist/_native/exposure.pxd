@@ -51,14 +51,14 @@ cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *seco
              int seconds, Alone alone, Body body) noexcept nogil
 
 cdef enum:
-    PIECE_BYTES = 1048576       # moved between two looks at the clock
-    LONG_PIECE_BYTES = 16777216     # so much where it lies here: long copies bypass the cache
+    VISIT_BYTES = 1048576       # moved between two looks at the clock
+    LONG_VISIT_BYTES = 16777216     # so much where it lies here: long copies bypass the cache
 
 # Where such memory of a peer lies here, or NULL.
 cdef inline char *within(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
-# For bodies that work on arrays of peers where they lie here: before and after every PIECE_BYTES.
+# For bodies that work on arrays of peers where they lie here: before and after every VISIT_BYTES.
 cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil
 cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil
 # Every now and then: must the call end?

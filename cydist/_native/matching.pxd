@@ -62,6 +62,9 @@ cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept 
 # Of both queues; looks only where items of this context can be, among others.
 cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
                           const void *argument) noexcept nogil
+# Two choices: items of the context that the argument points to, and any item.
+cdef bint of_context(const Item *item, const void *context) noexcept nogil
+cdef bint any_item(const Item *item, const void *nothing) noexcept nogil
 
 # Without a group's notices, which are always awaited.
 cdef size_t count_posted(const Queues *q) noexcept nogil

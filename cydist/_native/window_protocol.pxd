@@ -25,6 +25,10 @@ from cydist._native.abi cimport (
 )
 
 
+cdef enum:
+    FEW_RANKS = 64              # so many need no malloc
+
+
 # Where the long data of a step lie.
 cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
     cdef const Windows *w = t.windows

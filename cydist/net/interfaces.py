@@ -143,3 +143,9 @@ def public_address() -> str:
         return resolve(socket.gethostname(), 0, family=socket.AF_INET)[0][4][0]
     except OSError:
         return "127.0.0.1"
+
+
+def boot_id() -> str:
+    """What this host's kernel made up when it started. Raises OSError where it tells nobody."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

@@ -36,6 +36,25 @@ cdef class Link:
         return False
 
 
+# What Python is told of abi.pxd: it has no copies.
+
+COLLECTIVE_NAMES = (
+    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan", "monitored_barrier",
+)   # by Collective
+assert len(COLLECTIVE_NAMES) == COLLECTIVES and COLLECTIVE_NAMES[EXSCAN] == "exscan"
+FLAG_BITS = {"EVEN": EVEN, "CHUNK": CHUNK, "ASKING": ASKING, "JOINED": JOINED}
+NEED_BITS = {
+    "WINDOWS": WINDOWS, "COMMUTATIVE": COMMUTATIVE, "POWER_OF_TWO": POWER_OF_TWO,
+    "EVEN_BLOCKS": EVEN_BLOCKS, "NATIVE": NATIVE,
+}
+MESSAGE_TAGS = {
+    "NOTES": NOTES_TAG, "ALARM": ALARM_TAG, "NEWS": NEWS_TAG, "WORD": WORD_TAG,
+    "PARTING": PARTING_TAG, "PIECE": PIECE_TAG, "DERIVED": DERIVED_TAG,
+}
+PAGE_BYTES = PAGE
+
+
 cdef enum:
     TABLE_ROWS = 128
     PATIENCE_NS = 50000000              # before a peer is asked for the first time

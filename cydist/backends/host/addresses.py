@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.net.host_names import resolve
-from cydist.net.interfaces import public_address, towards
+from cydist.net.interfaces import boot_id, public_address, towards
 
 MAX_BYTES = 65536
 
@@ -86,12 +86,6 @@ def this_host() -> str:
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
     return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # a line, whatever the name
-
-
-def boot_id() -> str:
-    """What the kernel made up when it started. Raises OSError where it tells nobody."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def _lane(*words: str) -> list[SocketAddress]:

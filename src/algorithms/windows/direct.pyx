@@ -27,7 +27,7 @@ Three ranks, all_reduce in place (B1 is the sum of block 1):
     rank 2 [c0 c1 c2]    nobody else reads                     [A0 B1 C2]
 
 Where that cannot be done, `exposure` takes "flat" or "staged" instead. The same algorithms under
-the name "adaptive" do so too where that is the faster way, which one rank finds out as the job runs.
+the name "adaptive" do so too where that is the faster way: one rank finds out as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
 communication on Linux cluster", ICPP 2005.
@@ -35,7 +35,7 @@ communication on Linux cluster", ICPP 2005.
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY, OK,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY, OK, PAGE,
     REDUCE, REDUCE_SCATTER, SCAN, SCATTER, Comm, WINDOWS, add, block_of, block_start,
     copy, copy_block, segment_of, segments_in,
 )
@@ -44,12 +44,10 @@ from cydist._native.exposure cimport (
     shown, within,
 )
 from cydist._native.size_exchange cimport Move, agree, gathering, scattering
-from cydist._native.window_protocol cimport part_bytes, slot_of
+from cydist._native.window_protocol cimport FEW_RANKS, part_bytes, slot_of
 
 
 cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
-    PAGE = 4096
     NEAR_BYTES = 4096           # that fit into the nearest cache from several ranks
     VISIT_PIECES = 256          # in a row: a megabyte between two looks at the clock
 

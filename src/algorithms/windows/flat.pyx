@@ -23,19 +23,14 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EXSCAN, GATHER, NO_MEMORY,
-    OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Comm, WINDOWS, add,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, EXSCAN, GATHER, LINE,
+    NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Comm, WINDOWS, add,
     contribute, copy, largest, segment_of, segments_in,
 )
 from cydist._native.size_exchange cimport Move, agree, everybody, gathering, moving, scattering
 from cydist._native.window_protocol cimport (
-    as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
+    FEW_RANKS, as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
 )
-
-
-cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
-    LINE = 64
 
 
 # How the place of a step's data is cut, the same on all ranks

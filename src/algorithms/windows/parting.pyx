@@ -15,8 +15,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, Request, TIMEOUT,
-    Comm, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
+    Call, Entry, Fingerprint, MISMATCH, NO_CALL, OK, PARTING_TAG, PEER_LOST, PENDING, Request,
+    TIMEOUT, Comm, WINDOWS, Windows, complete, head_of, now_ns, row_of, set_parting, withdraw,
 )
 from cydist._native.window_protocol cimport call_of, consume
 from cydist._native.sync cimport load_int, load_u64, store_u64
@@ -32,8 +32,6 @@ cdef enum:
     FLUSH_NS = 50000000         # for words to ranks to which the connection must be made
     PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note of a word: its sender has not heard of all
-
-cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/host/work.py
 
 
 cdef int leave(Comm *t, Call *c, bint known, bint alone) noexcept nogil:

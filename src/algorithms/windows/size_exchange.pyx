@@ -7,14 +7,13 @@ block, if this step carries it.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    Block, Call, EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Comm, copy, head_of,
+    Block, Call, EVEN, LINE, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Comm, copy, head_of,
     largest,
 )
 from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
 
 
 cdef enum:
-    LINE = 64
     MOST_CARRIED = 16320        # bytes of a block: so short it is copied twice sooner than shown
 
 

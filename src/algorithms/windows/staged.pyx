@@ -26,12 +26,8 @@ from cydist._native.abi cimport (
     segment_of, segments_in,
 )
 from cydist._native.window_protocol cimport (
-    as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
+    FEW_RANKS, as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
 )
-
-
-cdef enum:
-    FEW_RANKS = 64              # so many need no malloc
 
 
 ctypedef struct Stage:

@@ -17,8 +17,8 @@ from libc.string cimport memset
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, Block, Call, ELSEWHERE,
     Fingerprint, JOINED, MISMATCH, NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER,
-    Request, TIMEOUT, Comm, complete, copy, exchange, now_ns, patiently, post_recv, post_send,
-    slice_end, withdraw,
+    Request, TIMEOUT, WORD_TAG, Comm, complete, copy, exchange, now_ns, patiently, post_recv,
+    post_send, slice_end, withdraw,
 )
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
@@ -34,8 +34,6 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # in which blocks that lie apart are brought together, at most
-
-cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/host/work.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t riding_bytes = 0    # of a broadcast that travels with a fingerprint, at most
