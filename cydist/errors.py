@@ -148,13 +148,18 @@ _CLASSES: dict[str, type[DistError]] = {
 }
 
 
-# How the other ranks are told of an error that the engine does not know; else: "raised".
-TOLD_AS: dict[type[BaseException], str] = {
+_TOLD_AS: dict[type[BaseException], str] = {
     DistTimeoutError: "timeout",
     PeerFailedError: "peer_lost",
     GroupFailedError: "aborted",
     MismatchError: "mismatch",
 }
+
+
+def told_as(error: BaseException) -> str:
+    """Return the status by which the other ranks are told of an error."""
+    other = "raised" if isinstance(error, Exception) else "interrupted"
+    return _TOLD_AS.get(type(error), other)
 
 
 def from_failure(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cydist._native import OPS
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -13,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class RedOpType(IntEnum):
-    """The operations, numbered as on the wire (src/kernels/kernels.h)."""
+    """The operations, with the numbers of the wire (src/kernels/kernels.h)."""
 
     # What pickles name: classes of this module may move, `cydist.ReduceOp` may not.
     __module__ = "cydist"
     __qualname__ = "ReduceOp.RedOpType"
 
-    SUM = 1
-    PRODUCT = 2
-    MIN = 3
-    MAX = 4
-    BAND = 5
-    BOR = 6
-    BXOR = 7
-    AVG = 8
-    PREMUL_SUM = 9
+    SUM = OPS["SUM"]
+    PRODUCT = OPS["PRODUCT"]
+    MIN = OPS["MIN"]
+    MAX = OPS["MAX"]
+    BAND = OPS["BAND"]
+    BOR = OPS["BOR"]
+    BXOR = OPS["BXOR"]
+    AVG = OPS["AVG"]
+    PREMUL_SUM = OPS["PREMUL_SUM"]
 
 
 class PremulSum:

@@ -33,8 +33,14 @@ class _Modules:
 sys.meta_path.insert(0, _Modules)
 
 from cydist._native import fast_collectives, fast_nccl, fast_p2p
-from cydist._native.abi import Link
-from cydist._native.algorithm_table import algorithms, forget_choices
+from cydist._native.abi import (
+    COLLECTIVE_NAMES,
+    FLAG_BITS,
+    MESSAGE_TAGS,
+    PAGE_BYTES,
+    Link,
+)
+from cydist._native.algorithm_table import NEED_BITS, algorithms, forget_choices
 from cydist._native.array import Array, empty, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import Failure
@@ -46,6 +52,8 @@ from cydist._native.group import Group
 from cydist._native.inproc import Hub, InprocLink, hub
 from cydist._native.kernels import (
     DTYPES,
+    ITEMSIZES,
+    OPS,
     combine_all,
     flatten_buffers,
     prepare,
@@ -69,7 +77,14 @@ from cydist._native.stream_link import MessageLink, TcpLink
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
 
 __all__ = [
+    "COLLECTIVE_NAMES",
     "DTYPES",
+    "FLAG_BITS",
+    "ITEMSIZES",
+    "MESSAGE_TAGS",
+    "NEED_BITS",
+    "OPS",
+    "PAGE_BYTES",
     "Array",
     "Failure",
     "Group",

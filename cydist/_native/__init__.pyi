@@ -11,7 +11,14 @@ from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
 
 __all__ = [
+    "COLLECTIVE_NAMES",
     "DTYPES",
+    "FLAG_BITS",
+    "ITEMSIZES",
+    "MESSAGE_TAGS",
+    "NEED_BITS",
+    "OPS",
+    "PAGE_BYTES",
     "Array",
     "Failure",
     "Group",
@@ -239,6 +246,13 @@ def use_library(its_in_place: int, most_riding_bytes: int, most_harmless_bytes: 
 def use_reduction(dtype: int, op: int, type_handle: int, op_handle: int) -> None: ...
 
 DTYPES: dict[str, int]
+ITEMSIZES: dict[str, int]
+OPS: dict[str, int]
+FLAG_BITS: dict[str, int]
+NEED_BITS: dict[str, int]
+MESSAGE_TAGS: dict[str, int]
+COLLECTIVE_NAMES: tuple[str, ...]
+PAGE_BYTES: int
 
 class Failure(Exception):
     status: str

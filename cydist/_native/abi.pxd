@@ -42,6 +42,11 @@ cdef enum Collective:       # the order is part of the wire format
     NO_CALL = 255           # on a rank that left the group without the call in question
 
 
+cdef enum:                  # of the machine, as cydist counts: part of the layout of shared memory
+    PAGE = 4096
+    LINE = 64               # a cache line
+
+
 cdef enum:
     ANY_SOURCE = -1         # Request.peer of a receive from any rank
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
@@ -57,12 +62,27 @@ cdef extern from *:
     #define CYDIST_COLLECTIVE_TAG (1ULL << 63)
     #define CYDIST_SEQUENCE_MASK ((1ULL << 39) - 1)
     #define CYDIST_NOTICE_TAG (~0ULL)
+    #define CYDIST_NOTES_TAG (1ULL << 40)
+    #define CYDIST_ALARM_TAG (CYDIST_NOTES_TAG + 1)
+    #define CYDIST_NEWS_TAG (CYDIST_NOTES_TAG + 2)
+    #define CYDIST_WORD_TAG (CYDIST_NOTES_TAG + 3)
+    #define CYDIST_PARTING_TAG (CYDIST_NOTES_TAG + 4)
+    #define CYDIST_PIECE_TAG (1ULL << 61)
+    #define CYDIST_DERIVED_TAG (1ULL << 62)
     """
     const uint64_t COLLECTIVE_TAG "CYDIST_COLLECTIVE_TAG"
     const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
     # The tag of control messages (src/abi/control_plane.pyx). A receive of one from ANY_SOURCE
     # survives the death of a member; it ends when no other member is left.
     const uint64_t NOTICE_TAG "CYDIST_NOTICE_TAG"
+    # Messages that are not the user's, whose tags have 31 bits.
+    const uint64_t NOTES_TAG "CYDIST_NOTES_TAG"     # what a rank of backend "nccl" calls
+    const uint64_t ALARM_TAG "CYDIST_ALARM_TAG"     # why a group of backend "nccl" failed
+    const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"       # never sent, over MPI: see MpiGroup.hear
+    const uint64_t WORD_TAG "CYDIST_WORD_TAG"       # which call a rank leaves, over MPI
+    const uint64_t PARTING_TAG "CYDIST_PARTING_TAG"     # a rank's last call, as the group ends
+    const uint64_t PIECE_TAG "CYDIST_PIECE_TAG"     # and up: of each long message of a GPU's array
+    const uint64_t DERIVED_TAG "CYDIST_DERIVED_TAG"     # of collectives made of messages
 
 
 ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a call

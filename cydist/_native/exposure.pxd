@@ -52,14 +52,14 @@ cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *seco
              int seconds, Alone alone, Body body) noexcept nogil
 
 cdef enum:
-    PIECE_BYTES = 1048576       # moved between two looks at the clock
-    LONG_PIECE_BYTES = 16777216     # where it is mapped here: long copies bypass the cache
+    VISIT_BYTES = 1048576       # moved between two looks at the clock
+    LONG_VISIT_BYTES = 16777216     # where it is mapped here: long copies bypass the cache
 
 # Return where such memory of a peer is mapped here, or NULL.
 cdef inline char *within(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
-# For bodies that work on peers' arrays in place: call these before and after every PIECE_BYTES.
+# For bodies that work on peers' arrays in place: call these before and after every VISIT_BYTES.
 cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil
 cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil
 # Return OK, or why the call must end. Call this now and then.

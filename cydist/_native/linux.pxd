@@ -134,7 +134,7 @@ cdef extern from "<fcntl.h>" nogil:
 
 
 cdef enum:
-    PIECE_BYTES = 262144        # of memory that is allocated in one call
+    COMMIT_BYTES = 262144       # of memory that is allocated in one call
 
 
 cdef inline int take_pages(int fd, uint64_t offset, uint64_t nbytes) noexcept nogil:
@@ -146,7 +146,7 @@ cdef inline int take_pages(int fd, uint64_t offset, uint64_t nbytes) noexcept no
     cdef uint64_t done = 0, piece
     cdef int error = 0
     while done < nbytes and error == 0:
-        piece = min(nbytes - done, <uint64_t>PIECE_BYTES)
+        piece = min(nbytes - done, <uint64_t>COMMIT_BYTES)
         error = posix_fallocate(fd, offset + done, piece)
         if error == EINTR:
             error = 0

@@ -62,6 +62,9 @@ cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept 
 # The same in both queues; looks only at the buckets that can hold items of this context.
 cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
                           const void *argument) noexcept nogil
+# Two choices: items of the context that the argument points to, and any item.
+cdef bint of_context(const Item *item, const void *context) noexcept nogil
+cdef bint any_item(const Item *item, const void *nothing) noexcept nogil
 
 # Count without a group's control messages, for which a receive is always posted.
 cdef size_t count_posted(const Queues *q) noexcept nogil

@@ -17,3 +17,12 @@ cdef bint look(object obj, NdarrayView *out) except -1
 # The same for a cupy array, or a torch tensor on a GPU, on that device.
 cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1
 cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1
+
+
+cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
+    return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
+
+
+# Is the large array `ranks` times the small one, of its dtype?
+cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
+    return large.count == small.count * ranks and large.dtype == small.dtype

@@ -1,6 +1,7 @@
 """The memory that ranks of one host share: its table, and its allocation."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
+from cydist._native.abi cimport LINE, PAGE
 from cydist._native.linux cimport pthread_mutex_t
 
 
@@ -8,8 +9,6 @@ cdef enum:
     LAYOUT = 4                  # version of the memory's whole layout, including rings and windows
     TOKEN_BYTES = 32
     PLOTS = 1024                # groups that can have windows at the same time
-    PAGE = 4096
-    LINE = 64
     PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 

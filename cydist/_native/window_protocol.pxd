@@ -25,6 +25,10 @@ from cydist._native.abi cimport (
 )
 
 
+cdef enum:
+    FEW_RANKS = 64              # up to this many ranks need no malloc
+
+
 # Return where the long data of a step are.
 cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
     cdef const Windows *w = t.windows

@@ -17,7 +17,7 @@ from cydist.bench.cases import OPS
 from cydist.bench.peers import Bound, pingpong
 from cydist.rendezvous.handlers import rendezvous
 
-MOST_BYTES = 1 << 20  # of one write
+WRITE_BYTES = 1 << 20  # of one write
 
 
 class RawTcp:
@@ -96,7 +96,7 @@ class RawTcp:
         while sent < len(out) or got < len(into):
             if sent < len(out):
                 with contextlib.suppress(BlockingIOError):
-                    sent += send(out[sent : sent + MOST_BYTES])
+                    sent += send(out[sent : sent + WRITE_BYTES])
             if got < len(into):
                 try:
                     count = receive(into[got:])

@@ -199,3 +199,9 @@ def _getaddrinfo(host: str, port: int, family: int, flags: int) -> list[Resolved
     name = host.encode() if host.isascii() else host
     kind = socket.SOCK_STREAM
     return socket.getaddrinfo(name, port, family, kind, 0, flags)  # type: ignore[return-value]
+
+
+def boot_id() -> str:
+    """Return the random id of this host's running kernel. Raises OSError where it is hidden."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

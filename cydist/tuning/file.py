@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
 
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of a file; one that was written by `save` has some kilobytes
+MOST_FILE_BYTES = 1 << 20  # one that was written by `save` has some kilobytes
 MOST_RANKS = 1 << 20
 MOST_SEGMENT = 1 << 40
 KEY = "crossings"
@@ -118,9 +118,9 @@ def read(path: Path) -> str:
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        data = file.read(MOST_FILE_BYTES + 1)
+    if len(data) > MOST_FILE_BYTES:
+        raise ValueError(f"it has more than {MOST_FILE_BYTES} bytes")
     return data.decode()
 
 

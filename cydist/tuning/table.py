@@ -15,21 +15,19 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from cydist import config
-from cydist._native import algorithms, forget_choices
+from cydist._native import COLLECTIVE_NAMES, NEED_BITS, algorithms, forget_choices
 
 KiB = 1024
 MiB = 1024 * KiB
 
-# abi.pxd: Needs and, by number, Collective.
-WINDOWS = 1
-COMMUTATIVE = 2
-POWER_OF_TWO = 4
-EVEN_BLOCKS = 8
-NATIVE = 16
-COLLECTIVES = (
-    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan",
-)  # fmt: skip
+# What an algorithm may need; see abi.pxd.
+WINDOWS = NEED_BITS["WINDOWS"]
+COMMUTATIVE = NEED_BITS["COMMUTATIVE"]
+POWER_OF_TWO = NEED_BITS["POWER_OF_TWO"]
+EVEN_BLOCKS = NEED_BITS["EVEN_BLOCKS"]
+NATIVE = NEED_BITS["NATIVE"]
+# By number. The others have no algorithms: they are made of messages.
+COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if name != "monitored_barrier")
 
 # What every algorithm asks for: (collective, name) -> Needs.
 NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}

@@ -34,6 +34,20 @@ cdef class Link:
         return False
 
 
+# What Python knows of abi.pxd: it has no copies.
+
+COLLECTIVE_NAMES = (
+    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan", "monitored_barrier",
+)   # by Collective
+assert len(COLLECTIVE_NAMES) == COLLECTIVES and COLLECTIVE_NAMES[EXSCAN] == "exscan"
+FLAG_BITS = {"EVEN": EVEN, "CHUNK": CHUNK, "ASKING": ASKING, "JOINED": JOINED}
+MESSAGE_TAGS = {
+    "NOTES": NOTES_TAG, "ALARM": ALARM_TAG, "NEWS": NEWS_TAG, "WORD": WORD_TAG,
+    "PARTING": PARTING_TAG, "PIECE": PIECE_TAG, "DERIVED": DERIVED_TAG,
+}
+PAGE_BYTES = PAGE
+
 cdef Interrupted interrupted = NULL
 cdef Parting parting = NULL
 

@@ -6,6 +6,12 @@ from libc.string cimport memset, strcmp
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) nogil
 
+# What Python knows of Needs
+NEED_BITS = {
+    "WINDOWS": WINDOWS, "COMMUTATIVE": COMMUTATIVE, "POWER_OF_TWO": POWER_OF_TWO,
+    "EVEN_BLOCKS": EVEN_BLOCKS, "NATIVE": NATIVE,
+}
+
 cdef enum:
     TABLE_ROWS = 128
 

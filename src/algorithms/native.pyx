@@ -17,7 +17,7 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport EVEN_BLOCKS, NATIVE, add, find
 
 cdef enum:
-    SHORT_BYTES = 16384         # limit of cydist's own all_reduce
+    DOUBLING_BYTES = 16384      # limit of cydist's own all_reduce
     SEGMENT_BYTES = 4194304     # at least; of an all_gather, which the library segments again
 
 
@@ -25,7 +25,7 @@ cdef const char *other(const Call *c) noexcept nogil:
     """Return the cydist algorithm for a call that the library does not have."""
     cdef int collective = c.fingerprint.collective
     if collective == ALL_REDUCE:
-        return b"doubling" if c.inputs[0].nbytes <= SHORT_BYTES else b"ring"
+        return b"doubling" if c.inputs[0].nbytes <= DOUBLING_BYTES else b"ring"
     if collective == BARRIER:
         return b"dissemination"
     if collective == BROADCAST or collective == REDUCE:

@@ -14,7 +14,9 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
-from cydist._native.kernels cimport DT_COUNT, DT_OTHER, DT_U8, pack, unpack
+from cydist._native.kernels cimport DT_OTHER, DT_U8, pack, unpack
+
+from cydist._native.kernels import DTYPES
 
 
 cdef extern from "kernels/alloc.h" nogil:
@@ -27,15 +29,10 @@ cdef extern from "Python.h":
 cdef enum:
     NEAR = 4                # dimensions that fit into Array.near
 
-# Names by DT_ code; every library's own name is mapped to one of these.
-cdef tuple NAMES = (
-    "", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-    "float8_e4m3fn", "float8_e5m2",
-)
-assert len(NAMES) == DT_COUNT
+# Every library's own name of a dtype is mapped to one of these; the first is of DT_OTHER.
+cdef tuple NAMES = ("", *DTYPES)
+cdef dict CODES = DTYPES
 cdef const char *BYTES = b"B"           # the buffer protocol's format of exported memory
-cdef dict CODES = {name: code for code, name in enumerate(NAMES) if name}
 cdef dict managers = {}                 # kind of device memory -> the manager of use_memory
 
 

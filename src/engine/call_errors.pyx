@@ -8,12 +8,8 @@ from cydist._native.abi cimport (
 from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
 
 from cydist._native import algorithm_table, kernels
+from cydist._native.abi import COLLECTIVE_NAMES
 
-# In the order of abi.pxd's Collective.
-COLLECTIVE_NAMES = (
-    "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier", "scan", "exscan", "monitored_barrier",
-)
 CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
 
 # The names of Status values, for errors.py.

@@ -19,7 +19,7 @@ from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.call_errors cimport keep_visited
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
-from cydist._native.ndarray_view cimport NdarrayView, look
+from cydist._native.ndarray_view cimport NdarrayView, apart, look, times
 from cydist._native.sync cimport load_int
 
 cdef object default_group = None    # the process's, if it is a cydist group
@@ -127,10 +127,6 @@ cdef int member(object group, Group native, object given) except -2:
     return -1
 
 
-cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
-    return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
-
-
 cdef inline bint apart_from_all(const NdarrayView *a, const Block *blocks, int count) noexcept:
     cdef int i
     for i in range(count):
@@ -161,7 +157,7 @@ cdef extern from "Python.h" nogil:
     void PyEval_RestoreThread(PyThreadState *)
 
 cdef enum:
-    BRIEF_BYTES = 16384         # to copy or reduce this much takes about a microsecond
+    GIL_KEPT_BYTES = 16384      # to copy or reduce this much takes about a microsecond
 
 
 ctypedef struct FastCall:          # a call, and its state for a wait
@@ -204,7 +200,7 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, FastC
     agree_on_sizes(c, 0, 0)
     native.number(c)
     native.running += 1
-    if nbytes > BRIEF_BYTES or entry.needs & WINDOWS == 0:
+    if nbytes > GIL_KEPT_BYTES or entry.needs & WINDOWS == 0:
         patiently(c)
     status = native.perform(c, entry)
     if b.thread != NULL:
@@ -360,7 +356,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
     cdef Group native = native_of(chosen)
     if native is None or not look(input, &small) or not look(output, &large):
         return False
-    if not times(&large, &small, native.view.size) or not large.writable:
+    if small.count == 0 or not times(&large, &small, native.view.size) or not large.writable:
         return False
     if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
         return False
@@ -386,7 +382,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     cdef Group native = native_of(chosen)
     if native is None or not look(output, &small) or not look(input, &large):
         return False
-    if not times(&large, &small, native.view.size) or not small.writable:
+    if small.count == 0 or not times(&large, &small, native.view.size) or not small.writable:
         return False
     if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
         return False
@@ -442,9 +438,3 @@ cpdef bint barrier(object group) except -1:
     if entry == NULL:
         return False
     return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)
-
-
-cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
-    """Return whether the large array is `ranks` times the small one, of its dtype."""
-    return (small.count != 0 and large.count == small.count * ranks
-            and large.dtype == small.dtype)

@@ -11,7 +11,7 @@ cimport cython
 from cydist._native.kernels import DTYPES
 
 from cydist._native.kernels cimport OP_PREMUL_SUM
-from cydist._native.ndarray_view cimport NdarrayView, look_at_cupy, look_at_torch
+from cydist._native.ndarray_view cimport NdarrayView, apart, look_at_cupy, look_at_torch, times
 from cydist._native.fast_collectives cimport forked, number, operations_class, streams_of
 
 cdef enum:
@@ -184,15 +184,6 @@ cdef class Enqueuer:
                 comm.recv(due + rank * nbytes, nbytes, UINT8, rank, stream)
         finally:
             self.binding.group_end()
-
-
-cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
-    return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
-
-
-cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
-    """Return whether the large array is `ranks` times the small one, of its dtype."""
-    return large.count == small.count * ranks and large.dtype == small.dtype
 
 
 cdef object all_reduce(object tensor, object op, object group, bint async_op):

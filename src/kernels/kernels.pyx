@@ -39,23 +39,27 @@ cdef extern from "kernels/kernels.h" nogil:
                           size_t count)
 
 
-# The codes of kernels.h, by numpy's and ml_dtypes' names
-DTYPES = {
-    "bool": DT_BOOL, "int8": DT_I8, "uint8": DT_U8, "int16": DT_I16, "uint16": DT_U16,
-    "int32": DT_I32, "uint32": DT_U32, "int64": DT_I64, "uint64": DT_U64,
-    "float16": DT_F16, "bfloat16": DT_BF16, "float32": DT_F32, "float64": DT_F64,
-    "complex64": DT_C64, "complex128": DT_C128,
-    "float8_e4m3fn": DT_F8E4M3FN, "float8_e5m2": DT_F8E5M2,
-}
+# Of each dtype of kernels.h the name that numpy and ml_dtypes give it, and the bytes of an element.
+ROWS = (
+    ("bool", DT_BOOL, 1), ("int8", DT_I8, 1), ("uint8", DT_U8, 1), ("int16", DT_I16, 2),
+    ("uint16", DT_U16, 2), ("int32", DT_I32, 4), ("uint32", DT_U32, 4), ("int64", DT_I64, 8),
+    ("uint64", DT_U64, 8), ("float16", DT_F16, 2), ("bfloat16", DT_BF16, 2),
+    ("float32", DT_F32, 4), ("float64", DT_F64, 8), ("complex64", DT_C64, 8),
+    ("complex128", DT_C128, 16), ("float8_e4m3fn", DT_F8E4M3FN, 1), ("float8_e5m2", DT_F8E5M2, 1),
+)
+assert [row[1] for row in ROWS] == list(range(DT_OTHER + 1, DT_COUNT))
+DTYPES = {name: code for name, code, _ in ROWS}
+ITEMSIZES = {name: nbytes for name, _, nbytes in ROWS}
 OPS = {
     "SUM": OP_SUM, "PRODUCT": OP_PRODUCT, "MIN": OP_MIN, "MAX": OP_MAX, "BAND": OP_BAND,
     "BOR": OP_BOR, "BXOR": OP_BXOR, "AVG": OP_AVG, "PREMUL_SUM": OP_PREMUL_SUM,
 }
+assert len(OPS) == OP_COUNT - 1
 
 cdef const Kernels *kernels = cydist_variant(0)     # used by reduction()
 
 cdef size_t itemsizes[DT_COUNT]
-itemsizes[:] = [0, 1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1]
+itemsizes[:] = [0, *ITEMSIZES.values()]
 
 
 def isas() -> list[str]:

@@ -325,3 +325,11 @@ cdef Comm *note_farewell(Queues *q, uint64_t context, int peer,
     item.view.farewells[rank] |= lanes
     item.view.farewells[item.view.rank] = 1
     return item.view
+
+
+cdef bint of_context(const Item *item, const void *context) noexcept nogil:
+    return item.context == (<const uint64_t *>context)[0]
+
+
+cdef bint any_item(const Item *item, const void *nothing) noexcept nogil:
+    return True

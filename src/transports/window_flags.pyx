@@ -6,7 +6,7 @@ futex. So a long wait costs no core, and a short one no system call.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    Flags, Head, OK, PEER_LOST, Comm, Windows, has_left, now_ns, slice_end,
+    Flags, Head, LINE, OK, PEER_LOST, Comm, Windows, has_left, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
@@ -17,8 +17,7 @@ from cydist._native.sync cimport (
 
 cdef enum:
     HEADS = 8                   # for each slot
-    SHORT_BYTES = 192
-    LINE = 64
+    HEAD_BYTES = 192            # of short data behind a head, at most
     RANKS_IN_A_CROWD = 16       # for each core
 
 cdef int crowd = RANKS_IN_A_CROWD * cores()
@@ -30,7 +29,7 @@ cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
 
 
 cdef inline size_t short_bytes_of(size_t slot_bytes) noexcept nogil:
-    return min(slot_bytes // 4, <size_t>SHORT_BYTES)
+    return min(slot_bytes // 4, <size_t>HEAD_BYTES)
 
 
 cdef inline size_t stride_of(size_t nbytes) noexcept nogil:

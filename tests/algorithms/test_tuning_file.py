@@ -314,7 +314,7 @@ def document(**changes: Any) -> str:
         (document(windows="yes"), "windows is 'yes'"),
         (document(segment_bytes=-1), "segment_bytes is -1"),
         (document(speed=9), "unknown 'speed'"),
-        ("x" * (tuning_file.MOST_BYTES + 1), "more than"),
+        ("x" * (tuning_file.MOST_FILE_BYTES + 1), "more than"),
         (b"\xff\xfe", "decode"),
         (None, "No such file"),
     ],

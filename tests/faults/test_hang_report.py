@@ -192,7 +192,7 @@ def test_a_report_is_bounded() -> None:
     text = deep(200)
     assert text.count("in deep") == peer_status.MOST_FRAMES
     long = peer_status.encode(peer_status.PeerStatus("in a call", "é" * 10_000))
-    assert len(long) == peer_status.MOST_BYTES
+    assert len(long) == peer_status.MOST_REPORT_BYTES
     assert peer_status.decode(long).state == "in a call"
 
 

@@ -163,7 +163,12 @@ def test_faults_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
 def test_the_former_names_work() -> None:
     """`Weather` is the class, and the argument `weather` is taken for `faults`, not beside it."""
     assert Weather is Faults
-    _, end = run_threads(lambda rank: dist.barrier(), 2, weather=Weather(kill={1: 1}))
+
+    def body(rank: int) -> None:
+        with pytest.raises(dist.PeerFailedError):
+            dist.barrier()
+
+    _, end = run_threads(body, 2, weather=Weather(kill={1: 1}))
     assert isinstance(end, Killed)
     with pytest.raises(TypeError, match="weather is the former name of faults"):
         ThreadJob(2, faults=Faults(), weather=Faults())

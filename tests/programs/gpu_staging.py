@@ -34,7 +34,7 @@ ROUNDS = 7
 SIDE = 4000  # of the matrices that keep the GPU busy
 if "STANDIN" in os.environ:  # as many chunks, of less
     SIZES, LARGE, SIDE = (0, 1, 1000, 40_001), 1 << 20, 200
-    staging_group.SLOT_BYTES = staging_p2p.PIECE_BYTES = 1 << 16
+    staging_group.SLOT_BYTES = staging_p2p.STAGED_BYTES = 1 << 16
 
 
 class Cupy:

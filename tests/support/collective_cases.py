@@ -14,7 +14,7 @@ from cydist._native import kernels
 from cydist.testing import oracle
 from cydist.tuning import table as tuning_table
 
-EVEN = 1
+EVEN = _native.FLAG_BITS["EVEN"]
 TINY = 24  # bytes: a few elements
 SLOTS = 4
 SLOT_BYTES = 512

@@ -196,7 +196,7 @@ def install(patch: pytest.MonkeyPatch, order: str | int, slot_bytes: int) -> Lat
     patch.setattr(array_libraries, "_libraries", {"cupy": None, "torch": None})
     patch.setattr(array_libraries, "_others", set())
     patch.setattr(staging_group, "SLOT_BYTES", slot_bytes)
-    patch.setattr(staging_p2p, "PIECE_BYTES", slot_bytes)
+    patch.setattr(staging_p2p, "STAGED_BYTES", slot_bytes)
     patch.setattr(pinned_pipeline, "SMALLEST_BYTES", 1)
     patch.setattr(pinned_pipeline, "_idle", {})
     patch.setattr(pinned_pipeline, "_lingering", [])

@@ -7,7 +7,7 @@ import socket
 from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.net.interfaces import public_address, resolve, towards
+from cydist.net.interfaces import boot_id, public_address, resolve, towards
 
 MAX_BYTES = 65536
 
@@ -85,12 +85,6 @@ def this_host() -> str:
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
     return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # a line, whatever the name
-
-
-def boot_id() -> str:
-    """Return the random id of the running kernel. Raises OSError where it is hidden."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def _lane(*words: str) -> list[SocketAddress]:

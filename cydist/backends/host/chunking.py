@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist._native import FLAG_BITS
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 WHOLE_BYTES = (
     16 << 20
 )  # up to which an array is packed as one; a power of two, see tuning_table.choose
-PIECE_BYTES = 4 << 20
-EVEN, CHUNK, ASKING, JOINED = 1, 2, 4, 8  # Fingerprint.flags in abi.pxd
+PACKED_BYTES = 4 << 20  # of a piece
+# Fingerprint.flags in abi.pxd
+EVEN, CHUNK = FLAG_BITS["EVEN"], FLAG_BITS["CHUNK"]
+ASKING, JOINED = FLAG_BITS["ASKING"], FLAG_BITS["JOINED"]
 
 
 def pieces(
@@ -50,7 +53,7 @@ def pieces(
         yield array
         return
     else:
-        each = PIECE_BYTES // array.itemsize or 1
+        each = PACKED_BYTES // array.itemsize or 1
     if array.contiguous and each >= array.size:
         yield array
         return
@@ -109,3 +112,13 @@ def _code(op: Op | None) -> int:
 def same_sizes(blocks: Sequence[Array]) -> bool:
     """Return whether all blocks hold the same number of elements."""
     return all(block.size == blocks[0].size for block in blocks)
+
+
+def adjacent(arrays: Sequence[Array]) -> bool:
+    """Do arrays lie one behind the other, in their order? Empty ones lie anywhere."""
+    end = arrays[0].address
+    for each in arrays:
+        if each.address != end and each.nbytes:
+            return False
+        end += each.nbytes
+    return True

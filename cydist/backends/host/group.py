@@ -23,7 +23,6 @@ from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_status import PeerStatus, gather, is_late, shown, stacks
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
-    TOLD_AS,
     DistError,
     DistTimeoutError,
     GroupDestroyedError,
@@ -32,6 +31,7 @@ from cydist.errors import (
     PeerFailedError,
     from_failure,
     named,
+    told_as,
 )
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
@@ -252,10 +252,9 @@ class HostGroup(ProcessGroup):
             self._tell(error, call)
 
     def _tell(self, error: BaseException, call: str) -> None:
-        status = "raised" if isinstance(error, Exception) else "interrupted"
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(
-            TOLD_AS.get(type(error), status),
+            told_as(error),
             self.ranks.index(about[0]) if about and about[0] in self.ranks else -1,
             call,
         )

@@ -31,7 +31,7 @@ from cydist.net.interfaces import family_of
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
 PATIENCE = 0.3  # seconds for all that are asked together
-MOST_BYTES = 8192
+MOST_REPORT_BYTES = 8192
 MOST_FRAMES = 24  # of one thread, the innermost
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
@@ -49,7 +49,7 @@ class PeerStatus(NamedTuple):
 
 def encode(report: PeerStatus) -> bytes:
     """As it travels; cut where it is too long."""
-    return "\n".join(report).encode()[:MOST_BYTES]
+    return "\n".join(report).encode()[:MOST_REPORT_BYTES]
 
 
 def decode(data: bytes) -> PeerStatus:
@@ -129,9 +129,9 @@ def ask(
 
 def _rest_of(sock: socket.socket, deadline: float) -> bytes:
     data = b""
-    while len(data) <= MOST_BYTES:
+    while len(data) <= MOST_REPORT_BYTES:
         sock.settimeout(max(0.01, deadline - time.monotonic()))
-        part = sock.recv(MOST_BYTES)
+        part = sock.recv(MOST_REPORT_BYTES)
         if not part:
             break
         data += part

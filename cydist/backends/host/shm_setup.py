@@ -12,9 +12,9 @@ import os
 from typing import TYPE_CHECKING
 
 from cydist import config
-from cydist._native import SharedMemory, ShmLink
-from cydist.backends.host.addresses import boot_id
+from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
 from cydist.errors import RendezvousError
+from cydist.net.interfaces import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from cydist.stores import Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
-MOST_BYTES = 1 << 40  # of addresses that all ranks' arrays take together
+MOST_ADDRESSES = 1 << 40  # that all ranks' arrays take together
 TOKEN_BYTES = 32
-PAGE = 4096
 
 
 def offer(messages: str) -> bytes:
@@ -128,8 +127,8 @@ def _new_memory(ranks: int, token: bytes) -> SharedMemory | None:
     Each rank may fill the host's memory with arrays. Where addresses are few (ulimit -v), none can.
     """
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = max(MOST_BYTES, memory_bytes) // ranks // PAGE * PAGE
-    for part in (min(memory_bytes // PAGE * PAGE, most), 0):
+    most = max(MOST_ADDRESSES, memory_bytes) // ranks // PAGE_BYTES * PAGE_BYTES
+    for part in (min(memory_bytes // PAGE_BYTES * PAGE_BYTES, most), 0):
         try:
             return SharedMemory.create(ranks, BYTES_PER_RANK * ranks, token, part)
         except OSError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 SLOTS = 2
-PIECE_BYTES = 1 << 20
+STAGED_BYTES = 1 << 20  # of a piece
 SLICE = 0.1  # seconds between two looks at the clock
 MOST_IDLE = 4  # idle pipelines of a device, for the next messages
 HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
@@ -115,7 +115,7 @@ class StagedP2PCalls:
     def _sent(
         self, array: Array, peer: int, post: Callable[..., Work], turn: StagedCall
     ) -> list[Chunk]:
-        if array.nbytes <= PIECE_BYTES:
+        if array.nbytes <= STAGED_BYTES:
             only = [(0, array)]
             return [Chunk(array.nbytes, only, [], lambda m: turn.wait(post(m.typed(array))))]
         number = next(self._numbers)
@@ -136,7 +136,7 @@ class StagedP2PCalls:
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         """As ProcessGroup.irecv; complete when the array is written."""
         conveyor, events, turn = self._begin("recv", array)
-        whole = array.nbytes <= PIECE_BYTES
+        whole = array.nbytes <= STAGED_BYTES
         if whole:
             chunk = Chunk(array.nbytes, [], [(0, array)], lambda memory: None)
             slot = conveyor.load(chunk, turn)
@@ -181,7 +181,7 @@ class StagedP2PCalls:
             idle = self._idle.setdefault(index, [])
             conveyor = idle.pop() if idle else None
         if conveyor is None:
-            conveyor = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, PIECE_BYTES)
+            conveyor = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, STAGED_BYTES)
         turn = StagedCall(self._host, name, self._host.deadline(None))
         return conveyor, conveyor.mark(streams), turn
 
@@ -219,5 +219,5 @@ class StagedP2P(TaskWork):
 
 def _pieces(array: Array) -> list[Array]:
     """Return the parts of an array in which it travels: both ends cut it alike."""
-    each = max(1, PIECE_BYTES // array.itemsize)
+    each = max(1, STAGED_BYTES // array.itemsize)
     return array.split([min(each, array.size - i) for i in range(0, array.size, each)])

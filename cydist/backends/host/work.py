@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist._native import MESSAGE_TAGS
 from cydist.errors import DistError, DistTimeoutError, from_failure
 from cydist.executor import THREADS
 from cydist.groups.process_group import COLLECTIVE_TAG
@@ -18,18 +19,11 @@ if TYPE_CHECKING:
     from cydist.backends.host.group import HostGroup
 
 
-# Tags of messages that are not the user's, which have 31 bits: all of them, so that no two meet.
-NOTES_TAG = 1 << 40  # what a rank of backend "nccl" calls, for the next one
-ALARM_TAG = NOTES_TAG + 1  # why a group of backend "nccl" failed
-NEWS_TAG = ALARM_TAG + 1  # waited for in vain, over MPI: see MpiGroup.hear
-WORD_TAG = (
-    NEWS_TAG + 1
-)  # which call a rank leaves, over MPI: src/transports/mpi/mpi_collectives.pyx
-PARTING_TAG = (
-    WORD_TAG + 1
-)  # a rank's last call, as the group ends: src/algorithms/windows/parting.pyx
-PIECE_TAG = 1 << 61  # and up to DERIVED_TAG: of each long message of a GPU's array
-DERIVED_TAG = 1 << 62
+# Tags of messages that are not the user's; what each is for is said in abi.pxd.
+NOTES_TAG, ALARM_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["ALARM"]
+NEWS_TAG = MESSAGE_TAGS["NEWS"]
+PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up to DERIVED_TAG
+DERIVED_TAG = MESSAGE_TAGS["DERIVED"]
 
 
 def wire_tag(tag: int) -> int:

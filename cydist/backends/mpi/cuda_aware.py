@@ -7,11 +7,10 @@ rest is staged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.backends.host.chunking import JOINED, same_sizes
+from cydist.backends.host.chunking import JOINED, adjacent, same_sizes
 from cydist.backends.host.pinned_pipeline import StagedCall
 from cydist.backends.host.staging_group import StagedGroup
 from cydist.groups.process_group import Call
@@ -82,7 +81,7 @@ class ContiguousBlocks:
     def __init__(self, blocks: Sequence[Array]) -> None:
         self._given = blocks
         self.blocks = list(blocks)
-        if any(a.address + a.nbytes != b.address for a, b in pairwise(blocks)):
+        if not adjacent(blocks):
             whole = _native.empty(sum(block.size for block in blocks), blocks[0])
             self.blocks = whole.split([block.size for block in blocks])
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from cydist import config
 from cydist.backends.nccl.binding import INSTALL
 from cydist.devices import array_libraries, cuda_driver
+from cydist.devices.array_libraries import NON_BLOCKING
 from cydist.errors import UnsupportedError
+from cydist.net.interfaces import boot_id
 
-NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 HIGHEST = -100  # CUDA takes the highest priority that there is for what is beyond
 
 
@@ -110,16 +111,11 @@ class CupyGpu:
         return self.functions.ndarray(count, kind, self._cuda.MemoryPointer(memory, 0))
 
     def identity(self) -> str:
-        host = config.NCCL_HOSTID.get() or _boot_id()
+        host = config.NCCL_HOSTID.get() or boot_id()
         return f"{host}/{self._cuda.Device(self.index).pci_bus_id}"
 
     def capability(self) -> int:
         return int(self._cuda.Device(self.index).compute_capability)
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def current() -> Gpu:

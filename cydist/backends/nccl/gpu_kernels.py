@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from cydist._native import ITEMSIZES
 from cydist.backends.nccl.plans import BufferRange, LocalKernel
-from cydist.backends.nccl.reductions import SIZES
 
 COMBINE = {"BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor", "PRODUCT": "multiply"}
 
@@ -62,7 +62,7 @@ def _scale(dtype: str, into: Any, source: Any, functions: Any, factor: complex |
             number = ctypes.c_float(number).value  # beyond its range infinity, without a warning
         functions.multiply(source, number, out=into, dtype=wide)
     else:
-        bits = 8 * SIZES[dtype]
+        bits = 8 * ITEMSIZES[dtype]
         whole = int(factor.real) % (1 << bits)
         if dtype.startswith("int") and whole >> (bits - 1):
             whole -= 1 << bits

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cydist import config
+from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.call_check import CallCheck, HostNeighbours
 from cydist.backends.nccl.enqueue import EnqueueMixin
@@ -262,13 +263,13 @@ class NcclGroup(EnqueueMixin):
         how, factor = self._how(call, output, op)
         counts = tuple(each.size for each in inputs)
         self._note(call, f"of {plans.shown(counts)} {output.dtype_name}, op {how.name}")
-        plan = plans.reduce_scatter(self._rank, counts, how, plans.adjacent(inputs))
+        plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
         self._note(call, f"of {plans.shown([each.size for each in outputs])} {array.dtype_name}")
         sizes = tuple(each.nbytes for each in outputs)
-        self._run(plans.all_gather(self._rank, sizes, plans.adjacent(outputs)), [array, *outputs])
+        self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         self._note(call, f"root {root}")

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from cydist.backends.nccl.reductions import SIZES, UINT8, Reduction
+from cydist._native import ITEMSIZES
+from cydist.backends.nccl.reductions import UINT8, Reduction
 
 if TYPE_CHECKING:
-    from cydist._native import Array
+    pass
 
 
 class BufferRange(NamedTuple):
@@ -218,7 +219,7 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     Blocks of one size go by NCCL's reduce-scatter, the others by a reduction to each rank, all at
     once.
     """
-    p, size = len(counts), SIZES[how.dtype] * how.width
+    p, size = len(counts), ITEMSIZES[how.dtype] * how.width
     if how.scale and p == 1:
         return Plan(_prepared(BufferRange(0), BufferRange(1), counts[0], how))
     if how.op is None:
@@ -263,7 +264,7 @@ def _dressed(
     """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
     writes, what comes after, and the scratch bytes."""
     own, other = BufferRange(0), BufferRange(-1)
-    scratch = (count * SIZES[how.dtype] * how.width,)
+    scratch = (count * ITEMSIZES[how.dtype] * how.width,)
     if how.wide:
         return (
             _prepared(other, own, count, how), other, other, _finished(p, own, other, count, how),
@@ -284,7 +285,7 @@ def _prepared(
         return (LocalKernel("cast", into, (source,), count, how.dtype, how.wide),)
     if how.scale:
         return (LocalKernel("scale", into, (source,), count, how.scale),)
-    return _copies([(into, source, count * SIZES[how.dtype] * how.width)])
+    return _copies([(into, source, count * ITEMSIZES[how.dtype] * how.width)])
 
 
 def _finished(
@@ -313,7 +314,7 @@ def _exchanged(
     into: BufferRange,
 ) -> tuple[tuple[Phase, ...], int]:
     """Send input r to rank r and combine what came into `into`; and the scratch bytes."""
-    size, own, p = SIZES[how.dtype], counts[rank], len(counts)
+    size, own, p = ITEMSIZES[how.dtype], counts[rank], len(counts)
     arrived = [BufferRange(-1, r * own * size) for r in range(p)]
     transfers = [Transfer("send", inputs[r], None, counts[r] * size, peer=r) for r in range(p)] + [
         Transfer("recv", None, arrived[r], own * size, peer=r) for r in range(p)
@@ -326,13 +327,13 @@ def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[BufferRang
     """Array 0 in a block for each rank."""
     whole, rest = divmod(count, p)
     counts = [whole + (r < rest) for r in range(p)]
-    return counts, [BufferRange(0, start * SIZES[how.dtype]) for start in _starts(counts)]
+    return counts, [BufferRange(0, start * ITEMSIZES[how.dtype]) for start in _starts(counts)]
 
 
 def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
     counts, blocks = _cut(p, count, how)
     phases, scratch = _exchanged(rank, blocks, counts, how, blocks[rank])
-    size = SIZES[how.dtype]
+    size = ITEMSIZES[how.dtype]
     if len(set(counts)) == 1:
         spread = [Transfer("all_gather", blocks[rank], BufferRange(0), counts[0] * size)]
     else:
@@ -345,7 +346,7 @@ def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 
 def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
     counts, blocks = _cut(p, count, how)
-    size = SIZES[how.dtype]
+    size = ITEMSIZES[how.dtype]
     # Ranks that are not the root keep their array as it was.
     result = blocks[rank] if rank == root else BufferRange(-2)
     phases, scratch = _exchanged(rank, blocks, counts, how, result)
@@ -365,16 +366,6 @@ def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction)
     inputs = [BufferRange(1 + r) for r in range(len(counts))]
     phases, scratch = _exchanged(rank, inputs, counts, how, BufferRange(0))
     return Plan(phases, (scratch,))
-
-
-def adjacent(arrays: Sequence[Array]) -> bool:
-    """Return whether the arrays are contiguous, in their order."""
-    end = arrays[0].address
-    for each in arrays:
-        if each.address != end and each.nbytes:
-            return False
-        end += each.nbytes
-    return True
 
 
 def shown(counts: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
-from cydist._native import DTYPES, supports
+from cydist._native import DTYPES, ITEMSIZES, supports
 from cydist.errors import UnsupportedError
 from cydist.reduce_ops import RedOpType
 
@@ -20,11 +20,6 @@ TYPES = {  # nccl.h, ncclDataType_t
     "int8": 0, "uint8": UINT8, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
     "float8_e4m3fn": 10, "float8_e5m2": 11,
-}  # fmt: skip
-SIZES = {  # bytes of an element
-    "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
-    "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8,
-    "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 SUM, PROD, MAX, MIN, AVG = range(5)  # ncclRedOp_t
 PREMUL = -1  # made for each factor, by the communicator
@@ -103,7 +98,7 @@ def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
     """
     if alone:
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
-        return Reduction(kind.name, SUM, "uint8", width=SIZES[dtype], scale=scale)
+        return Reduction(kind.name, SUM, "uint8", width=ITEMSIZES[dtype], scale=scale)
     if dtype == "bool":
         return Reduction(kind.name, _BOOL[kind], "uint8", odd=kind is RedOpType.BXOR)
     if kind in BITS:

@@ -25,25 +25,23 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from cydist import _native, config
+from cydist.backends.host.chunking import adjacent
 from cydist.backends.torch.work import (
     GRACE,
     Expected,
     Posted,
     Sent,
     TorchMessage,
-    adjacent,
     limit,
     tensor_of,
 )
 from cydist.errors import (
     DistError,
-    DistTimeoutError,
     GroupDestroyedError,
-    GroupFailedError,
     MismatchError,
-    PeerFailedError,
     from_failure,
     named,
+    told_as,
 )
 from cydist.executor import THREADS, TaskWork
 from cydist.groups.consistency import agree
@@ -57,14 +55,6 @@ if TYPE_CHECKING:
 
 SLICE = timedelta(milliseconds=50)  # between two looks at signals and the clock
 TOLD = "failed"  # the key under which the first error of a group is found
-
-# What is told of an error; "raised" of others.
-STATUSES: dict[type[BaseException], str] = {
-    DistTimeoutError: "timeout",
-    PeerFailedError: "peer_lost",
-    GroupFailedError: "aborted",
-    MismatchError: "mismatch",
-}
 
 # dtype -> torch's, and the operations that gloo has with our meaning. Its MIN and MAX of floats
 # lose NaN; bool are bytes to it.
@@ -130,8 +120,7 @@ class TorchGroup(ProcessGroup):
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
             return
-        status = "raised" if isinstance(error, Exception) else "interrupted"
-        status = STATUSES.get(type(error), status)
+        status = told_as(error)
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         peer = self.ranks.index(about[0]) if about and about[0] in self.ranks else -1
         text = str(error) if status == "mismatch" else call

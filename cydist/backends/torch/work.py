@@ -47,12 +47,6 @@ def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
     return torch.frombuffer(memory, dtype=dtype)
 
 
-def adjacent(blocks: Sequence[Array]) -> bool:
-    """Return whether the blocks are contiguous, in their order."""
-    ends = [block.address + block.nbytes for block in blocks]
-    return all(end == block.address for end, block in zip(ends, blocks[1:], strict=False))
-
-
 def limit(seconds: float) -> timedelta:
     """Return a timeout of torch's, to which 0 means none."""
     return timedelta(seconds=max(0.001, seconds))

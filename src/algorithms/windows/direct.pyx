@@ -36,7 +36,7 @@ communication on Linux cluster", ICPP 2005.
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, EXSCAN, GATHER, NO_MEMORY, OK, REDUCE,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, EXSCAN, GATHER, NO_MEMORY, OK, PAGE, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Comm,
 )
 from cydist._native.algorithm_table cimport WINDOWS, add
@@ -47,12 +47,10 @@ from cydist._native.exposure cimport (
     Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run, shown, within,
 )
 from cydist._native.size_exchange cimport Move, agree, gathering, scattering
-from cydist._native.window_protocol cimport part_bytes, slot_of
+from cydist._native.window_protocol cimport FEW_RANKS, part_bytes, slot_of
 
 
 cdef enum:
-    FEW_RANKS = 64              # up to this many ranks need no malloc
-    PAGE = 4096
     NEAR_BYTES = 4096           # fits into the nearest cache from several ranks
     VISIT_PIECES = 256          # in a row: a megabyte between two checks of the clock
 

@@ -346,7 +346,7 @@ cdef int refused(Comm *t, Call *c, const Access *a, int peer, int status) noexce
 cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
     cdef char *here = within(t, peer, theirs, into.nbytes)
-    cdef size_t most = PIECE_BYTES if here == NULL else LONG_PIECE_BYTES
+    cdef size_t most = VISIT_BYTES if here == NULL else LONG_VISIT_BYTES
     cdef Block piece
     cdef size_t i
     cdef int status
@@ -375,13 +375,13 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
     cdef int status = OK
     if source.nbytes == 0:
         return OK
-    for i in range(segments_in(source.nbytes, PIECE_BYTES)):
-        piece = segment_of(source, i, PIECE_BYTES)
+    for i in range(segments_in(source.nbytes, VISIT_BYTES)):
+        piece = segment_of(source, i, VISIT_BYTES)
         status = OK if begin_visit(t, peer) else UNREACHABLE
         if status == OK and here != NULL:
-            copy(here + i * PIECE_BYTES, piece.ptr, piece.nbytes)
+            copy(here + i * VISIT_BYTES, piece.ptr, piece.nbytes)
         elif status == OK:
-            status = t.windows.push(t, peer, theirs + i * PIECE_BYTES, piece.ptr, piece.nbytes)
+            status = t.windows.push(t, peer, theirs + i * VISIT_BYTES, piece.ptr, piece.nbytes)
         if not end_visit(t, peer) or status != OK:
             return refused(t, c, a, peer, UNREACHABLE if status == OK else status)
         status = look(t, c, a, peer)

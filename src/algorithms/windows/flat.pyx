@@ -23,20 +23,15 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, NO_MEMORY, OK, REDUCE,
-    REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Block, Call, Comm,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, LINE, NO_MEMORY, OK,
+    REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Block, Call, Comm,
 )
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport contribute, copy, largest, segment_of, segments_in
 from cydist._native.size_exchange cimport Move, agree, everybody, gathering, moving, scattering
 from cydist._native.window_protocol cimport (
-    as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
+    FEW_RANKS, as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
 )
-
-
-cdef enum:
-    FEW_RANKS = 64              # up to this many ranks need no malloc
-    LINE = 64
 
 
 # How a step's data are cut into parts, the same on all ranks

@@ -15,8 +15,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    MISMATCH, NO_CALL, OK, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint, Request, Windows,
-    head_of, now_ns, set_parting,
+    MISMATCH, NO_CALL, OK, PARTING_TAG, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint,
+    Request, Windows, head_of, now_ns, set_parting,
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, row_of
 from cydist._native.pipeline cimport complete, withdraw
@@ -34,8 +34,6 @@ cdef enum:
     FLUSH_NS = 50000000         # for messages to ranks without a connection yet
     PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
-
-cdef uint64_t PARTING_TAG = (<uint64_t>1 << 40) + 4     # see cydist/backends/host/work.py
 
 
 cdef int leave(Comm *t, Call *c, bint known, bint alone) noexcept nogil:

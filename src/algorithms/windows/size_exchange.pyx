@@ -6,14 +6,13 @@ follows on lines of its own.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    EVEN, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, head_of,
+    EVEN, LINE, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, head_of,
 )
 from cydist._native.pipeline cimport copy, largest
 from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
 
 
 cdef enum:
-    LINE = 64
     MOST_CARRIED = 16320        # longest block for which two copies are faster than exposure
 
 

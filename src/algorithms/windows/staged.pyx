@@ -25,12 +25,8 @@ from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport block_of, contribute, copy, segment_of, segments_in
 from cydist._native.window_protocol cimport (
-    as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
+    FEW_RANKS, as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
 )
-
-
-cdef enum:
-    FEW_RANKS = 64              # up to this many ranks need no malloc
 
 
 ctypedef struct Stage:

@@ -17,10 +17,10 @@ from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, add_arrived, add_posted, any_arrived, any_of_context, any_posted, close_context,
-    compare, contradicted as contradicted_in, find_arrived, find_posted, free_item, free_queues,
+    Chosen, Item, add_arrived, add_posted, any_arrived, any_item, any_of_context, any_posted,
+    close_context, compare, contradicted as contradicted_in, find_arrived, find_posted, free_item, free_queues,
     group_rank, init_queues, is_closed, left_over as left_over_in, new_item, note_farewell,
-    open_context, remove,
+    of_context, open_context, remove,
 )
 from cydist._native.sync cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -287,14 +287,6 @@ cdef int enter_context(End *end, Comm *t) noexcept nogil:
     status = open_context(&own.queues, t)
     pthread_mutex_unlock(&own.lock)
     return status
-
-
-cdef bint of_context(const Item *item, const void *context) noexcept nogil:
-    return item.context == (<const uint64_t *>context)[0]
-
-
-cdef bint any_item(const Item *item, const void *context) noexcept nogil:
-    return True
 
 
 cdef bint sent_in_place(const Item *item, const void *rank) noexcept nogil:

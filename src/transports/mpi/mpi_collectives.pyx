@@ -11,13 +11,13 @@ A short broadcast of two ranks travels with the root's fingerprint and not throu
 which would take another message. Most other exchanges of two ranks are one message each way, see
 mpi_pairwise.pyx.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, ELSEWHERE, JOINED, MISMATCH,
-    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, Block, Call, Comm,
+    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, WORD_TAG, Block, Call, Comm,
     Fingerprint, Request, now_ns, patiently, slice_end,
 )
 from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send, withdraw
@@ -35,8 +35,6 @@ cdef enum:
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
-
-cdef uint64_t WORD_TAG = (<uint64_t>1 << 40) + 3    # see cydist/backends/host/work.py
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t riding_bytes = 0    # limit for a broadcast that travels with a fingerprint

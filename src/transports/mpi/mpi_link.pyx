@@ -25,7 +25,7 @@ from cydist._native.stream_link cimport MessageLink
 from cydist._native.sync cimport SPINS, cores, sched_yield
 
 cdef enum:
-    PIECE_BYTES = 1073741824    # counts are 32-bit integers
+    MESSAGE_BYTES = 1073741824  # of one of MPI's: counts are 32-bit integers
     CANCEL_NS = 1000000000      # the longest wait for the receives of headers to end
 
 
@@ -95,7 +95,7 @@ cdef class MpiLink(MessageLink):
         self.mpi.largest_tag = largest_tag
         self.mpi.callers = callers
         self.mpi.one = pthread_self()
-        self.mpi.piece_bytes = PIECE_BYTES
+        self.mpi.piece_bytes = MESSAGE_BYTES
         self.mpi.far.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
         self.mpi.slots = <Slot *>calloc(SLOTS, sizeof(Slot))

@@ -13,6 +13,7 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport uint64_t, uintptr_t
 
+from cydist._native.abi cimport PAGE
 from cydist._native.linux cimport (
     FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, getpid, take_pages,
 )
@@ -21,7 +22,6 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    PAGE = 4096
     UNHEARD_BYTES = 67108864    # allocated between two checks for signals, in about 20 ms
 
 cdef const char *BYTES = b"B"           # the buffer protocol's format of exported memory

@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.linux cimport (
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
-    MFD_ALLOW_SEALING, MFD_CLOEXEC, PIECE_BYTES, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
+    COMMIT_BYTES, MFD_ALLOW_SEALING, MFD_CLOEXEC, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
     PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
     munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_t, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
@@ -31,7 +31,7 @@ cdef enum:
     RING_BYTES = 262144         # of a ring's data, if there is enough memory
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
-cdef uint64_t MOST_BYTES = 1ULL << 46    # of addresses: a process has twice this many
+cdef uint64_t MOST_ADDRESSES = 1ULL << 46    # a process has twice this many
 
 
 cdef void lock(SegmentHead *head) noexcept nogil:
@@ -57,7 +57,7 @@ cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes
         if load_u64(&head.used) != offset:
             raced[0] = True
             return 0
-        piece = min(nbytes - done, <uint64_t>PIECE_BYTES)
+        piece = min(nbytes - done, <uint64_t>COMMIT_BYTES)
         error = posix_fallocate(fd, offset + done, piece)
         if error == 0:
             done += piece
@@ -104,7 +104,7 @@ cdef class SharedMemory:
         cdef uint64_t first = head_bytes(ranks)
         cdef uint64_t whole = nbytes + ranks * part
         if (ranks < 1 or nbytes < first or nbytes % PAGE or part % PAGE
-                or part > MOST_BYTES // ranks or len(token) != TOKEN_BYTES):
+                or part > MOST_ADDRESSES // ranks or len(token) != TOKEN_BYTES):
             raise ValueError(f"no shared memory of {nbytes} bytes for {ranks} ranks")
         memory.fd = memfd_create(b"cydist", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         # A memfd begins with mode 0777, and /proc grants access by the mode.

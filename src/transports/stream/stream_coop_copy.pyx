@@ -2,7 +2,7 @@
 from libc.errno cimport ESRCH, errno
 from libc.stdint cimport int64_t, uint64_t
 
-from cydist._native.abi cimport now_ns
+from cydist._native.abi cimport PAGE, now_ns
 from cydist._native.failpoints cimport RECV_MID, SEND_MID, reach
 from cydist._native.linux cimport iovec, process_vm_readv, process_vm_writev
 from cydist._native.shm_peers cimport LocalPeers, has_ended, ring_bell
@@ -13,7 +13,6 @@ from cydist._native.sync cimport (
 )
 
 cdef enum:
-    PAGE = 4096
     LEAST_PIECE = 32768
     MOST_PIECE = 262144
     TURN_BYTES = 1048576        # copied before other connections are served again

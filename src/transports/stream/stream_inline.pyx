@@ -15,7 +15,7 @@ from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:
-    BRIEF_BYTES = 8192          # a longer message takes longer than this saves
+    INLINE_BYTES = 8192         # a longer message takes longer than this saves
 
 
 cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
@@ -23,7 +23,7 @@ cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
     cdef Connection *c
     cdef int status = PENDING
     r.link = NULL
-    if r.nbytes > BRIEF_BYTES or net.nearby == NULL or pthread_mutex_trylock(&net.lock) != 0:
+    if r.nbytes > INLINE_BYTES or net.nearby == NULL or pthread_mutex_trylock(&net.lock) != 0:
         return PENDING
     c = net.connections[t.peers[r.peer] * net.lanes]
     if c != NULL and c.near and c.state == LIVE and c.inbound.control != NULL:

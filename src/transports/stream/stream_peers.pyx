@@ -11,8 +11,8 @@ from cydist._native.linux cimport (
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Item, any_arrived, any_of_context, any_posted, close_context, free_item, remove,
-    remove_from_ring,
+    Item, any_arrived, any_item, any_of_context, any_posted, close_context, free_item, of_context,
+    remove, remove_from_ring,
 )
 from cydist._native.stream_send cimport (
     attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
@@ -207,14 +207,6 @@ cdef void hear_of(Net *net, LocalPeers *n, int place) noexcept nogil:
         end_near(c, LEFT)
     elif c == NULL and word == 0:
         lose(net, rank, LEFT)
-
-
-cdef bint of_context(const Item *item, const void *context) noexcept nogil:
-    return item.context == (<const uint64_t *>context)[0]
-
-
-cdef bint any_item(const Item *item, const void *context) noexcept nogil:
-    return True
 
 
 cdef void drop_item(Net *net, Item *item) noexcept nogil:

@@ -440,7 +440,7 @@ def test_what_mpi_may_still_use_stays_after_a_timeout(group, rank, spare, count)
 def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypatch):
     """An array with gaps goes through memory of cydist's own; a later piece of it is late."""
     monkeypatch.setattr(chunking, "WHOLE_BYTES", 1 << 16)
-    monkeypatch.setattr(chunking, "PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr(chunking, "PACKED_BYTES", 1 << 15)
     array = np.ones((20_000, 2))[:, 0]
     make, owners = _native.empty, []
 
