@@ -1,8 +1,8 @@
 """The control messages that the ranks of a group exchange besides their calls' messages.
 
 A rank that waits long for a peer sends it the call that it is in (ASK). A rank that finds two
-ranks in different calls, or fails in a call for any other reason, reports it to all members
-(FAILED), and their waits end. So no rank waits for one that has given up, and a mismatch
+ranks in different calls, or fails for any other reason, reports it to all members (FAILED). Their
+waits then end. So no rank waits for one that has given up, and a mismatch
 that leaves all ranks receiving is found.
 """
 from libc.stdint cimport int32_t, uint64_t

@@ -15,8 +15,8 @@ arrived. It tries the slower way again after 32 times as long as that takes. The
 
 A failing rank must not return arrays while other ranks access them: they would read data that it
 did not give, or overwrite what it does next. So it revokes access and waits for accesses that have
-begun. A rank announces its access before it checks for revocation, copies a small piece at a time,
-and checks again before it uses what it read.
+begun. A rank announces its access before it checks for revocation. It copies a small piece at a
+time, and checks again before it uses what it read.
 """
 from libc.stdint cimport int64_t, uint64_t
 

@@ -3,9 +3,9 @@
     broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, barrier
 
 The library determines steps and bytes. It also determines the bits of a sum of floats: the same on
-all ranks, and on every run if the library promises that. Calls that the library does not have (16-
-and 8-bit floats, AVG, PREMUL_SUM), or would need a copy for, use a cydist algorithm over its
-messages, on all ranks alike. All blocks must have one size.
+all ranks, and on every run if the library promises that. The library lacks some calls (16- and
+8-bit floats, AVG, PREMUL_SUM), and would need a copy for others. These use a cydist algorithm over
+its messages, on all ranks alike. All blocks must have one size.
 
 Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface Standard, Version
 4.1" (2023), chapter 6.

@@ -9,7 +9,7 @@ messages, and for medium ones at many ranks.
 Ranks are numbered from the root: v = (rank - root) mod p. The parent of v is v without its lowest
 bit, so the subtree of v is the range of ranks from v on. So reduce combines neighbouring ranges,
 lower with higher. If the reduction does not commute, rank 0 is the top of the tree, so that the
-ranges are in rank order, and sends the result to the root. Partial sums travel in the
+ranges are in rank order. Rank 0 then sends the result to the root. Partial sums travel in the
 array's dtype: 16- and 8-bit floats round once per level.
 
 Three ranks, root 0 (reduce reverses the arrows):

@@ -1,7 +1,7 @@
 """Rehearsals: run algorithms with a reduction that tracks contributions, and without peers.
 
-`ScheduleRecorder` calls an algorithm on any link. Its elements name the ranks they are made of, so
-a test can see which ranks were combined, in which order, and how often an element was
+`ScheduleRecorder` calls an algorithm on any link. Its elements name the ranks they are made of. So
+a test sees which ranks were combined, in which order, and how often an element was
 prepared and finished. `Recording` is a link without peers: it records posts and waits and
 treats them as done. An algorithm's messages do not depend on its data. So the logs
 of all ranks, taken one after another in one thread, are the messages of a whole group of any
