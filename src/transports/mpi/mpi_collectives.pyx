@@ -10,7 +10,7 @@ What two ranks broadcast, if it is little, travels with the root's fingerprint a
 broadcast, which would take another message; most else that two ranks exchange is one message each
 way, see mpi_pairwise.pyx.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
