@@ -18,12 +18,9 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Chosen, Item, add_arrived, add_posted, any_arrived, any_item, any_of_context, any_posted,
-    <<<<<<< HEAD     close_context, compare, contradicted as contradicted_in, find_arrived,
-    find_posted, free_item, free_queues, group_rank, init_queues, is_closed, left_over as
-    left_over_in, new_item, note_farewell, of_context, open_context, remove, =======
     close_context, compare, contradicted as contradicted_in, find_arrived, find_posted, free_item,
     free_queues, group_rank, init_queues, is_closed, left_over as left_over_in, new_item,
-    note_farewell, of_context, open_context, remove, >>>>>>> one,
+    note_farewell, of_context, open_context, remove,
 )
 from cydist._native.sync cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
