@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # Waits for an event on a thread that moves the calls in the background on meanwhile: (event,
 # seconds or None); is it set?
-Attend = Callable[[threading.Event, float | None], bool]
+PollHook = Callable[[threading.Event, float | None], bool]
 
 IDLE_SECONDS = 1.0  # how long a thread with nothing to do is kept for the next borrower
 END_SECONDS = 1.0  # the longest that an interrupted caller waits for its call to end elsewhere
@@ -86,10 +86,10 @@ class TaskWork(EventWork):
     """
 
     def __init__(
-        self, name: str, body: Callable[[], None], result: object, attend: Attend | None = None
+        self, name: str, body: Callable[[], None], result: object, poll_hook: PollHook | None = None
     ) -> None:
         super().__init__(name, None, result)
-        self._attend = attend
+        self._poll_hook = poll_hook
         self._pid = os.getpid()
         self._body: Callable[[], None] | None = body
         self._followers: list[Callable[[], None]] = []
@@ -114,8 +114,8 @@ class TaskWork(EventWork):
 
     def _wait(self, timeout: float | None) -> None:
         self._poll()  # a forked child would wait for ever
-        if self._attend is not None:
-            self._attend(self._done, timeout)
+        if self._poll_hook is not None:
+            self._poll_hook(self._done, timeout)
             timeout = 0.0
         super()._wait(timeout)
 
@@ -123,16 +123,16 @@ class TaskWork(EventWork):
         if self._done.is_set():
             return True
         check_process(self._pid, self._what)
-        return self._attend is not None and self._attend(self._done, 0.0)
+        return self._poll_hook is not None and self._poll_hook(self._done, 0.0)
 
-    def done_by(self, deadline: float) -> bool:
+    def wait_until(self, deadline: float) -> bool:
         """Wait until time.monotonic() is `deadline`, at most: has it run?"""
         limit = max(0.0, deadline - time.monotonic())
-        return (self._attend or wait_for)(self._done, limit)
+        return (self._poll_hook or wait_for)(self._done, limit)
 
     def _on_thread(self, task: Callable[[], None]) -> None:
         with self._lock:
-            if self._attend is None and not self._done.is_set():
+            if self._poll_hook is None and not self._done.is_set():
                 self._followers.append(task)
                 return
         task()
@@ -151,8 +151,8 @@ class Serial:
     """
 
     def __init__(self) -> None:
-        self.attend: Attend | None = None
-        self.turn = CallQueue()
+        self.poll_hook: PollHook | None = None
+        self.call_queue = CallQueue()
         self._lock = threading.Lock()  # of the queue and the next
         self._served = False  # a thread is on its way to the queue, or at it
 
@@ -170,11 +170,11 @@ class Serial:
         """
         token = object()
         try:
-            if self.turn.begin(token):
+            if self.call_queue.begin(token):
                 body()
                 return True
         finally:
-            self.turn.end(token)
+            self.call_queue.end(token)
         return self._run_queued(name, body, deadline, give_up)
 
     def _run_queued(
@@ -186,29 +186,29 @@ class Serial:
     ) -> bool:
         work = self.start(name, body, None)
         try:
-            if not work.done_by(deadline) and self._withdraw(work):
+            if not work.wait_until(deadline) and self._withdraw(work):
                 return False
             work.wait()  # once begun it keeps its deadline itself
         except BaseException as error:
             if not self._withdraw(work) and not work.is_completed():
                 give_up(error)
                 # Until it has ended it may write into the caller's arrays.
-                work.done_by(time.monotonic() + END_SECONDS)
+                work.wait_until(time.monotonic() + END_SECONDS)
             raise
         return True
 
     def _withdraw(self, work: TaskWork) -> bool:
         """Take a call out of the queue; False: it has begun."""
         with self._lock:
-            return self.turn.withdraw(work)
+            return self.call_queue.withdraw(work)
 
     def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
         """Queue `body` to run in its turn on a borrowed thread."""
-        work = TaskWork(name, body, result, self.attend)
+        work = TaskWork(name, body, result, self.poll_hook)
         try:
             with self._lock:
                 served, self._served = self._served, True
-                self.turn.push(work)
+                self.call_queue.push(work)
             if not served:
                 THREADS.run(self._drain)
         except BaseException:
@@ -219,19 +219,19 @@ class Serial:
 
     def _drain(self) -> None:
         while self._more():
-            with self.turn:  # first: of two threads at the queue none overtakes
+            with self.call_queue:  # first: of two threads at the queue none overtakes
                 self._run_next()
 
     def _more(self) -> bool:
         """Return whether a call is queued. If not, the next one to be queued brings a thread
         along."""
         with self._lock:
-            self._served = not self.turn.empty()
+            self._served = not self.call_queue.empty()
             return self._served
 
     def _run_next(self) -> None:
         with self._lock:
-            work = self.turn.pop()
+            work = self.call_queue.pop()
         if work is not None:
             work.run()
-            self.turn.over()
+            self.call_queue.over()

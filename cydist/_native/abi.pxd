@@ -51,7 +51,7 @@ cdef enum:
     ANY_SOURCE = -1         # Request.peer of a receive from any rank
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
     CHUNK = 2               # Fingerprint.flags: one of the calls that a longer one was cut into
-    ASKING = 4              # Fingerprint.flags: a vote before a long call on a strided array
+    PRELIMINARY = 4         # Fingerprint.flags: a vote before a long call on a strided array
     JOINED = 8              # Fingerprint.flags: on every rank the blocks are adjacent in memory
     # Request.tag: the top bit tells a collective's messages from the user's.
     SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
@@ -61,7 +61,7 @@ cdef extern from *:
     """
     #define CYDIST_COLLECTIVE_TAG (1ULL << 63)
     #define CYDIST_SEQUENCE_MASK ((1ULL << 39) - 1)
-    #define CYDIST_NOTICE_TAG (~0ULL)
+    #define CYDIST_CONTROL_TAG (~0ULL)
     #define CYDIST_NOTES_TAG (1ULL << 40)
     #define CYDIST_ALARM_TAG (CYDIST_NOTES_TAG + 1)
     #define CYDIST_NEWS_TAG (CYDIST_NOTES_TAG + 2)
@@ -74,13 +74,14 @@ cdef extern from *:
     const uint64_t SEQUENCE_MASK "CYDIST_SEQUENCE_MASK"
     # The tag of control messages (src/abi/control_plane.pyx). A receive of one from ANY_SOURCE
     # survives the death of a member; it ends when no other member is left.
-    const uint64_t NOTICE_TAG "CYDIST_NOTICE_TAG"
+    const uint64_t CONTROL_TAG "CYDIST_CONTROL_TAG"
     # Messages that are not the user's, whose tags have 31 bits.
     const uint64_t NOTES_TAG "CYDIST_NOTES_TAG"     # what a rank of backend "nccl" calls
-    const uint64_t ALARM_TAG "CYDIST_ALARM_TAG"     # why a group of backend "nccl" failed
-    const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"       # never sent, over MPI: see MpiGroup.hear
-    const uint64_t WORD_TAG "CYDIST_WORD_TAG"       # which call a rank leaves, over MPI
-    const uint64_t PARTING_TAG "CYDIST_PARTING_TAG"     # a rank's last call, as the group ends
+    const uint64_t FAILURE_TAG "CYDIST_ALARM_TAG"   # why a group of backend "nccl" failed
+    # never sent, over MPI: see MpiGroup.raise_pending_failure
+    const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"
+    const uint64_t CHECK_TAG "CYDIST_WORD_TAG"      # which call a rank leaves, over MPI
+    const uint64_t DEPARTURE_TAG "CYDIST_PARTING_TAG"   # a rank's last call, as the group ends
     const uint64_t PIECE_TAG "CYDIST_PIECE_TAG"     # and up: of each long message of a GPU's array
     const uint64_t DERIVED_TAG "CYDIST_DERIVED_TAG"     # of collectives made of messages
 
@@ -91,7 +92,7 @@ ctypedef struct Fingerprint:    # 40 bytes: what must be equal on all ranks of a
     uint8_t collective          # Collective
     uint8_t dtype               # a code of kernels.h
     uint8_t op                  # a reduction of kernels.h; 0 for none
-    uint8_t flags               # EVEN, CHUNK, ASKING, JOINED
+    uint8_t flags               # EVEN, CHUNK, PRELIMINARY, JOINED
     int32_t root                # group rank, or -1
     uint32_t detail             # hash of what has no field: a structured dtype, sizes of blocks
     uint32_t algorithm          # index in the table: ranks with different tuning tables notice it
@@ -105,7 +106,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
     size_t layout               # MPI's datatype of strided memory from `ptr` on; 0: contiguous
-    bint attended               # the caller waits at once: no other thread needs to progress it
+    bint awaited                # the caller waits at once: no other thread needs to progress it
     # Set by the transport:
     int status                  # PENDING, then OK or an error
     int source                  # whose message completed a receive, or caused a MISMATCH
@@ -123,13 +124,13 @@ ctypedef struct Flags:          # the head of a window; each word on its own cac
     uint64_t consumed           # steps that the owner has read from all ranks, or fewer
     uint32_t sleepers
     uint32_t pad_consumed[13]
-    uint64_t told               # not 0: a failure report is on its way to the owner
-    uint64_t parted             # 1 + the owner's steps, once it ends the group
-    uint64_t pad_told[6]
-    uint64_t visiting           # 1 + the rank whose arrays the owner accesses; ~0: several; or 0
-    uint64_t pad_visiting[7]
-    uint64_t barred             # not 0: access to the owner's arrays is revoked
-    uint64_t pad_barred[7]
+    uint64_t failure_coming     # not 0: a failure report is on its way to the owner
+    uint64_t departed_after     # 1 + the owner's steps, once it ends the group
+    uint64_t pad_failure_coming[6]
+    uint64_t accessing          # 1 + the rank whose arrays the owner accesses; ~0: several; or 0
+    uint64_t pad_accessing[7]
+    uint64_t revoked            # not 0: access to the owner's arrays is revoked
+    uint64_t pad_revoked[7]
 
 
 cdef enum:
@@ -179,7 +180,7 @@ ctypedef struct Windows:
     # Where such memory is mapped here; NULL (also the function): it is not.
     char *(*mapped)(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     # See src/algorithms/windows/direct.pyx:
-    int reach                   # can all ranks do so? 0: not tried yet; then 1 or -1
+    int reachable               # can all ranks do so? 0: not tried yet; then 1 or -1
     const char *known[KNOWN_ARRAYS]     # ends of those of this rank's arrays that others can reach
     int next_known
 
@@ -192,9 +193,9 @@ cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept no
 ctypedef struct ControlView:          # see src/abi/control_plane.pyx
     # OK, or the Status with which another rank has failed the group.
     # Return OK, or the Status with which another rank has failed the group.
-    int (*look)(Comm *t) noexcept nogil
+    int (*peek)(Comm *t) noexcept nogil
     # Send `peer`, for which this rank waits, the call that this rank is in.
-    void (*ask)(Comm *t, int peer) noexcept nogil
+    void (*probe)(Comm *t, int peer) noexcept nogil
 
 
 # A group's view of a link. Links are shared by all the groups of a process.
@@ -203,10 +204,10 @@ ctypedef struct Comm:
     int rank                    # of this process in the group
     int size
     const int *peers            # group rank -> the link's peer number
-    uint64_t context            # tells this group's messages from another group's
+    uint64_t comm_id            # tells this group's messages from another group's
     Windows *windows            # NULL where the link has messages only
     volatile int *aborted       # 0, or the Status that ends all waits of this group
-    ControlView *board                # control messages from other ranks; NULL: none
+    ControlView *control              # control messages from other ranks; NULL: none
     uint64_t *farewells         # see has_left: a bit for each lane that reported it; or NULL
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
@@ -239,14 +240,14 @@ ctypedef struct Comm:
     # must not be freed. NULL: never.
     bint (*lingers)(Comm *t) noexcept nogil
     # Run a call through the library's own collective, or return ELSEWHERE; all ranks agree on it.
-    # NULL, or `comm` is 0: there is none.
+    # NULL, or `library_comm` is 0: there is none.
     int (*collective)(Comm *t, Call *c) noexcept nogil
-    size_t comm                 # the library's handle of the group
+    size_t library_comm         # the library's handle of the group
     void *own                   # the link's own state for this group
     # Compare that library's last call, which may have returned before it was compared. `compare`
-    # runs before each call, `settle` at the group's end.
+    # runs before each call, `drain` at the group's end.
     int (*compare)(Comm *t, Call *c) noexcept nogil
-    int (*settle)(Comm *t, Call *c) noexcept nogil
+    int (*drain)(Comm *t, Call *c) noexcept nogil
 
 
 # One rank's end of a transport: the Python object, and the state that its groups share.
@@ -256,7 +257,7 @@ cdef class Link:
     cdef readonly int size
     cdef list kept              # what `keep` was given
     # Fill in what the link knows about a group's view: `link` and the functions.
-    # rank, size, peers, context and aborted are set before. May raise.
+    # rank, size, peers, comm_id and aborted are set before. May raise.
     cdef int open_view(self, Comm *t) except -1
     # The group's first collective is about to begin: fill in the windows if the members can share
     # memory. All members can, or none.
@@ -327,7 +328,7 @@ ctypedef struct Call:           # one collective, as one rank sees it
     size_t our_bytes
     # The call failed while an unresponsive peer may still write into its arrays, once. They must
     # never be freed.
-    bint visited
+    bint still_accessed
 
 
 # Call this before any wait.
@@ -356,10 +357,10 @@ ctypedef int (*Interrupted)() noexcept nogil
 cdef void set_interrupted(Interrupted f) noexcept nogil
 
 
-# Set once by src/algorithms/windows/parting.pyx. The group ends here: compare its last call, given
-# by the Call's fingerprint, with the others' until the deadline. `known`: all members are known to
-# have made it. `alone`: the others do not part now, and this rank waits for none. Returns OK, or
-# why not: MISMATCH as of a call, PEER_LOST when a member left before its call was received.
-ctypedef int (*Parting)(Comm *t, Call *c, bint known, bint alone) noexcept nogil
-cdef void set_parting(Parting f) noexcept nogil
-cdef int part(Comm *t, Call *c, bint known, bint alone) noexcept nogil
+# Set once by src/algorithms/windows/departure.pyx. The group ends here: compare its last call,
+# given by the Call's fingerprint, with the others' until the deadline. `known`: all members are
+# known to have made it. `alone`: the others do not part now, and this rank waits for none. Returns
+# OK, or why not: MISMATCH as of a call, PEER_LOST when a member left before its call was received.
+ctypedef int (*CompareLast)(Comm *t, Call *c, bint known, bint alone) noexcept nogil
+cdef void set_compare_last(CompareLast f) noexcept nogil
+cdef int compare_last(Comm *t, Call *c, bint known, bint alone) noexcept nogil

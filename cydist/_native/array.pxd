@@ -21,7 +21,7 @@ cdef class Array:
     cdef readonly object owner      # what the user passed; keeps the memory alive
     cdef object keep                # capsules, memory, parents that keep `ptr` valid
     cdef Py_buffer buffer           # held while this object lives; obj is NULL for none
-    cdef int64_t near[8]            # shape and strides of up to four dimensions
+    cdef int64_t inline_shape[8]    # shape and strides of up to four dimensions
     # A contiguous view of `count` elements from element `start` on, of one dimension.
     cdef Array part(self, size_t start, size_t count)
 

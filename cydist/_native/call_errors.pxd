@@ -10,7 +10,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
                    size_t other_bytes)
 
 # Return the Failure that a group's control messages report, as seen from group rank `rank`.
-cdef object told_failure(const ControlPlane *notices, int rank)
+cdef object recorded_failure(const ControlPlane *control_plane, int rank)
 
 # Keep the arrays of a failed call alive for ever if a stopped peer may still write into them.
-cdef int keep_visited(const Call *c, object one, object other) except -1
+cdef int keep_still_accessed(const Call *c, object one, object other) except -1

@@ -26,8 +26,8 @@ cdef extern from *:
     }
     """
     bint change "cydist_change"(int *p, int before, int after) noexcept nogil
-    bint change_alone "cydist_change_alone"(int *p, int before, int after) noexcept
-    void add_alone "cydist_add_alone"(int *p, int value) noexcept
+    bint change_with_gil "cydist_change_alone"(int *p, int before, int after) noexcept
+    void add_with_gil "cydist_add_alone"(int *p, int value) noexcept
 
 
 cdef class CallQueue:
@@ -36,6 +36,6 @@ cdef class CallQueue:
     cdef list queue                     # calls that have not begun, oldest first
     cdef object owner                   # token of the call that began without queueing
     # Like begin and end, for callers that run no signal handler between their steps.
-    cdef bint begin_alone(self) noexcept
-    cdef void end_alone(self) noexcept
+    cdef bint try_begin_fast(self) noexcept
+    cdef void end_fast(self) noexcept
     cdef void leave(self) noexcept

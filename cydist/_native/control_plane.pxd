@@ -17,7 +17,7 @@ cdef enum:
 
 
 cdef enum Kind:
-    ASK = 1
+    PROBE = 1
     FAILED = 2
 
 
@@ -35,14 +35,14 @@ ctypedef struct ControlMessage:         # as it is sent
     char call[CALL_BYTES]       # FAILED: the teller's call, where `ours` does not say it
 
 
-ctypedef struct Question:       # an ASK of this rank that a peer has not taken yet
+ctypedef struct Probe:          # an ASK of this rank that a peer has not taken yet
     Request send
-    ControlMessage notice
-    Question *next
+    ControlMessage message
+    Probe *next
 
 
 ctypedef struct ControlPlane:
-    ControlView board                 # the part that a view points to
+    ControlView view                  # the part that a view points to
     int busy                    # one thread at a time
     int failed                  # OK, or the Status of `failure`
     bint told                   # the other members know of it
@@ -55,32 +55,32 @@ ctypedef struct ControlPlane:
     Fingerprint recent[RECENT]  # calls by their number modulo RECENT
     int early_count
     ControlMessage early[EARLY]
-    Question *questions         # on their way: one to each member at most
+    Probe *probes               # on their way: one to each member at most
     uint64_t asked              # questions sent so far
-    Request *tells              # of `failure`, to each member; NULL: this rank reported nothing
+    Request *failure_sends      # of `failure`, to each member; NULL: this rank reported nothing
 
 
 # Return the report of a failure on this rank: without a call, and of a call.
-cdef ControlMessage new_notice(int status, int rank, int peer, int step) noexcept nogil
-cdef ControlMessage notice_of(const Call *call, int status, int rank) noexcept nogil
+cdef ControlMessage failure_message(int status, int rank, int peer, int step) noexcept nogil
+cdef ControlMessage failure_message_of(const Call *call, int status, int rank) noexcept nogil
 
 # Attach to a view that was opened; detach before it is closed.
-cdef void open_notices(ControlPlane *n, Comm *t) noexcept nogil
-cdef void close_notices(ControlPlane *n, Comm *t) noexcept nogil
+cdef void open_control_plane(ControlPlane *n, Comm *t) noexcept nogil
+cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil
 
 # Process the control messages that have arrived. OK, or the Status that failed the group.
-cdef int hear_now(ControlPlane *n, Comm *t) noexcept nogil
+cdef int poll_now(ControlPlane *n, Comm *t) noexcept nogil
 
 # A call begins. OK, or the Status that ends it because the group has failed.
-cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil
+cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil
 
 # The last call that has begun; zero: there was none.
 cdef Fingerprint last_call(ControlPlane *n) noexcept nogil
 
 # The group failed here: keep the failure unless another is known already; report it to no rank yet.
-cdef void remember(ControlPlane *n, const ControlMessage *failure) noexcept nogil
+cdef void record_failure(ControlPlane *n, const ControlMessage *failure) noexcept nogil
 # The group failed here: keep the failure unless another is known already, and report the known one
-# to all members. `failure` is made clearer first where it can be. Waits at most TELL_NS for members
-# that do not take the report at once, such as one without a connection yet. Unfinished sends go on
-# until the group is closed.
-cdef void fail(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil
+# to all members. `failure` is made clearer first where it can be. Waits at most SEND_FAILURE_NS for
+# members that do not take the report at once, such as one without a connection yet. Unfinished
+# sends go on until the group is closed.
+cdef void broadcast_failure(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil

@@ -27,17 +27,17 @@ from cydist._native.window_protocol cimport slot_of
 ctypedef struct Access:         # a call while its memory is exposed
     uint64_t step               # whose slots say where all ranks' blocks are
     int scratch                 # this many slots after them are free for pulled data
-    int64_t look                # when to check next whether the call must end
+    int64_t next_check          # when to check next whether the call must end
 
 
 # The work that a call does during exposure.
 ctypedef int (*Body)(Comm *t, Call *c, Access *a) noexcept nogil
 # The work that a call does without the other ranks, while they finish. For long blocks it runs
 # first, because the others may arrive late; it then runs again if the call goes through windows.
-ctypedef void (*Alone)(Comm *t, Call *c) noexcept nogil
+ctypedef void (*LocalWork)(Comm *t, Call *c) noexcept nogil
 
 
-cdef inline const Block *shown(Comm *t, int peer, const Access *a) noexcept nogil:
+cdef inline const Block *published_blocks(Comm *t, int peer, const Access *a) noexcept nogil:
     return <const Block *>slot_of(t, peer, a.step)
 
 
@@ -47,23 +47,23 @@ cdef inline size_t parts_of(Comm *t, int slots) noexcept nogil:
 
 
 # Expose these blocks, run the body, and return when all ranks are done; or run the call through
-# windows. `alone` may be NULL.
+# windows. `local_work` may be NULL.
 cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, Alone alone, Body body) noexcept nogil
+             int seconds, LocalWork local_work, Body body) noexcept nogil
 
 cdef enum:
     VISIT_BYTES = 1048576       # moved between two looks at the clock
     LONG_VISIT_BYTES = 16777216     # where it is mapped here: long copies bypass the cache
 
 # Return where such memory of a peer is mapped here, or NULL.
-cdef inline char *within(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
+cdef inline char *mapped_address(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
 # For bodies that work on peers' arrays in place: call these before and after every VISIT_BYTES.
-cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil
-cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil
+cdef int begin_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil
+cdef int end_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil
 # Return OK, or why the call must end. Call this now and then.
-cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil
+cdef int check_call(Comm *t, Call *c, Access *a, int peer) noexcept nogil
 # For bodies: copy from a peer's memory, or into it.
 cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs) noexcept nogil
 cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,

@@ -15,14 +15,14 @@ cpdef bint barrier(object group) except -1
 
 # Also for messages: a call's group; the group's compiled half if it can run a call now, or None;
 # the group rank of a global rank, or -1; the value of a non-negative Python int, or -1.
-cdef object chosen_of(object group)
-cdef bint sends_short(object group) except -1
+cdef object resolve_group(object group)
+cdef bint has_fast_messages(object group) except -1
 cdef Group native_of(object group)
-cdef int member(object group, Group native, object given) except -2
-cdef long number(object given) except? -1
+cdef int group_rank_of(object group, Group native, object given) except -2
+cdef long small_int(object given) except? -1
 
 # Also for calls on streams: a group's fast path for arrays on GPUs, or None; whether this process
 # is another than the given one; the class of ReduceOp's members.
-cdef object streams_of(object group)
+cdef object enqueuer_of(object group)
 cdef bint forked(int pid) noexcept
 cdef object operations_class()

@@ -8,11 +8,11 @@ from cydist._native.call_queue cimport CallQueue
 
 cdef class Group:
     cdef readonly Link link
-    cdef public CallQueue turn           # the queue of the group's calls
+    cdef public CallQueue call_queue     # the queue of the group's calls
     cdef public double timeout      # seconds that a call may take, by default
     cdef readonly uint64_t seq      # number of the last collective
-    cdef readonly str short_name    # of the last call on the fast path; None: none yet
-    cdef readonly bint short_over
+    cdef readonly str fast_name     # of the last call on the fast path; None: none yet
+    cdef readonly bint fast_over
     cdef Comm view
     cdef int *peers
     cdef Block *blocks              # for 2 * size blocks of the call that is running
@@ -23,12 +23,12 @@ cdef class Group:
     cdef bint open
     cdef bint left                  # the view is closed; happens once
     cdef bint asked_for_windows
-    cdef uint64_t parted_after      # the number of the last call that `part` compared
-    cdef ControlPlane notices
+    cdef uint64_t compared_after    # the number of the last call that `part` compared
+    cdef ControlPlane control_plane
 
     cpdef close(self)
     cdef void leave_view(self) noexcept
-    cdef void tell(self, ControlMessage *notice)
+    cdef void send_failure(self, ControlMessage *message)
     # A peer was lost as the group ended: MISMATCH if it had left without the last call.
     cdef int left_without_it(self, Call *c, int status) except -100
     # After a failure: keep objects alive whose memory may still be used.

@@ -10,7 +10,7 @@ ctypedef struct Box:            # one rank's state that the others share
     pthread_mutex_t lock
     Queues queues               # guarded by the lock
     size_t held_bytes           # in messages that were copied; guarded by the lock
-    uint32_t bell               # changes whenever a request of this rank completes
+    uint32_t doorbell           # changes whenever a request of this rank completes
     uint32_t sleepers
     int closed                  # OK, or CLOSED once the rank has left
 
@@ -36,8 +36,8 @@ cdef bint contradicted(Comm *t, Request *r) noexcept nogil
 cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil
 
 # A group begins here.
-cdef int enter_context(End *end, Comm *t) noexcept nogil     # OK or NO_MEMORY
+cdef int enter_comm(End *end, Comm *t) noexcept nogil        # OK or NO_MEMORY
 # A group is gone: drop its messages that arrived at this rank.
-cdef void drop_context(End *end, uint64_t context) noexcept nogil
+cdef void drop_comm(End *end, uint64_t comm_id) noexcept nogil
 # Leave: from now on no rank can send to this rank, or waits for it.
-cdef void leave(End *end) noexcept nogil
+cdef void leave_hub(End *end) noexcept nogil

@@ -12,7 +12,7 @@ from cydist._native.abi cimport Fingerprint, Request, Comm
 ctypedef struct Item:       # a posted receive, or a message that no receive has taken yet
     Item *next              # neighbours in the bucket, oldest first
     Item *prev
-    uint64_t context
+    uint64_t comm_id
     uint64_t tag
     int peer                # link number of the sender; ANY_SOURCE in a receive
     Request *request        # the receive, or the send whose memory holds the bytes; or NULL
@@ -52,18 +52,18 @@ cdef void add_to_ring(Item **ring, Item *item) noexcept nogil
 cdef void remove_from_ring(Item **ring, Item *item) noexcept nogil
 
 # Return the oldest match, or NULL. It stays in its queue.
-cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil
-cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil
+cdef Item *find_posted(Queues *q, uint64_t comm_id, int peer, uint64_t tag) noexcept nogil
+cdef Item *find_arrived(Queues *q, uint64_t comm_id, int peer, uint64_t tag) noexcept nogil
 
 # Return any item for which `chosen` is true, or NULL; for losing a peer and closing a group.
 ctypedef bint (*Chosen)(const Item *item, const void *argument) noexcept nogil
 cdef Item *any_posted(Queues *q, Chosen chosen, const void *argument) noexcept nogil
 cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept nogil
 # The same in both queues; looks only at the buckets that can hold items of this context.
-cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
-                          const void *argument) noexcept nogil
+cdef Item *any_of_comm(Queues *q, uint64_t comm_id, Chosen chosen,
+                       const void *argument) noexcept nogil
 # Two choices: items of the context that the argument points to, and any item.
-cdef bint of_context(const Item *item, const void *context) noexcept nogil
+cdef bint of_comm(const Item *item, const void *comm_id) noexcept nogil
 cdef bint any_item(const Item *item, const void *nothing) noexcept nogil
 
 # Count without a group's control messages, for which a receive is always posted.
@@ -85,12 +85,12 @@ cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept
 
 # A group begins or has ended on this rank. After its end, a peer's message for it is answered with
 # a departure notice. A waiting peer receives that because it repeats its query.
-cdef int open_context(Queues *q, Comm *t) noexcept nogil       # OK or NO_MEMORY
-cdef void close_context(Queues *q, uint64_t context) noexcept nogil
-cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil
+cdef int open_comm(Queues *q, Comm *t) noexcept nogil          # OK or NO_MEMORY
+cdef void close_comm(Queues *q, uint64_t comm_id) noexcept nogil
+cdef bint is_closed(const Queues *q, uint64_t comm_id) noexcept nogil
 # Record a peer's notice that it left a group, which came after its messages on these lanes. Returns
 # the group's view, whose receives from the peer may be hopeless now; NULL: there is none.
-cdef Comm *note_farewell(Queues *q, uint64_t context, int peer, uint64_t lanes) noexcept nogil
+cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer, uint64_t lanes) noexcept nogil
 
 # The group rank of link peer `peer`, or -1.
 cdef int group_rank(const Comm *t, int peer) noexcept nogil

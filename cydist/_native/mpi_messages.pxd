@@ -20,7 +20,7 @@ cdef enum:
 
 
 ctypedef struct MpiHeader:         # the first part of every message
-    uint64_t context
+    uint64_t comm_id
     uint64_t tag
     uint64_t nbytes
     int peer                    # the sender
@@ -28,7 +28,7 @@ ctypedef struct MpiHeader:         # the first part of every message
     Fingerprint fingerprint
 
 
-ctypedef struct Slot:           # a posted receive of a header
+ctypedef struct HeaderSlot:     # a posted receive of a header
     Handle request
     MpiHeader header
     char data[INLINE_BYTES]
@@ -38,7 +38,7 @@ ctypedef struct MpiRequest:           # what MPI is transferring: a message, or 
     MpiRequest *next
     MpiRequest *prev
     Request *request            # that ends with it; NULL: no thread waits for it
-    uint64_t context
+    uint64_t comm_id
     int peer                    # of the link; -1: all
     bint borrows                # MPI uses memory other than `data`
     bint lingers                # that memory is in use and no thread waits for it
@@ -52,16 +52,16 @@ ctypedef struct MpiRequest:           # what MPI is transferring: a message, or 
 
 
 ctypedef struct Mpi:
-    ForeignTransport far                     # must be the first member
+    ForeignTransport foreign                 # must be the first member
     Net *net
     Handle comm
     Handle byte                 # MPI_BYTE
     int any_source              # MPI_ANY_SOURCE
     size_t piece_bytes          # largest transfer of one MPI call
-    Slot *slots
+    HeaderSlot *slots
     int slot                    # the oldest slot
-    unsigned int turn           # how often MPI was polled
-    MpiRequest moves                  # the head of the ring of pending requests
+    unsigned int polls          # how often MPI was polled
+    MpiRequest requests               # the head of the ring of pending requests
     char *outbox                # buffer for the next small message; or NULL
     size_t lingering            # pending requests whose memory no thread waits for
     int64_t *left_at            # time of each peer's departure notice; 0: none
@@ -74,7 +74,7 @@ ctypedef struct Mpi:
 
 
 cdef inline Mpi *mpi_of(const Net *net) noexcept nogil:
-    return <Mpi *>net.far
+    return <Mpi *>net.foreign
 
 
 cdef inline size_t pieces(const Mpi *mpi, size_t nbytes) noexcept nogil:
@@ -87,13 +87,13 @@ cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
 
 
 # Return where the next request of a move goes.
-cdef inline Handle *next_of(MpiRequest *move) noexcept nogil:
-    return &move.handles[move.count]
+cdef inline Handle *next_of(MpiRequest *mpi_request) noexcept nogil:
+    return &mpi_request.handles[mpi_request.count]
 
 
 # Count a request that MPI accepted (code SUCCESS); return MPI's code.
-cdef inline int added(MpiRequest *move, int code) noexcept nogil:
-    move.count += code == SUCCESS
+cdef inline int added(MpiRequest *mpi_request, int code) noexcept nogil:
+    mpi_request.count += code == SUCCESS
     return code
 
 
@@ -102,15 +102,16 @@ cdef void init_mpi(Mpi *mpi) noexcept nogil
 # Return whether this thread may call MPI.
 cdef bint may_call(const Net *net) noexcept nogil
 # Add a move with room for `room` requests to the ring; NULL: no memory.
-cdef MpiRequest *new_move(Mpi *mpi, Request *r, uint64_t context, int peer, int room) noexcept nogil
+cdef MpiRequest *new_mpi_request(Mpi *mpi, Request *r, uint64_t comm_id, int peer,
+                                 int room) noexcept nogil
 # MPI refused the next request with this code. Requests it accepted go on; their memory stays.
-cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil
+cdef int refused(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil
 # Make progress without blocking; return whether there was any.
 cdef bint progress(Net *net) noexcept nogil
 # Send a small message together with its header, or a header alone. OK: it is complete; PENDING:
 # its request will report completion.
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil
 # Begin to receive the next header.
-cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil
+cdef void listen(Mpi *mpi, HeaderSlot *slot) noexcept nogil
 # A group is gone: end what it has under way.
-cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil
+cdef void drop_mpi_requests(Mpi *mpi, uint64_t comm_id) noexcept nogil

@@ -12,11 +12,11 @@ ctypedef struct NdarrayView:
 
 # Look at a numpy array or a torch tensor on the CPU, without an Array and without a Python call.
 # Return False, and raise nothing, for all other objects: `asarray` examines those.
-cdef bint look(object obj, NdarrayView *out) except -1
+cdef bint view_array(object obj, NdarrayView *out) except -1
 
 # The same for a cupy array, or a torch tensor on a GPU, on that device.
-cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1
-cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1
+cdef bint view_cupy(object obj, NdarrayView *out, int *device) except -1
+cdef bint view_torch(object obj, NdarrayView *out, int *device) except -1
 
 
 cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:

@@ -115,7 +115,7 @@ cdef inline void conclude(const Reduction *op, char *acc, size_t nbytes) noexcep
 
 
 # Free memory of messages. After a failure the transport may still use it: then it is leaked.
-cdef void let_go(Comm *t, void *memory) noexcept nogil
+cdef void release_buffer(Comm *t, void *memory) noexcept nogil
 # Cancel whatever is still pending after another request failed.
 cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil
 

@@ -8,7 +8,7 @@ from cydist._native.linux cimport pthread_mutex_t
 cdef enum:
     LAYOUT = 4                  # version of the memory's whole layout, including rings and windows
     TOKEN_BYTES = 32
-    PLOTS = 1024                # groups that can have windows at the same time
+    REGIONS = 1024              # groups that can have windows at the same time
     PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 
@@ -17,8 +17,8 @@ cdef enum Left:                 # Member.left
     SILENT = 2                  # its last message is written
 
 
-ctypedef struct Plot:           # the window memory of one group
-    uint64_t context
+ctypedef struct WindowRegion:   # the window memory of one group
+    uint64_t comm_id
     uint64_t offset
     uint64_t nbytes             # 0: the members have no windows
     int members             # 0: free, with its memory; also free when none is present
@@ -26,17 +26,17 @@ ctypedef struct Plot:           # the window memory of one group
 
 ctypedef struct Member:         # 64 bytes
     int left                    # 0, or a Left
-    int bell                    # 1 + the doorbell pipe's descriptor number in its process
-    uint64_t bell_inode         # of the doorbell's pipe
+    int doorbell                # 1 + the doorbell pipe's descriptor number in its process
+    uint64_t doorbell_inode     # of the doorbell's pipe
     uint32_t asleep             # ring its doorbell after writing to it
-    uint32_t news               # update counter: a pair below has changed, or a rank has left
+    uint32_t events             # update counter: a pair below has changed, or a rank has left
     uint64_t base               # where it has mapped the memory
     uint64_t pad[4]
 
 
 # The head of the memory. At members_at() one Member for each rank follows. After them, for each
 # pair of ranks, there is a word: 0, NO_RINGS, or where its two rings are; see shm_ring.pxd. Then
-# follows a bit for each rank, per `Plot` and once more: see SharedMemory.
+# follows a bit for each rank, per `WindowRegion` and once more: see SharedMemory.
 ctypedef struct SegmentHead:
     uint64_t layout             # LAYOUT of the rank that made it
     char token[TOKEN_BYTES]     # random: ranks that read the same token share the memory
@@ -45,10 +45,10 @@ ctypedef struct SegmentHead:
     uint64_t limit              # of those; every rank's part for arrays follows
     uint64_t part
     int32_t ranks
-    int32_t plots               # in use, or used before
+    int32_t regions             # in use, or used before
     int32_t spent               # all plots were in use once: contexts without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
-    Plot plot[PLOTS]
+    WindowRegion region[REGIONS]
 
 
 cdef inline uint64_t whole_pages(uint64_t nbytes) noexcept nogil:
@@ -64,7 +64,7 @@ cdef class SharedMemory:
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
     cdef uint64_t *present      # [plot * words]: members that have not left, one bit for each place
-    cdef uint64_t *buried       # [words]: ranks whose processes are known to have ended
+    cdef uint64_t *dead         # [words]: ranks whose processes are known to have ended
     cdef int words
     cdef char *base
     cdef uint64_t nbytes
@@ -78,22 +78,22 @@ cdef class SharedMemory:
     cdef void learn(self) noexcept
     # Return where the windows of a group are, zeroed by the first rank that asks; 0: it has none.
     # peers, size     the group's members; place[peer] is each one's place in the table
-    cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
+    cdef uint64_t open(self, uint64_t comm_id, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil
     # This member's view was closed, whether or not any member had windows. The last one frees the
-    # group's `Plot`.
-    cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
+    # group's `WindowRegion`.
+    cdef void leave(self, uint64_t comm_id, const int *peers, const int *place, int size,
                     int own) noexcept nogil
     # The process at this place has ended: it counts as departed from all its groups.
-    cdef void bury(self, int place) noexcept nogil
+    cdef void mark_dead(self, int place) noexcept nogil
     cdef bint is_free(self, int i) noexcept nogil
-    cdef int find(self, uint64_t context) noexcept nogil
+    cdef int find(self, uint64_t comm_id) noexcept nogil
     cdef int find_free(self, uint64_t nbytes) noexcept nogil
-    cdef int take(self, uint64_t nbytes, int most) noexcept nogil
-    cdef void spare(self, uint64_t offset, uint64_t nbytes) noexcept nogil
-    cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
-                     int size) noexcept nogil
-    cdef void strike(self, int i, int place) noexcept nogil
+    cdef int take_region(self, uint64_t nbytes, int most) noexcept nogil
+    cdef void free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil
+    cdef void assign_region(self, int i, uint64_t comm_id, const int *peers, const int *place,
+                            int size) noexcept nogil
+    cdef void drop_member(self, int i, int place) noexcept nogil
 
 # Take the table's lock, which survives the death of its holder.
 cdef void lock(SegmentHead *head) noexcept nogil

@@ -32,11 +32,11 @@ ctypedef struct LocalPeers:
     int *ranks                  # by place
     int *pids
     int *watched                # descriptors of the peers' processes, or a Watched
-    int *bells                  # descriptors of their doorbells; -1: not open yet
+    int *doorbells              # descriptors of their doorbells; -1: not open yet
     int *place                  # by rank; -1: it shares no memory
-    int bell[2]                 # this rank's doorbell, both ends
+    int doorbell[2]             # this rank's doorbell, both ends
     int asleep                  # threads of this rank that sleep
-    uint32_t heard              # the last update counter that was handled
+    uint32_t events_seen        # the last update counter that was handled
     int busy                    # a thread is reading the processes' descriptors; one at a time
 
 
@@ -48,18 +48,18 @@ cdef class LocalPeersHandle:
 # Return whether the process at this place is gone. False also if that is unknown.
 cdef bint has_ended(LocalPeers *n, int place) noexcept nogil
 # Close all descriptors; no thread waits any more.
-cdef void close_nearby(LocalPeers *n) noexcept nogil
+cdef void close_local_peers(LocalPeers *n) noexcept nogil
 
-cdef int hang_bell(LocalPeers *n) noexcept nogil                     # OK, or NO_MEMORY and errno
+cdef int create_doorbell(LocalPeers *n) noexcept nogil               # OK, or NO_MEMORY and errno
 # Open the doorbell of the rank at this place in advance, if it has one already.
-cdef void open_bell(LocalPeers *n, int place) noexcept nogil
+cdef void open_doorbell(LocalPeers *n, int place) noexcept nogil
 # Wake the rank at this place if it sleeps. Store what it is to see before.
-cdef void ring_bell(LocalPeers *n, int place) noexcept nogil
+cdef void ring_doorbell(LocalPeers *n, int place) noexcept nogil
 # Notify all ranks that the table of pairs has changed, or that this rank leaves.
-cdef void spread_news(LocalPeers *n) noexcept nogil
-cdef void tell_news(LocalPeers *n, int place) noexcept nogil
+cdef void notify_all(LocalPeers *n) noexcept nogil
+cdef void notify_peer(LocalPeers *n, int place) noexcept nogil
 
 # Surround a sleep that the doorbell must end; look once more after the first call.
-cdef void fall_asleep(LocalPeers *n) noexcept nogil
-cdef void wake_up(LocalPeers *n) noexcept nogil
-cdef void silence_bell(LocalPeers *n) noexcept nogil
+cdef void announce_sleep(LocalPeers *n) noexcept nogil
+cdef void end_sleep(LocalPeers *n) noexcept nogil
+cdef void drain_doorbell(LocalPeers *n) noexcept nogil

@@ -18,7 +18,7 @@ ctypedef struct Control:        # of a ring, before its data; each side has its 
     int over                    # a Loss: how the writer ended
     char pad_writer[116]
     uint64_t head               # bytes read so far
-    uint32_t wants_room         # the writer waits for room
+    uint32_t wants_space        # the writer waits for room
     char pad_reader[116]
     # Of the message that both copy, see stream_coop_copy.pxd:
     uint64_t claims             # by either side
@@ -38,7 +38,7 @@ ctypedef struct Ring:           # one end; all zero: none
 
 
 # Return the word of this rank and the rank at `place`.
-cdef uint64_t *pair_word(const LocalPeers *n, int place) noexcept nogil
+cdef uint64_t *pair_entry(const LocalPeers *n, int place) noexcept nogil
 # Make rings for this rank and the one at `place`, unless they exist. Returns the word afterwards.
 cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil
 # Find both ends of this rank from a word of make_rings; False: the word is invalid.
@@ -51,13 +51,13 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
                         size_t header_bytes, const char *data, size_t nbytes) noexcept nogil
 # Return the next bytes to read, at most PORTION in one piece. NULL and 0: none; NULL and 1: the
 # writer's tail is impossible.
-cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
+cdef const char *readable_bytes(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
 # Mark these bytes as read.
-cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
+cdef void advance_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
 # Return whether a PORTION fits. True also if the head is impossible: the next write reports that.
-cdef bint has_room(LocalPeers *n, Ring *ring) noexcept nogil
+cdef bint has_space(LocalPeers *n, Ring *ring) noexcept nogil
 # Return whether `nbytes` fit. As above.
-cdef bint has_room_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil
+cdef bint has_space_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil
 # Ask the reader to notify this rank when there is room. False: there is room after all.
-cdef bint want_room(LocalPeers *n, Ring *ring) noexcept nogil
-cdef void say_over(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil
+cdef bint request_space(LocalPeers *n, Ring *ring) noexcept nogil
+cdef void close_writer(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil

@@ -7,7 +7,7 @@ Where the longest is short, the same step carries the blocks and is the last one
 from cydist._native.abi cimport Block, Call, Comm
 
 
-ctypedef struct Move:
+ctypedef struct BlockMove:
     int parts                   # 1, or p: part r of every slot is for rank r
     const Block *given          # one for each part; NULL if this rank gives nothing
     const Block *due            # due[0] comes from rank from_first, and so on
@@ -15,15 +15,15 @@ ctypedef struct Move:
     size_t longest              # bytes of the longest block, on every rank
 
 
-cdef Move moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
-                 size_t longest) noexcept nogil
+cdef BlockMove moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
+                      size_t longest) noexcept nogil
 # Return the blocks of a call. `longest` is this rank's until the ranks agree.
-cdef Move gathering(Comm *t, Call *c) noexcept nogil
-cdef Move scattering(Comm *t, Call *c) noexcept nogil
+cdef BlockMove gathering(Comm *t, Call *c) noexcept nogil
+cdef BlockMove scattering(Comm *t, Call *c) noexcept nogil
 
 # Publish the sizes and learn the longest, unless all blocks have one size. MISMATCH if a peer's
 # block for this rank has another size than is due. `over`: all blocks have been moved.
-cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil
+cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil
 
 # Return whether ranks first .. end - 1 are all ranks except, at most, this one.
 cdef inline bint everybody(const Comm *t, int first, int end) noexcept nogil:

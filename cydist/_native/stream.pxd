@@ -17,7 +17,7 @@ from cydist._native.wire cimport Header
 
 cdef enum:
     # The largest message that does not wait for its receiver. If two ranks of a host can copy
-    # together, it is the largest below JOINT_BYTES.
+    # together, it is the largest below COOP_BYTES.
     EAGER_BYTES = 65536
     CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
     STAGING_BYTES = 65536       # of one read when no receive says where the bytes belong
@@ -43,7 +43,7 @@ cdef enum Stage:                # of an Item of this transport
     OFFERED                     # an offer that no receive has matched
     FILLING                     # an eager message on its way into a receive, or being discarded
     PULLING                     # an answered offer; in its connection's list
-    BEYOND                      # a message of the foreign transport, whole or announced
+    FOREIGN                     # a message of the foreign transport, whole or announced
 
 
 ctypedef struct Incoming:       # what Item.more points to
@@ -81,22 +81,22 @@ ctypedef struct Connection:     # one lane to one peer
     int lane
     int state
     int fd                      # the socket; -1: through rings
-    bint near                   # the bytes go through rings
+    bint local                  # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
     int over                    # a Loss: how it ends once all bytes in the rings are read
-    Connection *next_near
+    Connection *next_local
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing can be written any more
     bint said_goodbye           # the peer has sent its departure notice
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
-    CoopCopy taking                # see stream_coop_copy.pxd
-    Item *taken                 # the receive in `pulling` that it is for
-    CoopCopy giving
-    Out *given                  # the send in `offers` that it is for; NULL: there is none
-    bint apart                  # these ranks cannot copy together
+    CoopCopy coop_recv             # see stream_coop_copy.pxd
+    Item *coop_item             # the receive in `pulling` that it is for
+    CoopCopy coop_send
+    Out *coop_out               # the send in `offers` that it is for; NULL: there is none
+    bint no_coop_copy           # these ranks cannot copy together
     uint64_t withdrawals        # messages taken back, as far as this rank knows
     uint64_t sent               # eager bytes sent; minus `credited`: what the peer may hold
     uint64_t credited
@@ -154,13 +154,13 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
-    LocalPeers *nearby              # NULL: no memory is shared
-    Connection *near            # all local connections, including ended ones
-    ForeignTransport *far                    # NULL: sockets reach all ranks that are not local
+    LocalPeers *shm                 # NULL: no memory is shared
+    Connection *local           # all local connections, including ended ones
+    ForeignTransport *foreign                # NULL: sockets reach all ranks that are not local
     Queues queues
     uint64_t names              # message names assigned so far
     bint lingering              # a peer may still write once into a withdrawn receive
-    size_t moving               # point-to-point requests, and frames no thread waits for
+    size_t in_flight            # point-to-point requests, and frames no thread waits for
     bint closed
     char *staging
     # The background thread; see stream_progress.pyx.

@@ -29,7 +29,7 @@ from cydist._native.stream cimport Connection, Out
 
 
 cdef enum:
-    JOINT_BYTES = 65536         # shorter messages take no longer through the ring
+    COOP_BYTES = 65536          # shorter messages take no longer through the ring
 
 
 cdef enum Progress:
@@ -41,23 +41,23 @@ cdef enum Progress:
 # Receiver.
 
 # Return whether an offered message at `theirs` can be copied this way.
-cdef bint can_join(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil
+cdef bint can_coop_copy(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil
 # Open the next message: `nbytes` from `theirs` to `into`.
-cdef void open_joint(Connection *c, uint64_t name, uint64_t theirs, char *into,
-                     size_t nbytes) noexcept nogil
-cdef int take_some(Connection *c) noexcept nogil
+cdef void open_coop_copy(Connection *c, uint64_t name, uint64_t theirs, char *into,
+                         size_t nbytes) noexcept nogil
+cdef int pull_pieces(Connection *c) noexcept nogil
 # Give up. After this returns the sender writes no more. False: it was stopped in the middle of a
 # piece, which it may write when it continues.
-cdef bint stop_taking(Connection *c) noexcept nogil
+cdef bint stop_pulling(Connection *c) noexcept nogil
 
 # Sender.
 
 # The receiver has opened the message that `out` offered.
-cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil
-cdef int give_some(Connection *c) noexcept nogil
-cdef void stop_giving(Connection *c) noexcept nogil
+cdef void join_coop_copy(Connection *c, Out *out, uint64_t name) noexcept nogil
+cdef int push_pieces(Connection *c) noexcept nogil
+cdef void stop_pushing(Connection *c) noexcept nogil
 # Call this before the frame that takes a message back. Its memory may change after this returns.
-cdef void take_back(Connection *c) noexcept nogil
+cdef void withdraw_coop_copy(Connection *c) noexcept nogil
 
 # Return whether either side has work to do.
-cdef bint joint_waits(const Connection *c) noexcept nogil
+cdef bint coop_copy_waits(const Connection *c) noexcept nogil

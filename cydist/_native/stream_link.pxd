@@ -6,4 +6,4 @@ from cydist._native.stream cimport Net
 
 cdef class MessageLink(Link):
     cdef Net *net
-    cdef LocalPeersHandle neighbours              # the ranks with which it has rings
+    cdef LocalPeersHandle peers_handle            # the ranks with which it has rings

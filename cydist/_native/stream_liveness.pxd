@@ -12,14 +12,14 @@ cdef extern from *:
 
 
 # Return whether a receive from this peer, or from any source, can never complete.
-cdef bint hopeless(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil
+cdef bint cannot_arrive(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil
 # Return the group rank of a member that was lost without leaving on purpose, or -1.
-cdef int who_died(const Net *net, const Comm *t) noexcept nogil
+cdef int dead_member(const Net *net, const Comm *t) noexcept nogil
 # Send a departure notice to a rank that waits in a group which this rank has left. It follows all
 # messages sent before.
-cdef void say_farewell(Net *net, int peer, uint64_t context) noexcept nogil
+cdef void send_farewell(Net *net, int peer, uint64_t comm_id) noexcept nogil
 # Record a peer's departure notice for a group, sent after its messages on these lanes. Receives
 # that only this peer could match end.
-cdef void hear_farewell(Net *net, int peer, uint64_t context, uint64_t lanes) noexcept nogil
+cdef void on_farewell(Net *net, int peer, uint64_t comm_id, uint64_t lanes) noexcept nogil
 # End the posted receives that can never complete now that this peer left or died.
-cdef void end_hopeless(Net *net, int peer) noexcept nogil
+cdef void end_stranded(Net *net, int peer) noexcept nogil

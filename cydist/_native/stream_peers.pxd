@@ -8,21 +8,21 @@ from cydist._native.stream cimport Connection, Net
 # NO_MEMORY, or MISMATCH: there is one already).
 cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil
 # The stream is over. A peer that left on purpose is gone when all its lanes are.
-cdef void end(Connection *c, int how) noexcept nogil
+cdef void end_connection(Connection *c, int how) noexcept nogil
 # A local peer writes no more: read the rest first.
-cdef void end_near(Connection *c, int how) noexcept nogil
+cdef void close_local(Connection *c, int how) noexcept nogil
 # From now on a rank that waits for this peer learns of its death: through its process, or through
 # the connection that messages of this tag take.
 cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil
 # Return whether this connection through rings has bytes to read or a change to examine.
-cdef bint unread_by(Connection *c) noexcept nogil
+cdef bint has_unread(Connection *c) noexcept nogil
 # Handle changes among the ranks that share memory.
-cdef void hear_news(Net *net) noexcept nogil
+cdef void on_peer_events(Net *net) noexcept nogil
 # The peer is lost for good: every request that involves it ends, now and later.
-cdef void lose(Net *net, int peer, int how) noexcept nogil
+cdef void mark_lost(Net *net, int peer, int how) noexcept nogil
 # A group is gone: drop what arrived for it.
-cdef void drop_context(Net *net, uint64_t context) noexcept nogil
+cdef void drop_comm(Net *net, uint64_t comm_id) noexcept nogil
 # This rank leaves: end all requests with CLOSED, send departure notices, close every connection.
-cdef void leave(Net *net) noexcept nogil
+cdef void leave_link(Net *net) noexcept nogil
 # Free all memory; no thread uses it any more.
 cdef void free_connections(Net *net) noexcept nogil

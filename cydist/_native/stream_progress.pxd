@@ -13,9 +13,9 @@ cdef enum:
 cdef bint progress(Net *net) noexcept nogil
 # The same for callers that poll repeatedly: the rings each time, and on some turns
 # what costs a system call.
-cdef bint move(Net *net, unsigned int turn) noexcept nogil
+cdef bint poll_once(Net *net, unsigned int iteration) noexcept nogil
 # Return whether this is one of those turns.
-cdef bint is_costly(const Net *net, unsigned int turn) noexcept nogil
+cdef bint is_slow_poll(const Net *net, unsigned int iteration) noexcept nogil
 # A view's function; see abi.pxd.
 cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
 # A pending request's caller has left: run a background thread. Without memory for it, waits do it.

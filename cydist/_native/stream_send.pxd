@@ -10,7 +10,7 @@ from cydist._native.wire cimport Header
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil
 cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
 # The receiver has matched or refused what this rank offered.
-cdef void answered(Connection *c, const Header *h) noexcept nogil
+cdef void on_reply(Connection *c, const Header *h) noexcept nogil
 
 # Write as much of the waiting frames as there is room for.
 cdef void writable(Connection *c) noexcept nogil
@@ -19,9 +19,10 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil
 cdef Header new_header(Connection *c, int kind) noexcept nogil
 # Write a frame without bytes, now or later; nothing on a connection that is not live.
-cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t other) noexcept nogil
+cdef void send_control(Connection *c, int kind, int flags, uint64_t id,
+                       uint64_t other) noexcept nogil
 # A kept message was handed over: its sender may send as much again. c may be NULL.
-cdef void release(Connection *c, size_t nbytes) noexcept nogil
+cdef void return_credit(Connection *c, size_t nbytes) noexcept nogil
 
 # Return the lane of a call's number, or of a tag: what must not overtake shares a lane.
 cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
@@ -33,19 +34,19 @@ cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
 # Return the connection's record, made on first use; NULL: no memory.
 cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil
 # Return whether messages to this peer go through rings, as far as is known.
-cdef bint is_near(const Net *net, int peer) noexcept nogil
+cdef bint is_local(const Net *net, int peer) noexcept nogil
 # Take over the rings that a pair's word describes, or fall back to sockets.
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil
 # Stop epoll from reporting the end of a local peer's process.
 cdef void forget_process(Connection *c) noexcept nogil
 # Request the connection that messages of this tag to or from `peer` take.
-cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil
+cdef void request_connection(Net *net, int peer, uint64_t tag) noexcept nogil
 
 # A request is pending from begin() to complete() or forget(), after which nothing here
 # touches it again.
-cdef void begin(Net *net, Request *r) noexcept nogil
-cdef void complete(Net *net, Request *r, int status) noexcept nogil
-cdef void forget(Net *net, Request *r) noexcept nogil
+cdef void begin_request(Net *net, Request *r) noexcept nogil
+cdef void finish_request(Net *net, Request *r, int status) noexcept nogil
+cdef void forget_request(Net *net, Request *r) noexcept nogil
 # End a frame and the send it belongs to.
-cdef void finish(Net *net, Out *out, int status) noexcept nogil
+cdef void finish_frame(Net *net, Out *out, int status) noexcept nogil
 cdef void remove_out(Out **ring, Out *out) noexcept nogil

@@ -35,7 +35,7 @@ cdef extern from *:
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
     /* Replace `seen` by v. 0: *p has another value by now, which is put into `seen`. */
-    static inline int cydist_take_turn(uint64_t *p, uint64_t *seen, uint64_t v) {
+    static inline int cydist_compare_swap_u64(uint64_t *p, uint64_t *seen, uint64_t v) {
         return __atomic_compare_exchange_n(p, seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     }
     /* Sequentially consistent, as are add_u32 and load_u32. */
@@ -95,7 +95,8 @@ cdef extern from *:
     uint64_t load_u64 "cydist_load_u64"(const uint64_t *p) noexcept nogil
     void store_u64 "cydist_store_u64"(uint64_t *p, uint64_t v) noexcept nogil
     void swap_u64 "cydist_swap_u64"(uint64_t *p, uint64_t v) noexcept nogil
-    bint take_turn "cydist_take_turn"(uint64_t *p, uint64_t *seen, uint64_t v) noexcept nogil
+    bint compare_swap_u64 "cydist_compare_swap_u64"(uint64_t *p, uint64_t *seen,
+                                                    uint64_t v) noexcept nogil
     void store_u32 "cydist_store_u32"(uint32_t *p, uint32_t v) noexcept nogil
     uint32_t add_u32 "cydist_add_u32"(uint32_t *p, uint32_t v) noexcept nogil
     void fence "cydist_fence"() noexcept nogil

@@ -56,14 +56,14 @@ cdef inline bint as_given(const Reduction *op) noexcept nogil:
 
 # Wait until all ranks are done with the data in the place of this step's: `nbytes` at most, the
 # same on all ranks.
-cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
+cdef int acquire_slot(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
 # Publish the `nbytes` bytes that are written, with the call's fingerprint.
 cdef void publish(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
 # Wait until a peer's slot of this step can be read; MISMATCH if it is in another call.
-cdef int hear(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil
-cdef int hear_all(Comm *t, Call *c, uint64_t step) noexcept nogil
+cdef int wait_for_peer(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil
+cdef int wait_for_all(Comm *t, Call *c, uint64_t step) noexcept nogil
 # Mark the step as consumed: this rank has read and compared all peers' data of it.
-cdef int heard(Comm *t, Call *c, uint64_t step) noexcept nogil
+cdef int mark_consumed(Comm *t, Call *c, uint64_t step) noexcept nogil
 # This rank has read all steps before `steps`: compare the fingerprints not compared yet, then say
 # so. Not `patient`: only as far as all ranks have come.
 cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil

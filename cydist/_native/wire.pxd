@@ -41,7 +41,7 @@ ctypedef struct Header:         # of every frame; 96 bytes in the byte order of 
     uint8_t kind
     uint8_t lane
     uint16_t flags
-    uint64_t context
+    uint64_t comm_id
     uint64_t tag
     uint64_t nbytes             # bytes that follow; of an RTS: of the message
     uint64_t id

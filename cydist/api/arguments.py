@@ -232,7 +232,7 @@ def check_op(name: str, op: Op, array: Array) -> None:
         raise ValueError(f"{name}: {refusal}")
 
 
-def check_takes(group: ProcessGroup, name: str, array: Array) -> None:
+def check_accepts(group: ProcessGroup, name: str, array: Array) -> None:
     """Before a call's arrays are packed: can the group take them, which are where this one is?"""
     if array.device != "cpu":
-        group.for_device(array.device).check_takes(name, array)
+        group.for_device(array.device).check_accepts(name, array)

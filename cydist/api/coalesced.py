@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
-from cydist.api.arguments import check_op, check_takes
+from cydist.api.arguments import check_accepts, check_op
 from cydist.api.dispatch import Timeout, reducer_for, run
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
@@ -48,11 +48,11 @@ def all_reduce_coalesced(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
-        with backend.together():
+        with backend.coalesced():
             for flat in flats:
                 reducer.all_reduce(call, flat.array, op)
         for flat in flats:
-            flat.unpack()
+            flat.copy_back()
 
     return run(chosen, name, arrays[0], body, tensors, async_op, timeout)
 
@@ -87,7 +87,7 @@ def all_gather_coalesced(
         arguments.same_size(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
-    _apart(outputs, inputs, lists[me], name)
+    _check_disjoint(outputs, inputs, lists[me], name)
     own = _flats(chosen, inputs, name)
     into = [_flats(chosen, arrays, name) for arrays in lists]
     sizes = hash_of_sizes(outputs)
@@ -124,7 +124,7 @@ def all_gather_into_tensor_coalesced(
     dense = [output if output.contiguous else output.empty_like() for output in outputs]
     parts = [array.blocks(p) for array in dense]
     me = chosen.rank()
-    _apart(outputs, inputs, [blocks[me] for blocks in parts], name)
+    _check_disjoint(outputs, inputs, [blocks[me] for blocks in parts], name)
     own = _flats(chosen, inputs, name)
     into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
     arguments.same_dtype([own[0].array, into[0][0].array], name)
@@ -172,17 +172,17 @@ def reduce_scatter_tensor_coalesced(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
-        with backend.together():
+        with backend.coalesced():
             for i, flat in enumerate(own):
                 parts_of_all = [each[i].array for each in blocks]
                 reducer.reduce_scatter(call, flat.array, parts_of_all, op)
         for flat in own:
-            flat.unpack()
+            flat.copy_back()
 
     return run(chosen, name, own[0].array, body, outputs, async_op, timeout)
 
 
-def _apart(
+def _check_disjoint(
     outputs: Sequence[Array], inputs: Sequence[Array], own: Sequence[Array], name: str
 ) -> None:
     """Check that nothing is read where it is written, but an input that is its `own` output: the
@@ -198,18 +198,18 @@ def _gather(
     into: Sequence[Sequence[FlattenedList]],
 ) -> None:
     """Fill each rank's arrays, in `into`, by what it gives as its `own`."""
-    with backend.together():
+    with backend.coalesced():
         for i, flat in enumerate(own):
             backend.all_gather(call, [flats[i].array for flats in into], flat.array)
     for flats in into:
         for flat in flats:
-            flat.unpack()
+            flat.copy_back()
 
 
 def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
     """Return the arrays as one; or each by itself, where the backend begins calls together."""
     arguments.same_dtype(arrays, name)
-    check_takes(group, name, arrays[0])
-    if group.for_device(arrays[0].device).joins_calls:
+    check_accepts(group, name, arrays[0])
+    if group.for_device(arrays[0].device).coalesces_calls:
         return [FlattenedList([array], name) for array in arrays]
     return [FlattenedList(arrays, name)]

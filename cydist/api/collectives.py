@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
-from cydist.api.arguments import check_op, check_takes, root_rank
+from cydist.api.arguments import check_accepts, check_op, root_rank
 from cydist.api.dispatch import Timeout, reducer_for, run
 from cydist.api.packing import ContiguousCopies, as_contiguous
 from cydist.api.process_groups import AnyGroup, usable_group
@@ -61,7 +61,7 @@ def broadcast(
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.broadcast(call, dense.arrays[0], root)
         if backend.rank() != root:
-            dense.unpack()
+            dense.copy_back()
 
     return run(chosen, "broadcast", array, body, [tensor], async_op, timeout)
 
@@ -99,7 +99,7 @@ def all_reduce(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.all_reduce(call, dense.arrays[0], op)
-        dense.unpack()
+        dense.copy_back()
 
     return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
 
@@ -132,7 +132,7 @@ def reduce(
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.reduce(call, dense.arrays[0], root, op)
         if backend.rank() == root:
-            dense.unpack()
+            dense.copy_back()
 
     return run(chosen, "reduce", array, body, [tensor], async_op, timeout)
 
@@ -167,13 +167,13 @@ def _all_gather(
     group: ProcessGroup, name: str, outputs: list[Array], array: Array, result: object,
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
-    check_takes(group, name, array)
+    check_accepts(group, name, array)
     into = ContiguousCopies(outputs, filled=False)
     own = ContiguousCopies([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_gather(call, into.arrays, own.arrays[0])
-        into.unpack()
+        into.copy_back()
 
     return run(group, name, array, body, result, async_op, timeout)
 
@@ -203,12 +203,12 @@ def all_gather_into_tensor(
     into = ContiguousCopies([output], filled=False)
     blocks = into.arrays[0].blocks(chosen.size())
     arguments.disjoint([output], [array], name, same=blocks[chosen.rank()])
-    check_takes(chosen, name, array)
+    check_accepts(chosen, name, array)
     own = ContiguousCopies([array])
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_gather(call, blocks, own.arrays[0])
-        into.unpack()
+        into.copy_back()
 
     return run(chosen, name, array, body, [output_tensor], async_op, timeout)
 
@@ -234,7 +234,7 @@ def gather(
         return None
     root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
     array = arguments.input_array(tensor, "gather", "tensor")
-    check_takes(chosen, "gather", array)
+    check_accepts(chosen, "gather", array)
     own = ContiguousCopies([array])
     if chosen.rank() != root:
         arguments.absent(gather_list, "gather", "gather_list", "dst")
@@ -251,7 +251,7 @@ def gather(
 
     def receive(backend: ProcessGroup, call: Call) -> None:
         backend.gather(call, own.arrays[0], into.arrays, root)
-        into.unpack()
+        into.copy_back()
 
     return run(chosen, "gather", array, receive, gather_list, async_op, timeout)
 
@@ -277,7 +277,7 @@ def scatter(
         return None
     root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
     output = arguments.output_array(tensor, "scatter", "tensor")
-    check_takes(chosen, "scatter", output)
+    check_accepts(chosen, "scatter", output)
     into = ContiguousCopies([output], filled=False)
     given: ContiguousCopies | None = None
     if chosen.rank() == root:
@@ -291,7 +291,7 @@ def scatter(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.scatter(call, into.arrays[0], given.arrays if given else None, root)
-        into.unpack()
+        into.copy_back()
 
     return run(chosen, "scatter", output, body, [tensor], async_op, timeout)
 
@@ -320,7 +320,7 @@ def reduce_scatter(
     arguments.same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
     arguments.disjoint([into], inputs, name)
     check_op(name, op, into)
-    check_takes(chosen, name, into)
+    check_accepts(chosen, name, into)
     return _reduce_scatter(
         chosen, name, into, ContiguousCopies(inputs).arrays, op, [output], async_op, timeout
     )
@@ -350,7 +350,7 @@ def reduce_scatter_tensor(
     arguments.times_size(array, into, chosen.size(), name, "input", "output")
     arguments.disjoint([into], [array], name)
     check_op(name, op, into)
-    check_takes(chosen, name, into)
+    check_accepts(chosen, name, into)
     blocks = array.dense().blocks(chosen.size())
     return _reduce_scatter(chosen, name, into, blocks, op, [output], async_op, timeout)
 
@@ -364,7 +364,7 @@ def _reduce_scatter(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.reduce_scatter(call, into.arrays[0], blocks, op)
-        into.unpack()
+        into.copy_back()
 
     return run(group, name, output, body, result, async_op, timeout)
 
@@ -393,7 +393,7 @@ def all_to_all(
         outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
     )
     arguments.disjoint(outputs, inputs, name)
-    check_takes(chosen, name, outputs[0])
+    check_accepts(chosen, name, outputs[0])
     return _all_to_all(
         chosen, name, ContiguousCopies(outputs, filled=False), None,
         ContiguousCopies(inputs).arrays, False, output_tensor_list, async_op, timeout,
@@ -438,7 +438,7 @@ def all_to_all_single(
         )
     sizes = (output_split_sizes, input_split_sizes)
     even = all(each is None or len(each) == 0 for each in sizes)
-    check_takes(chosen, name, into)
+    check_accepts(chosen, name, into)
     dense = ContiguousCopies([into], filled=False)
     return _all_to_all(
         chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,
@@ -452,7 +452,7 @@ def _all_to_all(
 ) -> Work | None:  # fmt: skip
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.all_to_all(call, into.arrays if outputs is None else outputs, inputs, even)
-        into.unpack()
+        into.copy_back()
 
     return run(group, name, inputs[0], body, result, async_op, timeout)
 
@@ -505,7 +505,7 @@ def _scan(
 
     def body(backend: ProcessGroup, call: Call) -> None:
         reducer.scan(call, dense.arrays[0], op, inclusive)
-        dense.unpack()
+        dense.copy_back()
 
     return run(chosen, name, array, body, [tensor], async_op, timeout)
 
@@ -526,7 +526,7 @@ def barrier(
         backend.barrier(call)
 
     left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
-    parts = chosen.parts()
+    parts = chosen.backend_groups()
     for part in parts[1:]:  # before the first has begun, for which nobody would wait
         part.check_usable("barrier")
     works = [run(part, "barrier", None, body, None, async_op, left()) for part in parts]

@@ -31,7 +31,7 @@ def monitored_barrier(
         return
 
     def body(backend: ProcessGroup, call: Call) -> None:
-        backend.enter(call)
+        backend.announce_call(call)
         limit = seconds(timeout)
         limit_ms = 1000 * (backend.timeout if limit is None else limit)
         if backend.rank() == 0:
@@ -39,7 +39,7 @@ def monitored_barrier(
         else:
             _report(backend, call)
 
-    run(chosen.on_host(), "monitored_barrier", None, body, None, False, timeout)
+    run(chosen.as_host_group(), "monitored_barrier", None, body, None, False, timeout)
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:

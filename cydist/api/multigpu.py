@@ -66,7 +66,7 @@ class MultiGpuCall:
             backend = "tcp"
         ranks = range(group.size() * each)
         title = f"{group.group_name} with {each} arrays a rank"
-        store = process_groups.current().store.part(
+        store = process_groups.current_world().store.part(
             f"{group.group_name}/entries/{number}/{backend}", group.ranks,
             f"making group {title!r}", group.timeout,
         )  # fmt: skip
@@ -76,7 +76,7 @@ class MultiGpuCall:
             options = BackendOptions(store, rank, len(ranks), group.timeout, title, list(ranks))
             return registry.create(backend, options, None)
 
-        with store.told_on_error(process_groups.current().rank):
+        with store.report_error(process_groups.current_world().rank):
             return self._together(make)
 
     def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:

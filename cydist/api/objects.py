@@ -25,7 +25,13 @@ from cydist.api.arguments import root_rank
 from cydist.api.collectives import all_gather, broadcast, gather, scatter
 from cydist.api.dispatch import Timeout
 from cydist.api.p2p import peer_rank, recv, send
-from cydist.api.process_groups import AnyGroup, current, is_initialized, member, usable_group
+from cydist.api.process_groups import (
+    AnyGroup,
+    current_world,
+    is_initialized,
+    resolve_group,
+    usable_group,
+)
 from cydist.errors import DistBackendError
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
@@ -37,15 +43,15 @@ FAILED = -1  # in place of a size: that rank could not encode its object
 
 
 def _pickle_allowed(group: ProcessGroup) -> bool:
-    return current().allow_pickle and group.authenticated and not config.INSECURE.on()
+    return current_world().allow_pickle and group.authenticated and not config.INSECURE.on()
 
 
-def _on_host(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:
+def _as_host_group(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:
     """Return the group of CPU memory that carries the objects of this one; None as `usable_group`.
     Raises what a wrong timeout does."""
     chosen = usable_group(group, name)
     seconds(timeout, name)
-    return None if chosen is None else chosen.on_host()
+    return None if chosen is None else chosen.as_host_group()
 
 
 def _time_left(group: ProcessGroup, timeout: Timeout) -> Callable[[], float]:
@@ -93,7 +99,7 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             if not isinstance(error, Exception) and is_initialized():
                 given = signature(call).bind(*args, **kwargs).arguments
-                if (group := member(given.get("group"))) is not None:
+                if (group := resolve_group(given.get("group"))) is not None:
                     group.fail(error, call.__name__)
             raise
 
@@ -114,7 +120,7 @@ def _blocks(
             return [np.empty(size, np.uint8) for size in sizes]
     except MemoryError:
         pass
-    group.hear(name)
+    group.raise_pending_failure(name)
     size, sender = max(zip(sizes, senders, strict=True))
     error = DistBackendError(
         f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host has "
@@ -156,7 +162,7 @@ def all_gather_object(
     object_list     a list of p entries; entry r becomes rank r's object
     """
     name = "all_gather_object"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return
     group, left = chosen, _time_left(chosen, timeout)
     p = chosen.size()
@@ -189,7 +195,7 @@ def broadcast_object_list(
     object_list     of the same length on every rank; overwritten except on `src`
     """
     name = "broadcast_object_list"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return
     group, left = chosen, _time_left(chosen, timeout)
     _check_list(name, object_list)
@@ -228,7 +234,7 @@ def gather_object(
     object_gather_list      on `dst` a list of p entries; None elsewhere
     """
     name = "gather_object"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return
     group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
@@ -268,7 +274,7 @@ def scatter_object_list(
     scatter_object_input_list       on `src` p objects; ignored elsewhere
     """
     name = "scatter_object_list"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return
     group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
@@ -307,7 +313,7 @@ def send_object_list(
 ) -> None:
     """Send a list of objects to rank `dst` (global; or `group_dst`)."""
     name = "send_object_list"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return
     group, left = chosen, _time_left(chosen, timeout)
     peer = peer_rank(chosen, name, "dst", dst, group_dst)
@@ -337,7 +343,7 @@ def recv_object_list(
     object_list     of the sender's length; overwritten
     """
     name = "recv_object_list"
-    if (chosen := _on_host(group, name, timeout)) is None:
+    if (chosen := _as_host_group(group, name, timeout)) is None:
         return -1
     group, left = chosen, _time_left(chosen, timeout)
     if src is not None or group_src is not None:

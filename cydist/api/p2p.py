@@ -71,9 +71,9 @@ def _sending(
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    if array.contiguous or backend.takes_gaps(array, peer):
+    if array.contiguous or backend.accepts_strided(array, peer):
         return lambda: backend.isend(array, peer, tag)
-    backend.check_takes(name, array)
+    backend.check_accepts(name, array)
     packed = array.dense()
     return lambda: backend.isend(packed, peer, tag)
 
@@ -105,7 +105,7 @@ def _receiving(
     array = arguments.output_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    if array.contiguous or backend.takes_gaps(array, peer):
+    if array.contiguous or backend.accepts_strided(array, peer):
         return lambda: backend.irecv(array, peer, tag)
     packed = array.empty_like()
     return lambda: FinishedWork(
@@ -246,7 +246,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         what = each.op.__name__
         ready.append(check(chosen, what, each.tensor, each.peer, each.tag, each.group_peer))
     works: dict[int, Work] = {}
-    with chosen.together():
+    with chosen.coalesced():
         for wanted in (irecv, isend):
             for i, each in enumerate(p2p_op_list):
                 if each.op is wanted:

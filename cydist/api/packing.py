@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ContiguousCopies:
     """Arrays of a call as contiguous memory: themselves, or packed copies.
 
-    Inputs are packed when this is made; `unpack` writes outputs back.
+    Inputs are packed when this is made; `copy_back` writes outputs back.
 
     left        to the group, which packs them itself
     """
@@ -29,15 +29,15 @@ class ContiguousCopies:
             for array in arrays
         ]
 
-    def unpack(self) -> None:
+    def copy_back(self) -> None:
         """Copy what arrived into the arrays as the user laid them out."""
         for array, dense in zip(self._arrays, self.arrays, strict=True):
             array.take(dense)
 
 
 class FlattenedList:
-    """Several arrays of one dtype as one: flattened when made, unflattened by `unpack`. One array
-    stays where it is."""
+    """Several arrays of one dtype as one: flattened when made, unflattened by `copy_back`. One
+    array stays where it is."""
 
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
         arguments.same_dtype(arrays, name)
@@ -52,7 +52,7 @@ class FlattenedList:
             for part, array in self._parts():
                 part.take(array)
 
-    def unpack(self) -> None:
+    def copy_back(self) -> None:
         """Copy the one array back into the many."""
         if len(self._dense.arrays) > 1:
             if self.array.device == "cpu":
@@ -60,7 +60,7 @@ class FlattenedList:
             else:
                 for part, array in self._parts():
                     array.take(part)
-        self._dense.unpack()
+        self._dense.copy_back()
 
     def _parts(self) -> Iterator[tuple[Array, Array]]:
         arrays = self._dense.arrays
@@ -71,6 +71,6 @@ def as_contiguous(
     group: ProcessGroup, name: str, array: Array, op: Op | None = None
 ) -> ContiguousCopies:
     """Return the array of a call on one array, of which every rank has as much."""
-    arguments.check_takes(group, name, array)
+    arguments.check_accepts(group, name, array)
     packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
     return ContiguousCopies([array], left=packs)

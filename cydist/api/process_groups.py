@@ -60,7 +60,7 @@ class _GroupMeta(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
         """The default group; None before init_process_group."""
-        world = _find()
+        world = _current_world()
         return None if world is None else world.groups[DEFAULT_GROUP]
 
 
@@ -88,14 +88,14 @@ _thread = threading.local()
 _threads_are_ranks = False  # or were
 
 
-def _find() -> World | None:
+def _current_world() -> World | None:
     world: World | None = getattr(_thread, "world", None)
     return _process if world is None else world
 
 
-def current() -> World:
+def current_world() -> World:
     """Return the world of this rank. Raises ValueError before init_process_group."""
-    world = _find()
+    world = _current_world()
     if world is None:
         raise ValueError(
             "the default process group has not been initialized: call init_process_group first"
@@ -115,7 +115,7 @@ def _set(world: World | None, per_thread: bool) -> None:
         _threads_are_ranks = True
     else:
         _process = world
-    _tell_short_way()
+    _set_fast_path_default()
 
 
 def exchange(other: World | None) -> World | None:
@@ -127,11 +127,11 @@ def exchange(other: World | None) -> World | None:
 
 def replace(old: ProcessGroup, new: ProcessGroup) -> None:
     """Put `new` in the place of `old`, which ends."""
-    current().replace(old, new)
-    _tell_short_way()
+    current_world().replace(old, new)
+    _set_fast_path_default()
 
 
-def _tell_short_way() -> None:
+def _set_fast_path_default() -> None:
     """Say which group None means, where that does not depend on the thread."""
     alone = _process is not None and not _threads_are_ranks
     fast_collectives.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
@@ -176,30 +176,30 @@ def init_process_group(
     from cydist.rendezvous import handlers
     from cydist.tuning import file as tuning_file
 
-    if _find() is not None:
+    if _current_world() is not None:
         raise ValueError("trying to initialize the default process group twice!")
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
     spec = registry.plain(handlers.default_backend() if backend is None else backend)
-    obey_settings()
+    apply_settings()
     with typed("init_process_group", rank):
-        meeting, rank, world_size = handlers.rendezvous(
+        ranks_store, rank, world_size = handlers.rendezvous(
             init_method, rank=rank, world_size=world_size, store=store,
             timeout=limit, group_name=group_name, backend=spec,
         )  # fmt: skip
-    world = World(meeting, rank, world_size, limit, spec, owns_store=store is None)
+    world = World(ranks_store, rank, world_size, limit, spec, owns_store=store is None)
     world.allow_pickle = allow_pickle
     try:
-        with meeting.told_on_error(rank):
-            tuning_file.share(meeting, rank)
+        with ranks_store.report_error(rank):
+            tuning_file.share(ranks_store, rank)
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
     except BaseException:
-        world.let_go()
+        world.release()
         raise
     _set(world, per_thread=spec == "inproc")
 
 
-def obey_settings() -> None:
+def apply_settings() -> None:
     """Honour CYDIST_ISA (the best that the machine can run is already chosen) and
     CYDIST_FAILPOINT. Raises ValueError for wrong ones, and for a wrong CYDIST_TRANSPORT."""
     from cydist.backends.host.shm_setup import transport
@@ -216,7 +216,7 @@ def obey_settings() -> None:
 
 def is_initialized() -> bool:
     """Return whether init_process_group has been called, and not undone."""
-    return _find() is not None
+    return _current_world() is not None
 
 
 def destroy_process_group(group: AnyGroup = None) -> None:
@@ -228,7 +228,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     check_group(group)
     if isinstance(group, NonMember):
         return
-    world = current()
+    world = current_world()
     if group is not None and group is not world.groups.get(DEFAULT_GROUP):
         if world.groups.get(group.group_name) is group:  # it may be of a world before
             del world.groups[group.group_name]
@@ -236,19 +236,19 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         return
     with ExitStack() as leaving:  # all of it, from the last on, also when one raises
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
-        leaving.callback(world.let_go)
+        leaving.callback(world.release)
         now = time.monotonic()
-        for each in (*world.carriers.values(), *world.refused, *world.groups.values()):
+        for each in (*world.parent_groups.values(), *world.conflicting, *world.groups.values()):
             each.leave_job(now)
             leaving.callback(each.destroy)
 
 
-def member(group: AnyGroup) -> ProcessGroup | None:
+def resolve_group(group: AnyGroup) -> ProcessGroup | None:
     """The group that a call is about: None means the default; None is returned to a rank
     that is not in it. Raises TypeError for what is no group."""
     check_group(group)
     if group is None:
-        return current().groups[DEFAULT_GROUP]
+        return current_world().groups[DEFAULT_GROUP]
     return group if isinstance(group, ProcessGroup) else None
 
 
@@ -279,7 +279,7 @@ def new_group(
     one that asks for the default group's, of "tcp", "inproc" or "mpi", meets nobody, so that it has
     a group, on which its calls raise MismatchError.
     """
-    world = current()
+    world = current_world()
     world.groups[DEFAULT_GROUP].check_process("new_group")
     given = seconds(timeout, "new_group")
     limit = world.timeout if given is None else given
@@ -317,8 +317,8 @@ def new_group(
         name = f"{world.prefix}{world.made}"
     if world.rank not in members:
         if not any(registry.find(each).of_all for each in devices.values()):
-            world.groups[DEFAULT_GROUP].asks_for(name, spec)
-        world.carry(devices.values(), name, limit)
+            world.groups[DEFAULT_GROUP].announce_request(name, spec)
+        world.make_parents(devices.values(), name, limit)
         return GroupMember.NON_GROUP_MEMBER
     made = world.make(members, name, spec, limit, pg_options)
     made.group_desc = group_desc or name
@@ -419,18 +419,18 @@ def _excluded_ranks(ranks: Iterable[int], group: ProcessGroup) -> tuple[int, ...
 
 def get_rank(group: AnyGroup = None) -> int:
     """This process's rank in the group; -1 if it is not a member."""
-    found = member(group)
+    found = resolve_group(group)
     return -1 if found is None else found.rank()
 
 
 def get_world_size(group: AnyGroup = None) -> int:
     """Return how many ranks the group has; -1 if this process is not a member."""
-    found = member(group)
+    found = resolve_group(group)
     return -1 if found is None else found.size()
 
 
 def _members_only(group: AnyGroup, what: str) -> ProcessGroup:
-    found = member(group)
+    found = resolve_group(group)
     if found is None:
         raise ValueError(f"{what}: this rank is not in the group")
     return found
@@ -469,7 +469,7 @@ def get_process_group_ranks(group: AnyGroup) -> list[int]:
 
 def get_pg_count() -> int:
     """Return how many groups this rank is in."""
-    return len(current().groups)
+    return len(current_world().groups)
 
 
 def abort(group: AnyGroup = None) -> None:
@@ -491,7 +491,7 @@ def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
     if isinstance(group, NonMember):
         group.warn(name)
         return None
-    found = member(group)
+    found = resolve_group(group)
     if found is None:
         raise GroupDestroyedError(f"{name}: there is no such group", op=name)
     return found

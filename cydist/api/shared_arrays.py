@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cydist.api.arguments import input_array
-from cydist.api.process_groups import AnyGroup, check_group, member
+from cydist.api.process_groups import AnyGroup, check_group, resolve_group
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
@@ -77,7 +77,7 @@ def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
 
 def _group(group: AnyGroup, name: str) -> ProcessGroup:
     check_group(group)
-    if (chosen := member(group)) is None:
+    if (chosen := resolve_group(group)) is None:
         raise ValueError(f"{name}: this rank is not in the group")
     return chosen
 

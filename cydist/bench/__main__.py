@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from cydist.bench.workers import ParticipantError
+from cydist.bench.workers import WorkerError
 
 SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory", "tune")
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[Sequence[str]], int] = importlib.import_module(f"cydist.bench.{subject}").main
     try:
         return run(arguments)
-    except ParticipantError as error:
+    except WorkerError as error:
         print(error, file=sys.stderr)
         return 1
 

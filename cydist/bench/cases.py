@@ -27,7 +27,7 @@ class Case:
     nbytes: int
 
 
-def cells(
+def cases(
     ops: Sequence[str], sizes: Sequence[int], dtype: str, itemsize: int, ranks: int
 ) -> Iterator[Case]:
     """Every op at every size (bytes), in whole elements and equal blocks, of one at least."""
@@ -41,16 +41,16 @@ def cells(
             yield Case(op, count, dtype, count * itemsize)
 
 
-def algbw(cell: Case, seconds: float) -> float:
+def algbw(case: Case, seconds: float) -> float:
     """Bytes per second: the cell's bytes over the time of a call.
 
     A ping-pong's time is there and back, in which its bytes travel twice.
     """
-    return (2 if cell.op == "pingpong" else 1) * cell.nbytes / seconds
+    return (2 if case.op == "pingpong" else 1) * case.nbytes / seconds
 
 
-def busbw(cell: Case, seconds: float, ranks: int) -> float:
+def busbw(case: Case, seconds: float, ranks: int) -> float:
     """Bytes per second that each rank's link carries if the algorithm is the best there is."""
     share = (ranks - 1) / ranks
-    factor = {"all_reduce": 2 * share, **dict.fromkeys(IN_BLOCKS, share)}.get(cell.op, 1.0)
-    return factor * algbw(cell, seconds)
+    factor = {"all_reduce": 2 * share, **dict.fromkeys(IN_BLOCKS, share)}.get(case.op, 1.0)
+    return factor * algbw(case, seconds)

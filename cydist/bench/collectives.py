@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cases import cells
+from cydist.bench.cases import cases
 from cydist.bench.options import parse
 from cydist.bench.runner import compare
 from cydist.bench.workers import started
@@ -18,19 +18,19 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     about = sysinfo.describe(arguments)
     itemsize = dtype_of(options.dtype).itemsize
-    wanted = list(cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
+    wanted = list(cases(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     rows = []
-    with started(options.participants, options.ranks, options.timeout) as participants:
-        about |= report.participants(participants, options.ranks)
+    with started(options.workers, options.ranks, options.timeout) as workers:
+        about |= report.workers(workers, options.ranks)
         print(report.header(about), flush=True)
-        table = report.Table([each.name for each in participants[1:]], options.ranks)
+        table = report.Table([each.name for each in workers[1:]], options.ranks)
         print(table.head(), flush=True)
         progress = report.Progress(len(wanted))
-        for cell, row in compare(wanted, participants, options.rounds, progress):
+        for case, row in compare(wanted, workers, options.rounds, progress):
             progress.clear()
-            rows.append((cell, row))
-            print(table.line(cell, row), flush=True)
-            for said in report.failures(cell, row):
+            rows.append((case, row))
+            print(table.line(case, row), flush=True)
+            for said in report.failures(case, row):
                 print(said, file=sys.stderr, flush=True)
     for line in report.summary_lines(rows):
         print(line)

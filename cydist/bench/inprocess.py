@@ -30,7 +30,7 @@ class InProcessRun:
     wrong: int
 
 
-def contest(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
+def run_in_process(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
     """Time each, round by round, and each time somebody else first.
 
     iterations  calls in a round; None: as many as take long enough

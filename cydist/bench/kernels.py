@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     for kind, (names, contests) in kinds.items():
         print(inprocess.head(kind, names), flush=True)
         for each in contests:
-            row = inprocess.contest(each.calls, given.rounds)
+            row = inprocess.run_in_process(each.calls, given.rounds)
             print(inprocess.line(each, row, names), flush=True)
             entries.append(inprocess.entry(kind, each, row))
     report.save({"header": about, "rows": entries}, given.json)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cydist.bench import fit
-from cydist.bench.cases import Case, cells
+from cydist.bench.cases import Case, cases
 from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
 from cydist.bench.runner import Progress, Row, compare
-from cydist.bench.workers import ParticipantError, Worker
+from cydist.bench.workers import Worker, WorkerError
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
@@ -37,9 +37,9 @@ class Candidate:
     Ranks that are shared have the same memory, whichever algorithm they run.
     """
 
-    def __init__(self, name: str, participant: Worker, **settings: str) -> None:
+    def __init__(self, name: str, worker: Worker, **settings: str) -> None:
         self.name = name
-        self._participant, self._settings = participant, settings
+        self._participant, self._settings = worker, settings
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's answer after the settings were sent."""
@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trials:
+class Measure:
     """Groups of `ranks` ranks to measure with.
 
     passes      who runs the first pass, and the second; may be the same
@@ -83,9 +83,9 @@ class Trials:
         """Return the algorithm that runs so far."""
         return tuning_table.usual(op, nbytes, self.ranks, self.windows)
 
-    def cells(self, op: str, sizes: Sequence[int]) -> list[Case]:
+    def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """Return what to measure of a collective; nothing where there is no choice."""
-        found = list(cells([op], sizes, DTYPE, ITEMSIZE, self.ranks))
+        found = list(cases([op], sizes, DTYPE, ITEMSIZE, self.ranks))
         return found if len(self.names(op)) > 1 else []
 
     def sizes(self, op: str, sizes: Sequence[int]) -> list[Size]:
@@ -93,48 +93,48 @@ class Trials:
 
         Raises OutOfTime, and ParticipantError where an algorithm failed or was wrong.
         """
-        wanted = self.cells(op, sizes)
-        in_force = [self.in_force(op, cell.nbytes) for cell in wanted]
-        first = [self._all(cell) for cell in wanted]
+        wanted = self.cases(op, sizes)
+        in_force = [self.in_force(op, case.nbytes) for case in wanted]
+        first = [self._all(case) for case in wanted]
         found = as_counted(op, wanted, in_force, [first])
         chosen = fit.decide(found)
         if chosen == [size.in_force for size in found]:
             return found
-        second = [self._some(cell, set(chosen), ratios)
-                  for cell, ratios in zip(wanted, first, strict=True)]  # fmt: skip
+        second = [self._some(case, set(chosen), ratios)
+                  for case, ratios in zip(wanted, first, strict=True)]  # fmt: skip
         return as_counted(op, wanted, in_force, [first, second])
 
-    def _all(self, cell: Case) -> Ratios:
+    def _all(self, case: Case) -> Ratios:
         """Every algorithm in one round, those with hope in the others."""
-        in_force = self.in_force(cell.op, cell.nbytes)
-        running = self._candidates(cell.op, self.rivals(cell.op, in_force), self.passes[0])
-        first = self._row(cell, running, 1)
+        in_force = self.in_force(case.op, case.nbytes)
+        running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
+        first = self._row(case, running, 1)
         fastest = min(series.median for series in first.values())
         hopeful = [
             each for each in running
             if each.name == in_force or first[each.name].median < HOPELESS * fastest
-            or cell.op in tuning_table.UNSIZED
+            or case.op in tuning_table.UNSIZED
         ]  # fmt: skip
-        row = first if len(hopeful) == 1 else first | self._row(cell, hopeful, self.rounds)
+        row = first if len(hopeful) == 1 else first | self._row(case, hopeful, self.rounds)
         slow = {each.name for each in running} - {each.name for each in hopeful}
         return {name: ratios(first if name in slow else row, name, in_force) for name in first}
 
-    def _some(self, cell: Case, chosen: set[str], before: Ratios) -> Ratios:
+    def _some(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
         """Those of `chosen` that were not clearly slower; nothing where none is left."""
-        in_force = self.in_force(cell.op, cell.nbytes)
-        size = Size(cell.nbytes, in_force, [before])
+        in_force = self.in_force(case.op, case.nbytes)
+        size = Size(case.nbytes, in_force, [before])
         names = [
             name for name in before
             if name == in_force or (name in chosen and (
-                size.cost(name) <= 0 or cell.op in tuning_table.UNSIZED))
+                size.cost(name) <= 0 or case.op in tuning_table.UNSIZED))
         ]  # fmt: skip
         if len(names) < 2:
             return {}
-        row = self._row(cell, self._candidates(cell.op, names, self.passes[-1]), self.rounds)
+        row = self._row(case, self._candidates(case.op, names, self.passes[-1]), self.rounds)
         return {name: ratios(row, name, in_force) for name in names}
 
-    def _candidates(self, op: str, names: Sequence[str], participant: Worker) -> list[Candidate]:
-        return [Candidate(name, participant, ALGORITHM=f"{op}:{name}") for name in names]
+    def _candidates(self, op: str, names: Sequence[str], worker: Worker) -> list[Candidate]:
+        return [Candidate(name, worker, ALGORITHM=f"{op}:{name}") for name in names]
 
     def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
         """By segment, the ratios of the shortest and the longest calls that have several, to those
@@ -145,9 +145,9 @@ class Trials:
         in_force = tuning_table.segment_bytes(self.ranks, self.windows)
         long = [size for size in sizes if size >= SEGMENTED]
         wanted = [
-            cell
-            for cell in cells(ops, sorted({*long[:1], *long[-1:]}), DTYPE, ITEMSIZE, self.ranks)
-            if cell.nbytes
+            case
+            for case in cases(ops, sorted({*long[:1], *long[-1:]}), DTYPE, ITEMSIZE, self.ranks)
+            if case.nbytes
         ]
         tried = sorted({*SEGMENTS, in_force})
         found = [self._segments(wanted, tried, in_force, self.passes[0])]
@@ -157,30 +157,30 @@ class Trials:
         return found
 
     def _segments(
-        self, wanted: Sequence[Case], tried: Sequence[int], in_force: int, participant: Worker
+        self, wanted: Sequence[Case], tried: Sequence[int], in_force: int, worker: Worker
     ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {each: [] for each in tried}
-        for cell in wanted:
-            name = self.in_force(cell.op, cell.nbytes)
+        for case in wanted:
+            name = self.in_force(case.op, case.nbytes)
             running = [
-                Candidate(str(each), participant, ALGORITHM=f"{cell.op}:{name}",
+                Candidate(str(each), worker, ALGORITHM=f"{case.op}:{name}",
                           SEGMENT_BYTES=str(each))
                 for each in tried
             ]  # fmt: skip
-            row = self._row(cell, running, self.rounds)
+            row = self._row(case, running, self.rounds)
             for each in tried:
                 found[each].append(statistics.median(ratios(row, str(each), str(in_force))))
         return found
 
-    def _row(self, cell: Case, running: Sequence[Candidate], rounds: int) -> Row:
+    def _row(self, case: Case, running: Sequence[Candidate], rounds: int) -> Row:
         """Raises ParticipantError where an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
-        ((_, row),) = compare([cell], running, rounds, self.progress)
+        ((_, row),) = compare([case], running, rounds, self.progress)
         for name, series in row.items():
             if series.failure or series.wrong:
                 why = series.failure or f"{series.wrong} wrong elements"
-                raise ParticipantError(f"{cell.op}:{name} of {cell.nbytes} bytes: {why}", lost=True)
+                raise WorkerError(f"{case.op}:{name} of {case.nbytes} bytes: {why}", lost=True)
         return row
 
 
@@ -199,8 +199,8 @@ def as_counted(
     """
     if op not in tuning_table.UNSIZED or not wanted:
         return [
-            Size(cell.nbytes, name, [some for some in each if some])
-            for cell, name, each in zip(wanted, in_force, zip(*passes, strict=True), strict=True)
+            Size(case.nbytes, name, [some for some in each if some])
+            for case, name, each in zip(wanted, in_force, zip(*passes, strict=True), strict=True)
         ]
     return [Size(0, in_force[0], [_mean(each) for each in passes])]
 

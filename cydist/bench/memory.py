@@ -8,9 +8,9 @@ from typing import Any
 
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cases import OPS, Case, cells
-from cydist.bench.options import Options, parse
-from cydist.bench.workers import ParticipantError, started
+from cydist.bench.cases import OPS, Case, cases
+from cydist.bench.options import BenchOptions, parse
+from cydist.bench.workers import WorkerError, started
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,28 +23,28 @@ def main(arguments: Sequence[str]) -> int:
     about = sysinfo.describe(["memory", *arguments])
     about["ranks"] = f"{options.ranks} processes on this machine, new ones for every row"
     itemsize = dtype_of(options.dtype).itemsize
-    names = [spec.name for spec in options.participants]
+    names = [spec.name for spec in options.workers]
     print(report.header(about))
     print(f"{'bytes':>10} {'op':<14}" + "".join(f" {name + ' MiB':>16}" for name in names))
     entries: list[dict[str, Any]] = []
-    for cell in cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks):
-        extra = {spec: measure(cell, options, number) for number, spec in enumerate(names)}
-        entries.append({"op": cell.op, "bytes": cell.nbytes, "extra": extra})
+    for case in cases(options.ops, options.sizes, options.dtype, itemsize, options.ranks):
+        extra = {spec: measure(case, options, number) for number, spec in enumerate(names)}
+        entries.append({"op": case.op, "bytes": case.nbytes, "extra": extra})
         columns = ["-" if each is None else f"{each / 2**20:.2f}" for each in extra.values()]
         print(
-            f"{cell.nbytes:>10} {cell.op:<14}" + "".join(f" {each:>16}" for each in columns),
+            f"{case.nbytes:>10} {case.op:<14}" + "".join(f" {each:>16}" for each in columns),
             flush=True,
         )
     report.save({"header": about, "rows": entries}, options.json)
     return int(any(entry["extra"][report.OURS] is None for entry in entries))
 
 
-def measure(cell: Case, options: Options, number: int) -> int | None:
+def measure(case: Case, options: BenchOptions, number: int) -> int | None:
     """Bytes, of new processes; None, and a message, when they fail."""
-    command = {"do": "memory", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
+    command = {"do": "memory", "op": case.op, "count": case.count, "dtype": case.dtype}
     try:
-        with started([options.participants[number]], options.ranks, options.timeout) as running:
+        with started([options.workers[number]], options.ranks, options.timeout) as running:
             return max(int(answer["extra"]) for answer in running[0].ask(command))
-    except ParticipantError as error:
-        print(f"{cell.op} of {cell.nbytes} bytes: {error}", file=sys.stderr, flush=True)
+    except WorkerError as error:
+        print(f"{case.op} of {case.nbytes} bytes: {error}", file=sys.stderr, flush=True)
         return None

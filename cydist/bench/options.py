@@ -45,10 +45,10 @@ Peers of --vs, separated by commas:
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """What to run, checked: see `parse`."""
 
-    participants: list[Spec]  # cydist first
+    workers: list[Spec]  # cydist first
     ranks: int
     ops: list[str]
     sizes: list[int]
@@ -73,7 +73,7 @@ def parse(
     description: str = "Time collectives between ranks on this machine, and peers beside them.",
     ops: Sequence[str] = OPS,
     sizes: str = SIZES,
-) -> Options:
+) -> BenchOptions:
     """Return the options of a subject that has participants; a wrong one ends the program.
 
     subject     "" for the collectives themselves, which alone have a plot, and MORE_OPS
@@ -97,7 +97,7 @@ def parse(
     try:
         wanted = [size(text) for text in given.sizes.split(",")]
         dtype_of(given.dtype)
-        participants = [cydist(given.backend, given.arrays), *peers(given.vs, given.arrays)]
+        workers = [cydist(given.backend, given.arrays), *peers(given.vs, given.arrays)]
     except ValueError as error:
         parser.error(str(error))
     chosen = given.ops.split(",")
@@ -107,8 +107,8 @@ def parse(
         parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
     if given.arrays == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--arrays torch needs torch: pip install torch")
-    return Options(
-        participants, given.ranks, chosen, wanted, given.dtype, given.rounds, given.timeout,
+    return BenchOptions(
+        workers, given.ranks, chosen, wanted, given.dtype, given.rounds, given.timeout,
         given.json, None if subject else given.plot,
     )  # fmt: skip
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
-from cydist.bench.cases import Case, cells
+from cydist.bench.cases import Case, cases
 from cydist.bench.options import parse
-from cydist.bench.workers import ParticipantError, Worker, started
+from cydist.bench.workers import Worker, WorkerError, started
 
 # Computing takes so much longer than the all_reduce: there is enough to hide it behind.
 LONGER = 1.5
@@ -30,10 +30,10 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     about = sysinfo.describe(["overlap", *arguments])
     itemsize = dtype_of(options.dtype).itemsize
-    wanted = list(cells(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
+    wanted = list(cases(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     entries = []
-    with started(options.participants, options.ranks, options.timeout) as participants:
-        about |= report.participants(participants, options.ranks)
+    with started(options.workers, options.ranks, options.timeout) as workers:
+        about |= report.workers(workers, options.ranks)
         spare = len(os.sched_getaffinity(0)) - options.ranks
         if spare < options.ranks:
             about["cores"] = f"{max(0, spare)} to spare: progress needs one for each rank"
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
             f"{'bytes':>10} {'library':<12} {'all_reduce us':>13} {'computing us':>13}"
             f" {'both us':>13} {'hidden':>7} {'asleep':>7}"
         )
-        for cell in wanted:
-            for name, found in measure(cell, participants, options.rounds).items():
-                entries.append({"library": name, "bytes": cell.nbytes, **found})
+        for case in wanted:
+            for name, found in measure(case, workers, options.rounds).items():
+                entries.append({"library": name, "bytes": case.nbytes, **found})
                 if "failure" in found:
                     print(found["failure"], file=sys.stderr)
                     continue
@@ -52,29 +52,29 @@ def main(arguments: Sequence[str]) -> int:
                     f" {report.micro(found[part]):>13}" for part in ("moving", "computing", "both")
                 )
                 shares = "".join(f" {found[share]:>7.0%}" for share in ("hidden", "hidden asleep"))
-                print(f"{cell.nbytes:>10} {name:<12}{times}{shares}", flush=True)
+                print(f"{case.nbytes:>10} {name:<12}{times}{shares}", flush=True)
     report.save({"header": about, "rows": entries}, options.json)
     return int(any("failure" in each for each in entries if each["library"] == report.OURS))
 
 
-def measure(cell: Case, participants: Sequence[Worker], rounds: int) -> dict[str, dict[str, Any]]:
+def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dict[str, Any]]:
     """By participant: medians of the seconds of each part, and of the share that was hidden."""
-    found: dict[str, dict[str, Any]] = {each.name: {} for each in participants}
+    found: dict[str, dict[str, Any]] = {each.name: {} for each in workers}
     units: dict[str, int] = {}
     for number in range(-1, rounds):
-        for participant in participants:
-            entry = found[participant.name]
+        for worker in workers:
+            entry = found[worker.name]
             if "failure" in entry:
                 continue
             try:
                 if number < 0:
-                    units[participant.name] = prepare(cell, participant)
+                    units[worker.name] = prepare(case, worker)
                 else:
-                    said = ask(participant, units[participant.name])
+                    said = ask(worker, units[worker.name])
                     for part, seconds in said.items():
                         entry.setdefault(part, []).append(seconds)
-            except ParticipantError as error:
-                found[participant.name] = {"failure": str(error)}
+            except WorkerError as error:
+                found[worker.name] = {"failure": str(error)}
     for entry in found.values():
         if "failure" not in entry:
             for share, together in (("hidden", "both"), ("hidden asleep", "asleep")):
@@ -85,16 +85,16 @@ def measure(cell: Case, participants: Sequence[Worker], rounds: int) -> dict[str
     return found
 
 
-def prepare(cell: Case, participant: Worker) -> int:
+def prepare(case: Case, worker: Worker) -> int:
     """Make the arrays; how much computing takes longer than the all_reduce."""
-    participant.ask({"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype})
-    said = ask(participant, CALIBRATING)
+    worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
+    said = ask(worker, CALIBRATING)
     return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
 
 
-def ask(participant: Worker, units: int) -> dict[str, float]:
+def ask(worker: Worker, units: int) -> dict[str, float]:
     """Seconds of each part on the slowest rank."""
-    answers = participant.ask({"do": "overlap", "units": units})
+    answers = worker.ask({"do": "overlap", "units": units})
     return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}
 
 

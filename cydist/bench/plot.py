@@ -23,7 +23,7 @@ def draw(rows: Rows, title: str, path: str) -> None:
     matplotlib.use("Agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")
     ticker: Any = importlib.import_module("matplotlib.ticker")
-    ops = list(dict.fromkeys(cell.op for cell, _ in rows))
+    ops = list(dict.fromkeys(case.op for case, _ in rows))
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     columns = min(4, len(ops))
     lines = math.ceil(len(ops) / columns)
@@ -35,9 +35,9 @@ def draw(rows: Rows, title: str, path: str) -> None:
     for picture, op in zip(axes.flat, ops, strict=False):
         for number, name in enumerate(names):
             points = [
-                (max(1, cell.nbytes), row[name].median * 1e6)
-                for cell, row in rows
-                if cell.op == op and name in row and row[name].rounds
+                (max(1, case.nbytes), row[name].median * 1e6)
+                for case, row in rows
+                if case.op == op and name in row and row[name].rounds
             ]
             style = {"linewidth": 2.2, "zorder": 3} if number == 0 else {"linewidth": 1.2}
             picture.plot(*zip(*points, strict=True) if points else ((), ()), "o-",
@@ -50,7 +50,7 @@ def draw(rows: Rows, title: str, path: str) -> None:
         if op == "barrier":
             picture.set_xticks([])
         else:
-            sizes = sorted({max(1, cell.nbytes) for cell, _ in rows if cell.op == op})
+            sizes = sorted({max(1, case.nbytes) for case, _ in rows if case.op == op})
             shown = sizes[:: math.ceil(len(sizes) / MOST_TICKS)]
             picture.set_xscale("log", base=2)
             picture.set_xticks(shown, [short(nbytes) for nbytes in shown])

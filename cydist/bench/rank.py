@@ -34,7 +34,7 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
             stream.read()  # stay until all have come: an early end looks like a crash
             return
         session = Session(running)
-        gc.disable()  # no collection in the middle of a loop; `cell` collects
+        gc.disable()  # no collection in the middle of a loop; `case` collects
         say(stream, {"rank": running.rank, "size": running.size, "about": running.about})
         for line in stream:
             command = json.loads(line)

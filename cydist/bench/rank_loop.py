@@ -64,7 +64,7 @@ class Session:
         self._settled = False  # has a loop run on these arrays?
         self._commands: dict[str, Callable[..., Answer]] = {
             "configure": self.configure,
-            "cell": self.cell,
+            "cell": self.case,
             "round": self.round,
             "overlap": self.overlap,
             "memory": self.memory,
@@ -85,7 +85,7 @@ class Session:
         tuning_table.reload()
         return {"windows": bool(getattr(self._library, "windows", False))}
 
-    def cell(self, op: str, count: int, dtype: str) -> Answer:
+    def case(self, op: str, count: int, dtype: str) -> Answer:
         """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""
         library = self._library
         self._buffers, self._settled = None, False

@@ -25,7 +25,7 @@ def header(about: Mapping[str, str]) -> str:
     return "\n".join(f"# {name:<{width}}  {said}" for name, said in about.items())
 
 
-def participants(running: Sequence[Worker], ranks: int) -> dict[str, str]:
+def workers(running: Sequence[Worker], ranks: int) -> dict[str, str]:
     """Return the facts about who takes part."""
     about = {"ranks": f"{ranks} processes on this machine"}
     return about | {each.name: ", ".join(each.about.values()) for each in running}
@@ -50,17 +50,17 @@ class Table:
             + peers
         )
 
-    def line(self, cell: Case, row: Row) -> str:
+    def line(self, case: Case, row: Row) -> str:
         """One cell."""
         ours = row.get(OURS, Measurements(failure="lost"))
-        text = f"{cell.nbytes:>10} {cell.count:>10} {cell.dtype:>8} {cell.op:<14} "
+        text = f"{case.nbytes:>10} {case.count:>10} {case.dtype:>8} {case.op:<14} "
         if ours.failure:
             text += f"{'failed':<16} {'-':>11} {'-':>11} {'-':>10} {'-':>10} {'-':>6}"
         else:
             p99 = "-" if ours.p99 is None else micro(ours.p99)
-            bandwidths = (algbw(cell, ours.median), busbw(cell, ours.median, self.ranks))
+            bandwidths = (algbw(case, ours.median), busbw(case, ours.median, self.ranks))
             text += f"{ours.algorithm:<16} {micro(ours.median):>11} {p99:>11}"
-            text += "".join(f" {giga(each) if cell.nbytes else '-':>10}" for each in bandwidths)
+            text += "".join(f" {giga(each) if case.nbytes else '-':>10}" for each in bandwidths)
             text += f" {ours.wrong:>6}"
         for name in self.peers:
             theirs = row.get(name)
@@ -83,9 +83,9 @@ def giga(rate: float) -> str:
     return f"{rate / 1e9:.3f}"
 
 
-def failures(cell: Case, row: Row) -> list[str]:
+def failures(case: Case, row: Row) -> list[str]:
     """Whatever a user must be told of a row."""
-    where = f"{cell.op} of {cell.nbytes} bytes"
+    where = f"{case.op} of {case.nbytes} bytes"
     said = [f"{where}: {series.failure}" for series in row.values() if series.failure]
     return said + [
         f"{where}: {name}: {series.wrong} wrong" for name, series in row.items() if series.wrong
@@ -110,12 +110,12 @@ def summary(rows: Rows) -> list[dict[str, Any]]:
     The best peer of a cell is the fastest, so the ratio to it is the largest.
     """
     found = []
-    for op in [*dict.fromkeys(cell.op for cell, _ in rows), "all"]:
-        mine = [(cell, ratios(row)) for cell, row in rows if op in (cell.op, "all")]
+    for op in [*dict.fromkeys(case.op for case, _ in rows), "all"]:
+        mine = [(case, ratios(row)) for case, row in rows if op in (case.op, "all")]
         names = list(dict.fromkeys(name for _, each in mine for name in each))
         best = [
-            (max(each[name] for name in each if name not in OURSELVES), cell)
-            for cell, each in mine
+            (max(each[name] for name in each if name not in OURSELVES), case)
+            for case, each in mine
             if each.keys() - set(OURSELVES)
         ]
         entry: dict[str, Any] = {"op": op}
@@ -140,9 +140,9 @@ def summary_lines(rows: Rows) -> list[str]:
     lines = ["", "geometric means of cydist's time by the peer's (below 1: cydist is faster)"]
     lines.append(f"{'op':<14}" + "".join(f" {name:>12}" for name in names) + "  worst cell")
     for entry in entries:
-        cells = [f"{entry[name]:.3f}" if name in entry else "-" for name in names]
+        cases = [f"{entry[name]:.3f}" if name in entry else "-" for name in names]
         worst = f"  {entry['worst']:.2f} at {entry['worst cell']}" if "worst" in entry else ""
-        lines.append(f"{entry['op']:<14}" + "".join(f" {each:>12}" for each in cells) + worst)
+        lines.append(f"{entry['op']:<14}" + "".join(f" {each:>12}" for each in cases) + worst)
     return lines
 
 
@@ -157,7 +157,7 @@ def document(about: Mapping[str, Any], rows: Rows, ranks: int) -> dict[str, Any]
             "summary": summary(rows)}  # fmt: skip
 
 
-def _entry(cell: Case, row: Row, ranks: int) -> dict[str, Any]:
+def _entry(case: Case, row: Row, ranks: int) -> dict[str, Any]:
     found = {}
     for name, series in row.items():
         entry: dict[str, Any] = {"wrong": series.wrong}
@@ -167,11 +167,11 @@ def _entry(cell: Case, row: Row, ranks: int) -> dict[str, Any]:
             entry |= {
                 "median": series.median, "p99": series.p99, "rounds": series.rounds,
                 "iterations": series.iterations, "algorithm": series.algorithm,
-                "algbw": algbw(cell, series.median), "busbw": busbw(cell, series.median, ranks),
+                "algbw": algbw(case, series.median), "busbw": busbw(case, series.median, ranks),
             }  # fmt: skip
         found[name] = entry
     return {
-        "op": cell.op, "bytes": cell.nbytes, "count": cell.count, "dtype": cell.dtype,
+        "op": case.op, "bytes": case.nbytes, "count": case.count, "dtype": case.dtype,
         "participants": found, "ratios": ratios(row),
     }  # fmt: skip
 
@@ -190,10 +190,10 @@ class Progress:
         self._total, self._seen = total, dict[Case, int]()
         self._on = sys.stderr.isatty()
 
-    def __call__(self, cell: Case, what: str) -> None:
-        number = self._seen.setdefault(cell, len(self._seen) + 1)
+    def __call__(self, case: Case, what: str) -> None:
+        number = self._seen.setdefault(case, len(self._seen) + 1)
         if self._on:
-            text = f"{number}/{self._total} {cell.op} {cell.nbytes} bytes, {what}"
+            text = f"{number}/{self._total} {case.op} {case.nbytes} bytes, {what}"
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cydist.bench.cases import Case
-from cydist.bench.workers import ParticipantError
+from cydist.bench.workers import WorkerError
 
 ROUND_NS = 30_000_000  # a round lasts about so long, or one call
 MOST_ITERATIONS = 1_000_000
 SAMPLED_NS = 20_000  # calls that take longer are timed one by one
 
 
-class Asked(Protocol):
+class Participant(Protocol):
     """What the driver needs of a participant."""
 
     name: str
@@ -65,10 +65,10 @@ Progress = Callable[[Case, str], None]
 
 
 def compare(
-    cells: Iterable[Case],
-    participants: Sequence[Asked],
+    cases: Iterable[Case],
+    workers: Sequence[Participant],
     rounds: int,
-    progress: Progress = lambda cell, what: None,
+    progress: Progress = lambda case, what: None,
 ) -> Iterator[tuple[Case, Row]]:
     """Run every cell in every participant; each cell's row as soon as it is done.
 
@@ -76,52 +76,50 @@ def compare(
     cells after that.
     """
     lost: set[str] = set()
-    for cell in cells:
+    for case in cases:
         row: Row = {}
-        for participant in participants:
-            if participant.name in lost:
+        for worker in workers:
+            if worker.name in lost:
                 continue
-            progress(cell, f"{participant.name}: preparing")
-            series = row[participant.name] = Measurements()
-            with _noting(participant, series, lost):
-                _prepare(participant, cell, series)
+            progress(case, f"{worker.name}: preparing")
+            series = row[worker.name] = Measurements()
+            with _noting(worker, series, lost):
+                _prepare(worker, case, series)
         for number in range(rounds):
-            running = [each for each in participants if each.name in row]
+            running = [each for each in workers if each.name in row]
             # Each is first in turn, because the one after a quiet moment is faster.
             shift = number % max(1, len(running))
-            for participant in running[shift:] + running[:shift]:
-                series = row[participant.name]
+            for worker in running[shift:] + running[:shift]:
+                series = row[worker.name]
                 if series.failure:
                     continue
-                progress(cell, f"{participant.name}: round {number + 1} of {rounds}")
-                with _noting(participant, series, lost):
-                    _round(participant, series, checked=number == 0)
-        yield cell, row
+                progress(case, f"{worker.name}: round {number + 1} of {rounds}")
+                with _noting(worker, series, lost):
+                    _round(worker, series, checked=number == 0)
+        yield case, row
 
 
 @contextlib.contextmanager
-def _noting(participant: Asked, series: Measurements, lost: set[str]) -> Iterator[None]:
+def _noting(worker: Participant, series: Measurements, lost: set[str]) -> Iterator[None]:
     """Put a participant's failure down in its series, and in `lost` if it is gone."""
     try:
         yield
-    except ParticipantError as error:
+    except WorkerError as error:
         series.failure = str(error)
         if error.lost:
-            lost.add(participant.name)
-            participant.close()
+            lost.add(worker.name)
+            worker.close()
 
 
-def _prepare(participant: Asked, cell: Case, series: Measurements) -> None:
+def _prepare(worker: Participant, case: Case, series: Measurements) -> None:
     """Make the arrays, check single calls, and find how many calls make a round."""
-    answers = participant.ask(
-        {"do": "cell", "op": cell.op, "count": cell.count, "dtype": cell.dtype}
-    )
+    answers = worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
     series.algorithm = answers[0]["algorithm"]
     series.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
 
     def slowest(iterations: int) -> int:
         command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
-        return max(int(answer["ns"]) for answer in participant.ask(command))
+        return max(int(answer["ns"]) for answer in worker.ask(command))
 
     series.iterations = calibrate(slowest)
 
@@ -145,9 +143,9 @@ def _passed(answers: Sequence[dict[str, Any]]) -> int:
     return sum(max(came) > min(went) for came, went in zip(entered, left, strict=True))
 
 
-def _round(participant: Asked, series: Measurements, checked: bool) -> None:
+def _round(worker: Participant, series: Measurements, checked: bool) -> None:
     sampled = series.iterations * SAMPLED_NS < ROUND_NS
-    answers = participant.ask(
+    answers = worker.ask(
         {"do": "round", "iterations": series.iterations, "sampled": sampled, "checked": checked}
     )
     series.wrong += sum(answer["wrong"] for answer in answers)

@@ -99,7 +99,7 @@ def imports(rounds: int) -> Row:
         "nothing": NOTHING,
     }
     calls = {name: partial(together, [python(text)]) for name, text in programs.items()}
-    return inprocess.contest(calls, rounds, 1)
+    return inprocess.run_in_process(calls, rounds, 1)
 
 
 def processes(count: int, rounds: int) -> Row:
@@ -109,7 +109,7 @@ def processes(count: int, rounds: int) -> Row:
         "numpy": partial(together, [python("import numpy")] * count),
         "nothing": partial(together, [python(NOTHING)] * count),
     }
-    return inprocess.contest(calls, rounds, 1)
+    return inprocess.run_in_process(calls, rounds, 1)
 
 
 def ranks_of(count: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from cydist import config
 from cydist.bench import fit, report, sysinfo
 from cydist.bench.fit import Size
-from cydist.bench.measure import OutOfTime, Trials
+from cydist.bench.measure import Measure, OutOfTime
 from cydist.bench.options import checked, cydist, local_parser, size
 from cydist.bench.workers import started
 from cydist.tuning import file as tuning_file
@@ -72,10 +72,10 @@ def main(arguments: Sequence[str]) -> int:
         for ranks in plan.ranks:
             specs = [cydist("tcp", "numpy", name, TRANSPORT=given.transport, TUNING="off")
                      for name in ("first", "second")]  # fmt: skip
-            with started(specs, ranks, given.timeout) as participants:
-                windows = participants[0].ask({"do": "configure", "settings": {}})[0]["windows"]
-                print(f"\n{ranks} ranks, {participants[0].about['transport']}", flush=True)
-                tune(participants, ranks, windows, plan, book)
+            with started(specs, ranks, given.timeout) as workers:
+                windows = workers[0].ask({"do": "configure", "settings": {}})[0]["windows"]
+                print(f"\n{ranks} ranks, {workers[0].about['transport']}", flush=True)
+                tune(workers, ranks, windows, plan, book)
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")
     finally:
@@ -93,7 +93,7 @@ def usual_ranks() -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """What to measure, until when (time.monotonic), and where to save it."""
 
     ranks: list[int]
@@ -104,7 +104,7 @@ class Plan:
     path: Path
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> TuningPlan:
     """Return the options, checked. Raises ValueError."""
     for setting in (config.ALGORITHM, config.DETERMINISTIC, config.SEGMENT_BYTES):
         if setting.get() != setting.default:
@@ -131,7 +131,7 @@ def _plan(given: argparse.Namespace) -> Plan:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error}") from None
-    return Plan(
+    return TuningPlan(
         [*dict.fromkeys(map(int, counts))], [op for op in OPS if op in ops], sizes, given.rounds,
         time.monotonic() + 60 * given.minutes, path,
     )  # fmt: skip
@@ -174,21 +174,21 @@ class Book:
         self.use()
 
 
-def tune(participants: Sequence[Any], ranks: int, windows: bool, plan: Plan, book: Book) -> None:
+def tune(workers: Sequence[Any], ranks: int, windows: bool, plan: TuningPlan, book: Book) -> None:
     """Measure and save everything for the groups of one size. Raises ParticipantError, OSError."""
     book.use()
     entry: dict[str, Any] = {"ranks": ranks, "windows": windows, "segments": [], "cells": []}
     book.groups.append(entry)
     ops = [op for op in plan.ops if op != SEGMENT]
-    trials = Trials(participants, ranks, windows, plan.rounds, plan.deadline, report.Progress(0))
-    progress = report.Progress(sum(len(trials.cells(op, plan.sizes)) for op in ops))
-    trials = Trials(participants, ranks, windows, plan.rounds, plan.deadline, progress)
+    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, report.Progress(0))
+    progress = report.Progress(sum(len(measure.cases(op, plan.sizes)) for op in ops))
+    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, progress)
     for op in plan.ops:
         try:
             if op == SEGMENT:
-                said = _segment(trials, plan, book, entry)
+                said = _segment(measure, plan, book, entry)
             else:
-                said = _collective(op, trials, plan, book, entry)
+                said = _collective(op, measure, plan, book, entry)
         except OutOfTime:
             said = []
             book.left.setdefault(ranks, []).append(op)
@@ -197,9 +197,9 @@ def tune(participants: Sequence[Any], ranks: int, windows: bool, plan: Plan, boo
 
 
 def _collective(
-    op: str, trials: Trials, plan: Plan, book: Book, entry: dict[str, Any]
+    op: str, measure: Measure, plan: TuningPlan, book: Book, entry: dict[str, Any]
 ) -> list[str]:
-    sizes = trials.sizes(op, plan.sizes)
+    sizes = measure.sizes(op, plan.sizes)
     chosen = fit.decide(sizes)
     entry["cells"] += [
         {"op": op, "bytes": each.nbytes, "in_force": each.in_force, "chosen": name,
@@ -208,17 +208,17 @@ def _collective(
     ]  # fmt: skip
     changed = chosen != [each.in_force for each in sizes]
     rules = {op: fit.rules(op, sizes, chosen)} if changed else {}
-    book.write(trials.ranks, trials.windows, rules)
+    book.write(measure.ranks, measure.windows, rules)
     return lines(op, sizes, chosen)
 
 
-def _segment(trials: Trials, plan: Plan, book: Book, entry: dict[str, Any]) -> list[str]:
-    in_force = tuning_table.segment_bytes(trials.ranks, trials.windows)
-    passes = trials.segments(COLLECTIVES, plan.sizes)
+def _segment(measure: Measure, plan: TuningPlan, book: Book, entry: dict[str, Any]) -> list[str]:
+    in_force = tuning_table.segment_bytes(measure.ranks, measure.windows)
+    passes = measure.segments(COLLECTIVES, plan.sizes)
     best = fit.better(passes, in_force)
     entry["segment_bytes"] = best
     entry["segments"] = [{str(each): some for each, some in found.items()} for found in passes]
-    book.write(trials.ranks, trials.windows, {}, best if best != in_force else None)
+    book.write(measure.ranks, measure.windows, {}, best if best != in_force else None)
     return segment_lines(passes, in_force, best)
 
 

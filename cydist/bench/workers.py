@@ -25,7 +25,7 @@ GRACE_SECONDS = 5.0
 LOOK_SECONDS = 0.05  # between looks at whether processes that should connect still run
 
 
-class ParticipantError(Exception):
+class WorkerError(Exception):
     """A participant did not do what it was told; `lost`: it is gone, or out of step."""
 
     def __init__(self, text: str, lost: bool) -> None:
@@ -126,7 +126,7 @@ class Worker:
         if refused:
             if not all("error" in answer for answer in answers.values()):
                 raise self._failure(refused)
-            raise ParticipantError(f"{self.name}: {refused}", lost=False)
+            raise WorkerError(f"{self.name}: {refused}", lost=False)
         return [answers[rank] for rank in range(self._size)]
 
     def _answer(self, number: int, refused: str) -> Answer:
@@ -139,7 +139,7 @@ class Worker:
         answer: Answer = json.loads(line)
         return answer
 
-    def _failure(self, what: str) -> ParticipantError:
+    def _failure(self, what: str) -> WorkerError:
         """The participant is lost; what it printed last may say why."""
         try:
             with open(self._log, "rb") as file:
@@ -147,7 +147,7 @@ class Worker:
         except OSError:
             said = []
         text = "".join(f"\n    {line}" for line in said)
-        return ParticipantError(f"{self.name}: {what}{text}", lost=True)
+        return WorkerError(f"{self.name}: {what}{text}", lost=True)
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """End its ranks, which may take `seconds`."""
@@ -173,12 +173,12 @@ def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[W
             place = tempfile.TemporaryDirectory(prefix="cydist-bench-", dir="/tmp")
             directory = stack.enter_context(place)
             try:
-                participant = Worker(spec, size, directory, timeout)
-            except ParticipantError as error:
+                worker = Worker(spec, size, directory, timeout)
+            except WorkerError as error:
                 if not running:
                     raise
                 print(error, file=sys.stderr, flush=True)
                 continue
-            stack.callback(participant.close)
-            running.append(participant)
+            stack.callback(worker.close)
+            running.append(worker)
         yield running

@@ -66,7 +66,7 @@ def agree(
         distance *= 2
     if len(known) > 1:
         rank, theirs = known[1]
-        here, there = apart(text, theirs.decode("utf-8", "replace"))
+        here, there = describe_difference(text, theirs.decode("utf-8", "replace"))
         raise MismatchError(
             f"{call.name} #{call.seq} on group {group.group_name!r}: the ranks are in different "
             f"calls. Here: {here}. Rank {group.ranks[rank]}: {there}",
@@ -77,7 +77,7 @@ def agree(
         )
 
 
-def apart(ours: str, theirs: str) -> tuple[str, str]:
+def describe_difference(ours: str, theirs: str) -> tuple[str, str]:
     """Two calls that differ, in words: if they are one, only that in which they differ."""
     here, there = _fields(ours), _fields(theirs)
     if here[0] != there[0] or here == there:
@@ -120,7 +120,7 @@ def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Kn
     memoryview(out)[:] = PAIR.pack(*known[0], *second)
     above = (group.rank() + distance) % group.size()
     below = (group.rank() - distance) % group.size()
-    group._swap(call, [(out, above)], [(into, below)])
+    group.exchange_arrays(call, [(out, above)], [(into, below)])
     first, its_call, other, other_call = PAIR.unpack(memoryview(into))
     return [
         (rank, text.rstrip(b"\0"))

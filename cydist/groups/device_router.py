@@ -21,28 +21,32 @@ class DeviceRouter(ProcessGroup):
         self.by_device = by_device
         self.devices = tuple(by_device)
         on_gpu = by_device.get("cuda")
-        self.short_streams = None if on_gpu is None else on_gpu.short_streams
+        self.fast_streams = None if on_gpu is None else on_gpu.fast_streams
 
     def for_device(self, device: str) -> ProcessGroup:
         super().for_device(device)
         return self.by_device[device].for_device(device)
 
-    def on_host(self) -> ProcessGroup:
-        return self.by_device["cpu"] if "cpu" in self.by_device else self._first.on_host()
+    def as_host_group(self) -> ProcessGroup:
+        return self.by_device["cpu"] if "cpu" in self.by_device else self._first.as_host_group()
 
-    def parts(self) -> tuple[ProcessGroup, ...]:
+    def backend_groups(self) -> tuple[ProcessGroup, ...]:
         return tuple(dict.fromkeys(self.by_device.values()))
 
-    def asks_for(self, name: str, backend: str) -> None:
-        for group in self.parts():
-            group.asks_for(name, backend)
+    def announce_request(self, name: str, backend: str) -> None:
+        for group in self.backend_groups():
+            group.announce_request(name, backend)
 
-    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
-        return {rank: said for g in self.parts() for rank, said in g.asked_for(name, ranks).items()}
+    def peer_requests(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        return {
+            rank: said
+            for g in self.backend_groups()
+            for rank, said in g.peer_requests(name, ranks).items()
+        }
 
     def renumber(self, ranks: Sequence[int]) -> None:
         super().renumber(ranks)
-        for group in self.parts():
+        for group in self.backend_groups():
             group.renumber(ranks)
 
     def shrink(
@@ -56,7 +60,7 @@ class DeviceRouter(ProcessGroup):
         """Part by part: each leaves out whom those before it did."""
         out = {self.ranks[rank] for rank in excluded}
         made: dict[ProcessGroup, ProcessGroup] = {}
-        for part in self.parts():
+        for part in self.backend_groups():
             left = [rank for rank, name in enumerate(part.ranks) if name in out]
             made[part] = part.shrink(left, deadline, abort=abort, pg_options=pg_options)
             out = set(self.ranks) - set(made[part].ranks)
@@ -68,10 +72,10 @@ class DeviceRouter(ProcessGroup):
         return DeviceRouter(by_device, next(iter(made.values())).group_name)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def coalesced(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for group in self.parts():
-                stack.enter_context(group.together())
+            for group in self.backend_groups():
+                stack.enter_context(group.coalesced())
             yield
 
     def fail(self, error: BaseException, call: str = "") -> None:

@@ -96,11 +96,11 @@ class ProcessGroup:
     __module__ = "cydist"
 
     devices: tuple[str, ...] = ("cpu",)
-    joins_calls = False
+    coalesces_calls = False
     authenticated = True  # nobody else can speak on its connections: its objects may be pickled
     packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
     folds = False  # reductions by functions of arrays outside the CPU's memory
-    splits_alone = False  # `subgroup` asks nobody, and there are no options for a backend
+    splits_without_peers = False  # `subgroup` asks nobody, and there are no options for a backend
 
     def __init__(
         self,
@@ -149,11 +149,11 @@ class ProcessGroup:
         """Start receiving into `array` from group rank `peer`; None: from anyone."""
         raise UnsupportedError(f"backend {self.backend!r} does not receive")
 
-    def check_takes(self, name: str, array: Array) -> None:
+    def check_accepts(self, name: str, array: Array) -> None:
         """Raise UnsupportedError if a call cannot take this array as things are: asked before
         arrays are packed for it, into a graph perhaps that is being captured."""
 
-    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+    def accepts_strided(self, array: Array, peer: int | None) -> bool:
         """Return whether `isend` and `irecv` take this strided array for a message to or from this
         peer. Otherwise their callers pack it."""
         return False
@@ -181,9 +181,9 @@ class ProcessGroup:
         self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
 
     # Who serves which memory. Calls on plain arrays of GPUs go by `fast_nccl`, where there is
-    # one (_native.short_streams).
+    # one (_native.fast_streams).
 
-    short_streams: object = None
+    fast_streams: object = None
 
     def for_device(self, device: str) -> ProcessGroup:
         """The group that serves arrays of `device`: this one, unless it routes by device."""
@@ -196,11 +196,11 @@ class ProcessGroup:
             )
         return self
 
-    def on_host(self) -> ProcessGroup:
+    def as_host_group(self) -> ProcessGroup:
         """Return the group of these ranks that carries what is in CPU memory: objects."""
         return self.for_device("cpu")
 
-    def parts(self) -> tuple[ProcessGroup, ...]:
+    def backend_groups(self) -> tuple[ProcessGroup, ...]:
         """The groups that this one routes to; itself, if it routes to none."""
         return (self,)
 
@@ -208,11 +208,11 @@ class ProcessGroup:
         """From now on the members have these global ranks."""
         self.ranks = tuple(ranks)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Calls made inside may begin together at its end: they do, if `joins_calls`."""
+    def coalesced(self) -> AbstractContextManager[None]:
+        """Calls made inside may begin together at its end: they do, if `coalesces_calls`."""
         return nullcontext()
 
-    def enter(self, call: Call) -> None:
+    def announce_call(self, call: Call) -> None:
         """A collective of isend and irecv begins; a backend that compares calls overrides it."""
 
     # How calls run.
@@ -337,7 +337,7 @@ class ProcessGroup:
                 ranks=getattr(self._failed, "ranks", ()),
             ) from self._failed
 
-    def hear(self, name: str) -> None:
+    def raise_pending_failure(self, name: str) -> None:
         """Raise if the group has failed, also if another rank is about to say so.
 
         For who has received what makes no sense: the ranks may have been in different calls.
@@ -355,9 +355,9 @@ class ProcessGroup:
                 finally:
                     self.close()
 
-    # Collectives, derived. `_swap` is the one step that they are all made of.
+    # Collectives, derived. `exchange_arrays` is the one step that they are all made of.
 
-    def _swap(
+    def exchange_arrays(
         self,
         call: Call,
         sends: Sequence[tuple[Array, int]],
@@ -381,11 +381,11 @@ class ProcessGroup:
         while mask < self._size and not relative & mask:
             mask <<= 1
         if relative:
-            self._swap(call, [], [(array, (self._rank - mask) % self._size)])
+            self.exchange_arrays(call, [], [(array, (self._rank - mask) % self._size)])
         mask >>= 1
         while mask:
             if relative + mask < self._size:
-                self._swap(call, [(array, (self._rank + mask) % self._size)], [])
+                self.exchange_arrays(call, [(array, (self._rank + mask) % self._size)], [])
             mask >>= 1
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
@@ -422,7 +422,7 @@ class ProcessGroup:
                 _native.prepare(kind, block.dtype, scaled, block, factor)
         sources[self._rank].take(own[self._rank])
         others = self._others()
-        self._swap(
+        self.exchange_arrays(
             call,
             [(own[peer], peer) for peer in others],
             [(sources[peer], peer) for peer in others],
@@ -435,7 +435,7 @@ class ProcessGroup:
         if not outputs[self._rank].same_memory(array):
             outputs[self._rank].take(array)
         others = self._others()
-        self._swap(
+        self.exchange_arrays(
             call,
             [(array, peer) for peer in others],
             [(outputs[peer], peer) for peer in others],
@@ -445,21 +445,21 @@ class ProcessGroup:
         """Send every rank's array to the root: outputs[r] is rank r's; None off the root."""
         agree(self, call, "gather", typed=array, root=root)
         if outputs is None:
-            self._swap(call, [(array, root)], [])
+            self.exchange_arrays(call, [(array, root)], [])
             return
         if not outputs[root].same_memory(array):
             outputs[root].take(array)
-        self._swap(call, [], [(outputs[peer], peer) for peer in self._others()])
+        self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._others()])
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """inputs[r] of the root to rank r; None off the root."""
         agree(self, call, "scatter", typed=output, root=root)
         if inputs is None:
-            self._swap(call, [], [(output, root)])
+            self.exchange_arrays(call, [], [(output, root)])
             return
         if not inputs[root].same_memory(output):
             output.take(inputs[root])
-        self._swap(call, [(inputs[peer], peer) for peer in self._others()], [])
+        self.exchange_arrays(call, [(inputs[peer], peer) for peer in self._others()], [])
 
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
@@ -468,7 +468,7 @@ class ProcessGroup:
         agree(self, call, "all_to_all", typed=outputs[0])
         outputs[self._rank].take(inputs[self._rank])
         others = self._others()
-        self._swap(
+        self.exchange_arrays(
             call,
             [(inputs[peer], peer) for peer in others],
             [(outputs[peer], peer) for peer in others],
@@ -499,11 +499,11 @@ class ProcessGroup:
 
     # Groups that some ranks make, or have no part in, without meeting anybody; optional.
 
-    def asks_for(self, name: str, backend: str) -> None:
+    def announce_request(self, name: str, backend: str) -> None:
         """This rank meets nobody for the group called so, of this backend; others may, and ask."""
 
-    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
-        """Return what each reachable one of these group ranks announced with `asks_for`.
+    def peer_requests(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        """Return what each reachable one of these group ranks announced with `announce_request`.
 
         Ranks that do not answer promptly are left out.
         """

@@ -119,7 +119,7 @@ class UserOpReducer:
     ) -> None:  # fmt: skip
         here = self._group.ranks[self._group.rank()]
         self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
-        self._group.enter(Call(name, call.seq, call.deadline))
+        self._group.announce_call(Call(name, call.seq, call.deadline))
         known = [self._count] if self._count else sizes
         agree(self._group, call, name, array, op=self._op, root=root, sizes=known)
 

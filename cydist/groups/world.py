@@ -64,46 +64,46 @@ class World:
         self.spec = spec
         self.groups: dict[str, ProcessGroup] = {}
         # Of all ranks, by backend: what its groups share, where the default group has no such part.
-        self.carriers: dict[str, ProcessGroup] = {}
+        self.parent_groups: dict[str, ProcessGroup] = {}
         # Split off for those who asked for no other backend; they learn there that others did.
-        self.refused: list[ProcessGroup] = []
+        self.conflicting: list[ProcessGroup] = []
         self.made = 0  # by new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The job is over, for this rank: leave its store; if that is the user's, the meeting."""
         from cydist.stores.membership_store import release  # imported with the store
 
         if self.owns_store:
             release(self.store)
         else:
-            self.store.take_back()
+            self.store.unregister()
 
     def make(
         self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
     ) -> ProcessGroup:
         """A group of these global ranks, which include this one."""
         devices = registry.parse(spec)
-        meeting = self.store.part(name, ranks, f"making group {name!r}", timeout)
+        ranks_store = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
-            with meeting.told_on_error(self.rank), typed(f"making group {name!r}", self.rank):
+            with ranks_store.report_error(self.rank), typed(f"making group {name!r}", self.rank):
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
-                if parent is not None and not (alike and parent.splits_alone):
+                if parent is not None and not (alike and parent.splits_without_peers):
                     # Who gives options has no part in what a parent has, but meets the others.
                     held = [found for each in devices.values() if (found := self.parent(each))]
-                    alone = pg_options is None or all(each.splits_alone for each in held)
+                    alone = pg_options is None or all(each.splits_without_peers for each in held)
                     asked = spec if alone else f"{spec} with pg_options"
-                    self._agree(meeting, ranks, name, asked, timeout)
-                    self.carry(devices.values(), name, timeout)
+                    self._agree(ranks_store, ranks, name, asked, timeout)
+                    self.make_parents(devices.values(), name, timeout)
                 elif parent is not None:
-                    parent.asks_for(name, spec)
+                    parent.announce_request(name, spec)
                 for backend in dict.fromkeys(devices.values()):
                     parts[backend] = self.make_one(
-                        meeting, ranks, name, backend, timeout, pg_options
+                        ranks_store, ranks, name, backend, timeout, pg_options
                     )
         except BaseException:
             for made in parts.values():
@@ -117,7 +117,12 @@ class World:
         return group
 
     def _agree(
-        self, meeting: MembershipStore, ranks: Sequence[int], name: str, asked: str, timeout: float
+        self,
+        ranks_store: MembershipStore,
+        ranks: Sequence[int],
+        name: str,
+        asked: str,
+        timeout: float,
     ) -> None:
         """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
         nobody, since what they ask for is split off the default group, learn it in a call on that.
@@ -126,61 +131,61 @@ class World:
 
         default = self.groups[DEFAULT_GROUP]
         try:
-            agree(meeting, self.rank, ranks, asked, "new_group", self._passers_by(name))
+            agree(ranks_store, self.rank, ranks, asked, "new_group", self._nonmembers(name))
         except RendezvousError as error:
             shared = default.subgroup(ranks, name, timeout) if error.ranks else None
             if shared is not None:
-                self.refused.append(shared)
+                self.conflicting.append(shared)
                 call = f"new_group of backend {asked!r} in place of {default.backend!r}"
                 shared.fail(MismatchError(str(error), ranks=error.ranks), call)
             raise
 
-    def _passers_by(self, name: str) -> Callable[[Sequence[int]], dict[int, str]]:
+    def _nonmembers(self, name: str) -> Callable[[Sequence[int]], dict[int, str]]:
         """Return which of some ranks make no group of this name with the others, and what they
         asked for instead."""
 
-        def some(ranks: Sequence[int]) -> dict[int, str]:
+        def subset(ranks: Sequence[int]) -> dict[int, str]:
             from random import sample  # slow to import, and few ranks ask
 
             asked = sample(ranks, min(len(ranks), MOST_ASKED))
-            return self.groups[DEFAULT_GROUP].asked_for(name, asked) if asked else {}
+            return self.groups[DEFAULT_GROUP].peer_requests(name, asked) if asked else {}
 
-        return some
+        return subset
 
     def parent(self, backend: str) -> ProcessGroup | None:
         """Return the group of all ranks that shares what it holds with those of this backend, if
         any."""
         default = self.groups.get(DEFAULT_GROUP)
-        parts = () if default is None else default.parts()
+        parts = () if default is None else default.backend_groups()
         found = (part for part in parts if part.backend == backend)
-        return next(found, None) or self.carriers.get(backend)
+        return next(found, None) or self.parent_groups.get(backend)
 
-    def carry(self, backends: Iterable[str], name: str, timeout: float) -> None:
+    def make_parents(self, backends: Iterable[str], name: str, timeout: float) -> None:
         """Every rank of the world is here: make the parents that these backends want."""
         from cydist.rendezvous.check_in import agree
 
-        others, everybody = self._passers_by(name), range(self.size)
+        others, everybody = self._nonmembers(name), range(self.size)
         name = f"{name}/all"
         for backend in dict.fromkeys(backends):
             if registry.find(backend).of_all and self.parent(backend) is None:
-                meeting = self.store.part(name, everybody, f"making group {name!r}", timeout)
-                with meeting.told_on_error(self.rank):
-                    agree(meeting, self.rank, everybody, backend, "new_group", others)
-                    made = self.make_one(meeting, everybody, name, backend, timeout, None)
-                self.carriers[backend] = made
+                ranks_store = self.store.part(name, everybody, f"making group {name!r}", timeout)
+                with ranks_store.report_error(self.rank):
+                    agree(ranks_store, self.rank, everybody, backend, "new_group", others)
+                    made = self.make_one(ranks_store, everybody, name, backend, timeout, None)
+                self.parent_groups[backend] = made
 
     def make_one(
-        self, meeting: MembershipStore, ranks: Sequence[int], name: str, backend: str,
+        self, ranks_store: MembershipStore, ranks: Sequence[int], name: str, backend: str,
         timeout: float, pg_options: object,
     ) -> ProcessGroup:  # fmt: skip
         """Return the part of a group that one backend serves."""
         parent = self.parent(backend)
-        if parent is not None and (pg_options is None or parent.splits_alone):
+        if parent is not None and (pg_options is None or parent.splits_without_peers):
             shared = parent.subgroup(ranks, name, timeout)
             if shared is not None:
                 return shared
         options = BackendOptions(
-            meeting.part(backend, ranks, f"making group {name!r}", timeout),
+            ranks_store.part(backend, ranks, f"making group {name!r}", timeout),
             list(ranks).index(self.rank),
             len(ranks),
             timeout,
@@ -189,7 +194,7 @@ class World:
         )
         made = registry.create(backend, options, pg_options)
         try:  # an error on one rank, after it has met the others, is still news for all
-            meeting.meet(f"made/{backend}", self.rank, ranks)
+            ranks_store.meet(f"made/{backend}", self.rank, ranks)
         except BaseException:
             made.destroy()
             raise
@@ -199,7 +204,7 @@ class World:
         """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""
         if old is self.groups[DEFAULT_GROUP]:
             self.groups[DEFAULT_GROUP] = new
-            self._shrink_carriers(new)
+            self._shrink_parent_groups(new)
             self.rank, self.size = new.rank(), new.size()
             self.store.renumber(new.ranks)
             new.renumber(range(new.size()))
@@ -212,11 +217,11 @@ class World:
             self.groups[new.group_name] = new
         old.destroy()
 
-    def _shrink_carriers(self, new: ProcessGroup) -> None:
+    def _shrink_parent_groups(self, new: ProcessGroup) -> None:
         """The ranks of the new default group, by their old numbers, are all that are left."""
-        for backend, old in self.carriers.items():
+        for backend, old in self.parent_groups.items():
             made = old.subgroup(new.ranks, f"{old.group_name}:{new.group_name}", self.timeout)
             assert made is not None
             made.renumber(range(new.size()))
-            self.carriers[backend] = made
+            self.parent_groups[backend] = made
             old.destroy()

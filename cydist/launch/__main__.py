@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cydist.launch.job import run_job
 from cydist.launch.options import parse
-from cydist.launch.supervisor import run_guarded
+from cydist.launch.supervisor import run_supervised
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     number of the signal that ended it or this launcher.
     """
     options = parse(sys.argv[1:] if argv is None else argv)
-    return run_guarded(lambda lifeline: run_job(options, lifeline), options.signals)
+    return run_supervised(lambda lifeline: run_job(options, lifeline), options.signals)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,6 @@ _CONSEQUENCES = (
 )
 
 
-def blames_another(text: str) -> bool:
+def is_secondary_failure(text: str) -> bool:
     """Return whether this traceback is about the death of another rank."""
     return any(name in text for name in _CONSEQUENCES)

@@ -17,7 +17,7 @@ from cydist.errors import RendezvousError
 from cydist.net.secret import new_secret
 
 if TYPE_CHECKING:
-    from cydist.launch.options import Options
+    from cydist.launch.options import LaunchOptions
 
 _STALE = (
     config.SECRET_FD,
@@ -118,7 +118,7 @@ class Generation(NamedTuple):
             self.ports.close()
 
 
-def new_generation(options: Options, number: int) -> Generation:
+def new_generation(options: LaunchOptions, number: int) -> Generation:
     """Make what generation `number` shares. Raises RendezvousError: the address is not ours, or
     this host has no port or descriptor left."""
     if options.nodes > 1:
@@ -167,7 +167,7 @@ def remove_stale(variables: MutableMapping[str, str]) -> None:
 
 
 def worker_environment(
-    options: Options, generation: Generation, local_rank: int, inherited: Mapping[str, str]
+    options: LaunchOptions, generation: Generation, local_rank: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """`inherited`, with what tells a worker who it is; descriptors are added at the start."""
     rank = options.node_rank * options.local_size + local_rank

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Iterable, Sequence
 
-from cydist.launch.causes import blames_another
+from cydist.launch.causes import is_secondary_failure
 from cydist.launch.output import TRACEBACK
 from cydist.launch.processes import pretty_exit
 from cydist.launch.workers import Worker
@@ -38,12 +38,12 @@ def first_failure(workers: Iterable[Worker]) -> Worker | None:
     first."""
     failed = [worker for worker in workers if worker.code and not worker.told]
     return min(
-        failed, key=lambda worker: (_blames_another(worker), failed_at(worker)), default=None
+        failed, key=lambda worker: (_is_secondary_failure(worker), failed_at(worker)), default=None
     )
 
 
-def _blames_another(worker: Worker) -> bool:
-    return blames_another("\n".join(last_words(worker.last_output())))
+def _is_secondary_failure(worker: Worker) -> bool:
+    return is_secondary_failure("\n".join(traceback_tail(worker.last_output())))
 
 
 def about_to_fail(worker: Worker, now: float) -> bool:
@@ -65,7 +65,7 @@ def report(first: Worker, workers: Sequence[Worker]) -> str:
             "cydistrun: this launcher did not send that signal; when memory runs out, the kernel "
             "does (see dmesg)"
         )
-    said = _error_file(first.error_file) or last_words(first.last_output())
+    said = _error_file(first.error_file) or traceback_tail(first.last_output())
     if said:
         lines.append(f"cydistrun: the last words of rank {first.rank}:")
         lines += [f"    {line}" for line in said]
@@ -93,7 +93,7 @@ def _more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
-def last_words(output: bytes) -> list[str]:
+def traceback_tail(output: bytes) -> list[str]:
     """Return the last traceback in the end of a worker's stderr, or else its last lines."""
     lines = output.decode(errors="replace").splitlines()
     starts = [place for place, line in enumerate(lines) if TRACEBACK.decode() in line]

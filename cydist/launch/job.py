@@ -24,10 +24,10 @@ from cydist.errors import RendezvousError
 from cydist.launch.console import consoles
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import about_to_fail, first_failure, ranks_text, remove_files, report
-from cydist.launch.options import STREAMS, Options
+from cydist.launch.options import STREAMS, LaunchOptions
 from cydist.launch.output import Lines, LogFile, Stream
 from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
-from cydist.launch.supervisor import FINAL_WAIT_SECONDS, nothing
+from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, Rounds, duration
 
@@ -51,7 +51,7 @@ class Stage(enum.Enum):
 class Job:
     """All workers of this host, from the first start to the last end."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self.options = options
         self.stopped_by: int | None = None  # the first signal that we were sent
         self.abandoned = False  # the outer process is dead
@@ -72,9 +72,9 @@ class Job:
         wake, wake_write = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, nothing)
+        signal.signal(signal.SIGCHLD, ignore_signal)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self._register(lifeline, lambda: self._hear(lifeline))
+        self._register(lifeline, lambda: self._on_lifeline(lifeline))
         self._register(wake, lambda: self._reap(wake))
         self._files = tempfile.mkdtemp(prefix="cydistrun-")
         try:
@@ -223,7 +223,7 @@ class Job:
         for worker in self._workers:
             worker.end(signal.SIGKILL)
 
-    def _hear(self, lifeline: int) -> None:
+    def _on_lifeline(self, lifeline: int) -> None:
         """Signals that the outer process forwards, or its death."""
         numbers = os.read(lifeline, 4096)
         if not numbers:
@@ -357,6 +357,6 @@ class Job:
                 worker.logs[stream] = LogFile(os.path.join(directory, f"{name}.log"))
 
 
-def run_job(options: Options, lifeline: int) -> int:
+def run_job(options: LaunchOptions, lifeline: int) -> int:
     """Run a job below this process; the exit code."""
     return Job(options).run(lifeline)

@@ -34,7 +34,7 @@ REFUSED = {
 REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 
 
-class Options(NamedTuple):
+class LaunchOptions(NamedTuple):
     """What to start, where, and what to do with its output; checked and resolved."""
 
     command: tuple[str, ...]
@@ -188,7 +188,7 @@ def parser() -> Parser:
     return it
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> LaunchOptions:
     """Return the options in `argv`. Exits with 2 and one sentence when they make no sense."""
     it = parser()
     given = it.parse_args(it.hyphens(argv))
@@ -198,7 +198,7 @@ def parse(argv: Sequence[str]) -> Options:
         it.error(str(error))
 
 
-def _resolve(given: argparse.Namespace) -> Options:
+def _resolve(given: argparse.Namespace) -> LaunchOptions:
     for name, reason in REFUSED.items():
         if getattr(given, name[2:].replace("-", "_")) not in (None, False, "", "null", "0"):
             raise ValueError(f"{name} is not supported: {reason}")
@@ -220,7 +220,7 @@ def _resolve(given: argparse.Namespace) -> Options:
         )
     everywhere = dict.fromkeys(range(local_size), 3) if given.log_dir else {}
     redirects = which_streams("--redirects", given.redirects, local_size)
-    return Options(
+    return LaunchOptions(
         command=(given.script, *given.arguments),
         is_script=_check_program(given),
         is_module=given.module,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
 from cydist.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from cydist.launch.causes import blames_another
+from cydist.launch.causes import is_secondary_failure
 from cydist.launch.environment import Ports, job_variables, new_ports, remove_stale, secret_pipe
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
 from cydist.net.secret import new_secret
@@ -116,7 +116,7 @@ class ProcessContext:
             if (said := self._read(rank)) is not None:
                 text = f"rank {rank} raised:\n\n{said[1]}"
                 raised = ProcessRaisedException(text, rank, pid)
-                failures.append((blames_another(said[1]), said[0], raised))
+                failures.append((is_secondary_failure(said[1]), said[0], raised))
             elif code:
                 name = pretty_signal(-code) if code < 0 else None
                 text = f"rank {rank} failed: {pretty_exit(code)}"

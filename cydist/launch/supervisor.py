@@ -29,11 +29,11 @@ FINAL_WAIT_SECONDS = 5.0
 LOOK_MS = 50  # between looks at a process that has no descriptor
 
 
-def nothing(number: int, frame: FrameType | None) -> None:
+def ignore_signal(number: int, frame: FrameType | None) -> None:
     """A handler for signals whose number arrives through a descriptor; exec resets it."""
 
 
-def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
+def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
     """Run `inner(lifeline)` in a child and wait for it; its result, the exit code.
 
     Call it while this process has one thread. `signals` are forwarded: each arrives as one
@@ -54,7 +54,7 @@ def run_guarded(inner: Callable[[int], int], signals: Sequence[int]) -> int:
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in forwarded:
-        signal.signal(number, nothing)
+        signal.signal(number, ignore_signal)
     sys.stdout.flush()
     sys.stderr.flush()
     # Blocked, or a signal between fork and the child's set_wakeup_fd would count twice.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from cydist import config
 from cydist.launch.environment import Generation, secret_pipe, worker_environment
-from cydist.launch.options import STREAMS, Options
+from cydist.launch.options import STREAMS, LaunchOptions
 from cydist.launch.output import LogFile, Tail
 from cydist.launch.processes import die_with
 
@@ -49,7 +49,7 @@ class Worker:
 
     def start(
         self,
-        options: Options,
+        options: LaunchOptions,
         generation: Generation,
         inherited: Mapping[str, str],
         directory: str,
@@ -87,7 +87,7 @@ class Worker:
         self.pid = process.pid
         process.returncode = 0  # we reap it ourselves, with everything else that ends
 
-    def _command(self, options: Options) -> list[str]:
+    def _command(self, options: LaunchOptions) -> list[str]:
         command = [*options.command]
         if options.pass_local_rank:
             command.append(f"--local-rank={self.local_rank}")
@@ -96,7 +96,7 @@ class Worker:
         # -u: what a worker printed before it was killed must not be lost in its buffer.
         return [sys.executable, "-u", *command] if options.is_script else command
 
-    def _stream(self, stream: int, options: Options, stack: contextlib.ExitStack) -> int:
+    def _stream(self, stream: int, options: LaunchOptions, stack: contextlib.ExitStack) -> int:
         """Return the descriptor that the worker gets as `stream`: its log file, or a pipe to us."""
         if options.redirects.get(self.local_rank, 0) & stream:
             return self.logs[stream].fd

@@ -4,7 +4,7 @@ Any client may connect. A pending peer is sent 77 bytes and has auth.HANDSHAKE_T
 most the 197 bytes of its proof are held, and nothing is parsed before the proof. When all places
 are taken, or no descriptor is left, a new connection replaces the oldest pending peer, once that
 one has had GRACE seconds. So a flood of unauthenticated clients delays a member by at most
-len(flood) / MOST_GUESTS * GRACE seconds, and takes nothing else.
+len(flood) / MOST_PENDING_PEERS * GRACE seconds, and takes nothing else.
 
 This module knows sockets and the handshake, and no store or transport.
 """
@@ -25,11 +25,11 @@ from cydist.net import auth
 from cydist.net.auth import ClientHandshake, ServerHandshake
 
 # At once; and no more than a quarter of the descriptors that this process may have.
-MOST_GUESTS = 256
+MOST_PENDING_PEERS = 256
 GRACE = 0.1  # seconds that every pending peer has, however many others wait
 BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits a second
 
-_ACCEPTS_IN_TURN = 16
+_ACCEPTS_AT_ONCE = 16
 _PAUSE = 0.05  # seconds until the next attempt to get a descriptor
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -71,7 +71,7 @@ class HandshakeSocket:
                 return
             self.unsent = self.unsent[sent:]
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read one message; return whether it was complete. No byte after it is read.
 
         Raises OSError, and what the handshake raises, after the refusal was sent.
@@ -125,9 +125,11 @@ class Acceptor:
         self._job = job
         self._also = also
         self._listeners: list[socket.socket] = []
-        self._guests: dict[socket.socket, PendingPeer] = {}  # oldest first
+        self._pending_peers: dict[socket.socket, PendingPeer] = {}  # oldest first
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = MOST_GUESTS if limit < 0 else max(1, min(MOST_GUESTS, limit // 4))
+        self._most = (
+            MOST_PENDING_PEERS if limit < 0 else max(1, min(MOST_PENDING_PEERS, limit // 4))
+        )
         self._reopen: float | None = None  # when to listen again; None: listening
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -141,7 +143,7 @@ class Acceptor:
 
     def __len__(self) -> int:
         """Return the number of pending peers."""
-        return len(self._guests)
+        return len(self._pending_peers)
 
     def close(self) -> None:
         """Close the listeners and all pending peers.
@@ -154,12 +156,12 @@ class Acceptor:
             # forked children /dev/null is in its place.)
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-        for sock in [*self._listeners, *self._guests]:
+        for sock in [*self._listeners, *self._pending_peers]:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(sock)
             sock.close()
         self._listeners.clear()
-        self._guests.clear()
+        self._pending_peers.clear()
         self._reopen = None
         if self._spare >= 0:
             os.close(self._spare)
@@ -172,39 +174,42 @@ class Acceptor:
         then, and `unsent` is this side's proof, which the peer waits for.
         """
         assert isinstance(fileobj, socket.socket)
-        guest = self._guests.get(fileobj)
-        if guest is not None:
-            return guest if self._proves_itself(guest) else None
+        peer = self._pending_peers.get(fileobj)
+        if peer is not None:
+            return peer if self._authenticate(peer) else None
         if fileobj in self._listeners and self._reopen is None:
             self._accept(fileobj)
         return None
 
     @property
     def alarm(self) -> float | None:
-        """The time at which `look_at_clock` has something to do; None: never."""
-        oldest = next(iter(self._guests.values()), None)
+        """The time at which `expire` has something to do; None: never."""
+        oldest = next(iter(self._pending_peers.values()), None)
         times = [] if oldest is None else [oldest.deadline]
         return min([*times, *([] if self._reopen is None else [self._reopen])], default=None)
 
-    def look_at_clock(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Close pending peers past their deadline, and listen again after a pause."""
-        while self._guests and (oldest := next(iter(self._guests.values()))).deadline <= now:
+        while (
+            self._pending_peers
+            and (oldest := next(iter(self._pending_peers.values()))).deadline <= now
+        ):
             self._dismiss(oldest)
         if self._reopen is not None and self._reopen <= now:
             self._reopen = None
             for listener in self._listeners:
                 self._selector.register(listener, selectors.EVENT_READ, self)
 
-    def make_room(self) -> bool:
+    def evict_oldest(self) -> bool:
         """Close the oldest pending peer to free its descriptor; return whether there was one."""
-        for guest in self._guests.values():
-            self._dismiss(guest)
+        for peer in self._pending_peers.values():
+            self._dismiss(peer)
             return True
         return False
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_IN_TURN):
-            full = len(self._guests) >= self._most
+        for _ in range(_ACCEPTS_AT_ONCE):
+            full = len(self._pending_peers) >= self._most
             if full and not self._may_replace():
                 return
             try:
@@ -212,67 +217,67 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     return
-                if not self._guests:
-                    self._turn_away(listener)
+                if not self._pending_peers:
+                    self._reject(listener)
                     return
                 if not self._may_replace():
                     return
-                self.make_room()
+                self.evict_oldest()
                 continue
             if full:
-                self.make_room()
-            self._greet(sock)
+                self.evict_oldest()
+            self._start_handshake(sock)
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _start_handshake(self, sock: socket.socket) -> None:
         there = auth.address_of(sock)
         try:
             endpoints = auth.endpoints_of(sock, accepted=True)
             shake = ServerHandshake(
                 self._secret, self._channel, self._job, there, self._also, endpoints
             )
-            guest = PendingPeer(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
-            guest.unsent = shake.greeting
+            peer = PendingPeer(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+            peer.unsent = shake.greeting
             sock.setblocking(False)
-            guest.flush()
+            peer.flush()
             self._selector.register(sock, selectors.EVENT_READ, self)
         except OSError:
             sock.close()
             return
-        self._guests[sock] = guest
+        self._pending_peers[sock] = peer
 
-    def _proves_itself(self, guest: PendingPeer) -> bool:
+    def _authenticate(self, peer: PendingPeer) -> bool:
         try:
-            if not guest.hear():
+            if not peer.receive():
                 return False
         except (OSError, DistError):
-            self._dismiss(guest)
+            self._dismiss(peer)
             return False
-        self._part_with(guest)
+        self._forget(peer)
         return True
 
-    def _part_with(self, guest: PendingPeer) -> None:
-        del self._guests[guest.sock]
-        self._selector.unregister(guest.sock)
+    def _forget(self, peer: PendingPeer) -> None:
+        del self._pending_peers[peer.sock]
+        self._selector.unregister(peer.sock)
 
-    def _dismiss(self, guest: PendingPeer) -> None:
-        self._part_with(guest)
-        guest.sock.close()
+    def _dismiss(self, peer: PendingPeer) -> None:
+        self._forget(peer)
+        peer.sock.close()
 
     def _may_replace(self) -> bool:
         """Return whether the oldest pending peer has had GRACE; else stop accepting until then."""
-        oldest = next(iter(self._guests.values()))
+        oldest = next(iter(self._pending_peers.values()))
         due = oldest.deadline - auth.HANDSHAKE_TIMEOUT + GRACE
         if due > time.monotonic():
             self._rest(due)
             return False
         return True
 
-    def _turn_away(self, listener: socket.socket) -> None:
+    def _reject(self, listener: socket.socket) -> None:
         """Refuse connections through the spare descriptor, as no other is left; pause then.
 
         Left in the backlog they would keep the listener ready, and this thread busy.
         """
-        for _ in range(_ACCEPTS_IN_TURN):
+        for _ in range(_ACCEPTS_AT_ONCE):
             if self._spare >= 0:
                 os.close(self._spare)
                 self._spare = -1

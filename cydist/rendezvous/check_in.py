@@ -16,7 +16,7 @@ from typing import Any
 from cydist._native import failpoint
 from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import first_of, served_by
+from cydist.stores.membership_store import ranks_text, served_by
 
 # What rank 0 writes to say that all ranks are here, followed by the check-in's random name, that
 # somebody is missing, or how the ranks differ.
@@ -33,7 +33,7 @@ class StaleCheckIn(Exception):
     """The store is still that of another meeting, which rank 0 has not left."""
 
 
-def meet(
+def check_in(
     store: Any,
     rank: int,
     world_size: int,
@@ -58,96 +58,98 @@ def meet(
     """
     if holder is not None:
         _find_the_same(store, rank, holder, f"{world_size} {group_name}", deadline)
-    hall = PrefixStore(f"cydist/{group_name}", store)
+    namespace = PrefixStore(f"cydist/{group_name}", store)
     with served_by(holder, "rendezvous"):
-        number = hall.add(f"arrivals/{rank}", 1)
+        number = namespace.add(f"arrivals/{rank}", 1)
     if holder is not None and number > 1:
         raise StaleCheckIn
-    meeting = MembershipStore(f"{number}", hall, range(world_size), holder=holder)
-    meeting.join(rank)
-    with meeting.told_on_error(rank, late=True):
+    ranks_store = MembershipStore(f"{number}", namespace, range(world_size), holder=holder)
+    ranks_store.join(rank)
+    with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
         place = f"{socket.gethostname()} (process {os.getpid()})"
-        meeting.set(f"here/{rank}", f"{place}\n{backend}")
+        ranks_store.set(f"here/{rank}", f"{place}\n{backend}")
         if rank == 0:
-            _gather(meeting, world_size, deadline, number)
+            _await_all(ranks_store, world_size, deadline, number)
         else:
-            _attend(meeting, world_size, deadline, number)
-    return meeting, rank, world_size
+            _await_verdict(ranks_store, world_size, deadline, number)
+    return ranks_store, rank, world_size
 
 
 def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: float) -> None:
     """The store serves the meeting that `holder` opened it for, and no other."""
-    hall = MembershipStore("cydist", store, (), holder=holder)
+    namespace = MembershipStore("cydist", store, (), holder=holder)
     if rank == holder:
-        hall.set("serves", what)
+        namespace.set("serves", what)
         return
     try:
-        (served,) = hall.multi_get(["serves"], max(0.0, deadline - time.monotonic()))
+        (served,) = namespace.multi_get(["serves"], max(0.0, deadline - time.monotonic()))
     except StoreTimeoutError as error:
-        raise _silent(error, holder) from error
+        raise _unresponsive(error, holder) from error
     if served != what.encode():
         raise StaleCheckIn
 
 
-def _gather(meeting: MembershipStore, world_size: int, deadline: float, number: int) -> None:
+def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
     """Rank 0: wait until all ranks are here, and say so, or which are not."""
     everybody = [f"here/{rank}" for rank in range(world_size)]
     try:
-        here = meeting.multi_get(everybody, max(0.0, deadline - time.monotonic()))
+        here = ranks_store.multi_get(everybody, max(0.0, deadline - time.monotonic()))
     except PeerFailedError as error:
-        _heed(_word(meeting), world_size, number)  # one whose time was up has gone
+        _apply_verdict(_verdict(ranks_store), world_size, number)  # one whose time was up has gone
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
         with contextlib.suppress(DistStoreError):
-            PrefixStore.wait(meeting, others, LATECOMERS_SECONDS)  # other ranks may be lost too
+            PrefixStore.wait(ranks_store, others, LATECOMERS_SECONDS)  # other ranks may be lost too
         raise
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
-        missing = _missing(meeting, world_size)
+        missing = _missing(ranks_store, world_size)
         if not missing:
             raise
-        raise _failed(meeting, missing, world_size, number) from error
-    _heed(_word(meeting), world_size, number)
+        raise _failed(ranks_store, missing, world_size, number) from error
+    _apply_verdict(_verdict(ranks_store), world_size, number)
     asked = [text.partition(b"\n")[2] for text in here]
     if wrong := differences(asked, range(world_size), "rendezvous"):
-        meeting.set("job", _DIFFER + wrong.encode())
+        ranks_store.set("job", _DIFFER + wrong.encode())
         raise RendezvousError(wrong)
-    meeting.set("job", _COMPLETE + os.urandom(16).hex().encode())
+    ranks_store.set("job", _COMPLETE + os.urandom(16).hex().encode())
 
 
-def _attend(meeting: MembershipStore, world_size: int, deadline: float, number: int) -> None:
+def _await_verdict(
+    ranks_store: MembershipStore, world_size: int, deadline: float, number: int
+) -> None:
     """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
-        (word,) = meeting.multi_get(["job"], limit)
+        (verdict,) = ranks_store.multi_get(["job"], limit)
     except PeerFailedError:
         raise
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
-            raise _silent(error, meeting.holder) from error
-        raise _failed(meeting, _missing(meeting, world_size), world_size, number) from error
-    _heed(word, world_size, number)
+            raise _unresponsive(error, ranks_store.holder) from error
+        raise _failed(ranks_store, _missing(ranks_store, world_size), world_size, number) from error
+    _apply_verdict(verdict, world_size, number)
 
 
 def _failed(
-    meeting: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
+    ranks_store: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
 ) -> RendezvousError:
     """This rank's time is up: all others give up, too."""
-    meeting.set("job", _FAILED + ",".join(map(str, missing)).encode())
-    return _absent(missing, world_size, number)
+    ranks_store.set("job", _FAILED + ",".join(map(str, missing)).encode())
+    return _missing_error(missing, world_size, number)
 
 
-def _word(meeting: PrefixStore) -> bytes:
+def _verdict(ranks_store: PrefixStore) -> bytes:
     """Return rank 0's verdict so far; b"": none yet."""
-    return meeting.get("job") if meeting.check(["job"]) else b""
+    return ranks_store.get("job") if ranks_store.check(["job"]) else b""
 
 
-def _heed(word: bytes, world_size: int, number: int) -> None:
+def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
     """Raise RendezvousError if the word is that the meeting has failed."""
-    if word[:1] == _FAILED:
-        missing = tuple(int(each) for each in word[1:].split(b",") if each)
-        raise _absent(missing, world_size, number)
-    if word[:1] == _DIFFER:
-        raise RendezvousError(word[1:].decode())
+    if verdict[:1] == _FAILED:
+        missing = tuple(int(each) for each in verdict[1:].split(b",") if each)
+        raise _missing_error(missing, world_size, number)
+    if verdict[:1] == _DIFFER:
+        raise RendezvousError(verdict[1:].decode())
 
 
 def agree(
@@ -179,7 +181,7 @@ def agree(
         here = [each for each in ranks if part.check([f"asks/{each}"])]
         words = part.multi_get([f"asks/{each}" for each in here])
         asked = dict(zip(here, words, strict=True))
-        asked |= {each: word.encode() for each, word in others.items()}
+        asked |= {each: spec.encode() for each, spec in others.items()}
         wrong = differences([asked[each] for each in sorted(asked)], sorted(asked), what)
         if wrong:
             part.set("asks/all", wrong)
@@ -196,14 +198,14 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
         who.setdefault(backend, []).append(rank)
     if len(who) == 1:
         return ""
-    texts = [f"{backend.decode()!r} on rank {first_of(own)}" for backend, own in who.items()]
+    texts = [f"{backend.decode()!r} on rank {ranks_text(own)}" for backend, own in who.items()]
     return (
         f"{what}: the ranks ask for different backends: {'; '.join(texts)}. Ask for the same on "
         "all; None stands for what a process finds, by its launcher, cupy and GPUs"
     )
 
 
-def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
+def _unresponsive(error: DistStoreError, holder: int | None) -> RendezvousError:
     """Return the error for a store that does not answer.
 
     Asking it which ranks are missing would take as long again.
@@ -213,18 +215,20 @@ def _silent(error: DistStoreError, holder: int | None) -> RendezvousError:
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)
 
 
-def _missing(meeting: PrefixStore, world_size: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(world_size) if not meeting.check([f"here/{rank}"]))
+def _missing(ranks_store: PrefixStore, world_size: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(world_size) if not ranks_store.check([f"here/{rank}"]))
 
 
-def _absent(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:
+def _missing_error(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:
     doubt = (
         f". This is meeting number {number} in this store: if it is the first of this job, two "
         "processes have the same rank, or the store is left from an earlier job"
         if number > 1
         else ""
     )
-    what = f"missing: rank {first_of(missing)}" if missing else "rank 0 has not opened the meeting"
+    what = (
+        f"missing: rank {ranks_text(missing)}" if missing else "rank 0 has not opened the meeting"
+    )
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
         f"{what}{doubt}",

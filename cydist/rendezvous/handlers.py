@@ -27,10 +27,10 @@ from cydist.errors import (
 from cydist.net import auth
 from cydist.net.interfaces import public_address, towards
 from cydist.rendezvous import launcher_env
-from cydist.rendezvous.check_in import StaleCheckIn, meet
+from cydist.rendezvous.check_in import StaleCheckIn, check_in
 from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
 from cydist.stores import MembershipStore, PrefixStore, Store, TCPStore
-from cydist.stores.membership_store import released_on_error, served_by
+from cydist.stores.membership_store import close_on_error, served_by
 from cydist.stores.store import Timeout
 from cydist.tuning.file import MOST_RANKS
 from cydist.waiting import DEFAULT_TIMEOUT, duration
@@ -54,7 +54,7 @@ _FIRST_TRY, _LONGEST_TRY = 1.0, 30.0
 _WRONG_SECONDS = 0.5
 
 
-class _Call(NamedTuple):
+class _InitArguments(NamedTuple):
     """What init_process_group was told, as the ways to meet see it. None: not said."""
 
     url: SplitResult | None
@@ -68,7 +68,7 @@ class _Call(NamedTuple):
     def remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def placed(self, how: str) -> tuple[int, int]:
+    def with_rank(self, how: str) -> tuple[int, int]:
         """Rank and world size, which must be known by now."""
         rank, size = self.rank, self.world_size
         if rank is None or size is None:
@@ -121,43 +121,46 @@ def rendezvous(
     deadline = time.monotonic() + duration(timeout)
     url = None if init_method is None else _split(init_method)
     with ExitStack() as boards:
-        call = _Call(url, _given(rank), _given(world_size), group_name, deadline, boards)
+        call = _InitArguments(url, _given(rank), _given(world_size), group_name, deadline, boards)
         if store is not None:
-            here, size = call.placed("an explicit store")
-            return meet(
+            here, size = call.with_rank("an explicit store")
+            return check_in(
                 store, here, size, deadline=deadline, group_name=group_name, backend=backend
             )
-        way = _WAYS.get("env" if url is None else url.scheme)
-        if way is None:
+        handler = _HANDLERS.get("env" if url is None else url.scheme)
+        if handler is None:
             raise ValueError(
-                f"init_method must begin with {', '.join(f'{name}://' for name in _WAYS)}, "
+                f"init_method must begin with {', '.join(f'{name}://' for name in _HANDLERS)}, "
                 f"not {init_method!r}"
             )
-        return _met(_with_query(call), way, timeout, backend)
+        return _check_in_by(_with_query(call), handler, timeout, backend)
 
 
-def _met(
-    call: _Call, way: Callable[[_Call], tuple[Any, int, int]], timeout: Timeout, backend: str
+def _check_in_by(
+    call: _InitArguments,
+    handler: Callable[[_InitArguments], tuple[Any, int, int]],
+    timeout: Timeout,
+    backend: str,
 ) -> tuple[MembershipStore, int, int]:
-    """Reach the store by `way` and meet there; again, while that is the store of another meeting,
-    which rank 0 has not left."""
+    """Reach the store by `handler` and meet there; again, while that is the store of another
+    meeting, which rank 0 has not left."""
     pause = _FIRST_PAUSE
     while True:
-        store, here, size = way(call)
+        store, here, size = handler(call)
         holder = None if _gives_out_ranks(call) else 0
         try:
-            with released_on_error(store):
+            with close_on_error(store):
                 store.set_timeout(timedelta(seconds=duration(timeout)))
-                return meet(
+                return check_in(
                     store, here, size, deadline=call.deadline, group_name=call.group_name,
                     holder=holder, backend=backend,
                 )  # fmt: skip
         except StaleCheckIn:
-            _come_again(call, here, pause)
+            _retry(call, here, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _come_again(call: _Call, rank: int, pause: float) -> None:
+def _retry(call: _InitArguments, rank: int, pause: float) -> None:
     """Rank 0 still serves another meeting: give it time to leave."""
     if not call.remaining:
         raise RendezvousError(
@@ -181,13 +184,13 @@ def rendezvous_by(
     """
     deadline = time.monotonic() + duration(timeout)
     with ExitStack() as boards:
-        call = _Call(None, rank, world_size, "", deadline, boards)
-        call.placed("a store")
+        call = _InitArguments(None, rank, world_size, "", deadline, boards)
+        call.with_rank("a store")
 
-        def way(call: _Call) -> tuple[Any, int, int]:
-            return _through(board, call, lambda: host(deadline)), rank, world_size
+        def handler(call: _InitArguments) -> tuple[Any, int, int]:
+            return _via_board(board, call, lambda: host(deadline)), rank, world_size
 
-        return _met(call, way, timeout, "")
+        return _check_in_by(call, handler, timeout, "")
 
 
 def _split(url: str) -> SplitResult:
@@ -201,7 +204,7 @@ def _given(value: int) -> int | None:
     return None if value == -1 else value
 
 
-def _with_query(call: _Call) -> _Call:
+def _with_query(call: _InitArguments) -> _InitArguments:
     """Take rank and world size from the URL's query; giving them twice is an error."""
     if call.url is None or not call.url.query:
         return call
@@ -219,7 +222,7 @@ def _with_query(call: _Call) -> _Call:
     return call
 
 
-def _from_launcher(call: _Call) -> _Call:
+def _from_launcher(call: _InitArguments) -> _InitArguments:
     """Fill in what the launcher says of rank and size."""
     place = launcher_env.place()
     return call._replace(
@@ -231,10 +234,10 @@ def _from_launcher(call: _Call) -> _Call:
 # The ways
 
 
-def _by_environment(call: _Call) -> tuple[Any, int, int]:
+def _by_environment(call: _InitArguments) -> tuple[Any, int, int]:
     """env://: MASTER_ADDR and MASTER_PORT, or what the launcher offers in their place."""
     call = _from_launcher(call)
-    rank, size = call.placed("env://")
+    rank, size = call.with_rank("env://")
     host, port = config.MASTER_ADDR.get(), config.MASTER_PORT.get()
     if _agent_store(host, port):
         return _by_agent(call, host, _port(port)), rank, size
@@ -261,7 +264,7 @@ def _is_torchruns() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _by_agent(call: _Call, host: str, port: int) -> Store:
+def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
     """Under torchrun: rank 0 opens a store of ours, and says where in torchrun's."""
     try:
         torch_distributed: Any = importlib.import_module("torch.distributed")
@@ -274,21 +277,21 @@ def _by_agent(call: _Call, host: str, port: int) -> Store:
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
     board = PrefixStore(f"cydist/{launcher_env.job_id()}/{call.group_name}", agent)
-    return _through(board, call, lambda: towards(host, call.deadline))
+    return _via_board(board, call, lambda: towards(host, call.deadline))
 
 
-def _through(board: Store, call: _Call, where: Callable[[], str]) -> Store:
+def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
     """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read.
 
     What they read may be left from an earlier start of the job, whose ranks are gone. So rank 0
     writes a fresh random name with its address, and a store admits those that know its name only:
     who finds nobody at the address, or somebody else, reads the board again.
     """
-    rank, _ = call.placed("env://")
+    rank, _ = call.with_rank("env://")
     if rank == 0:
         host, name = where(), os.urandom(8).hex()
         store = _tcp(call, host, 0, name)
-        with released_on_error(store):
+        with close_on_error(store):
             board.set("address", f"{host} {store.port} {name}")
         return store
     patience, wrong = _FIRST_TRY, _Since()
@@ -330,13 +333,13 @@ class _Since:
         return now - self._began
 
 
-def _without_address(call: _Call) -> Store:
+def _without_address(call: _InitArguments) -> Store:
     """Meet under a launcher that gives ranks but no address: on this host, or through MPI.
 
     MPI is not started where the host is enough: under another MPI's launcher that may end the
     process, which no code could catch.
     """
-    _, size = call.placed("env://")
+    _, size = call.with_rank("env://")
     if not (launcher_env.place().single_host and launcher_env.job_id()):
         MPI = launcher_env.import_mpi() if launcher_env.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
@@ -353,16 +356,16 @@ def _without_address(call: _Call) -> Store:
     path = str(launcher_env.job_file(launcher_env.job_id()))
     board = FileStore(path, size, call.remaining, fresh=True)
     call.boards.callback(board.close)
-    return _through(board, call, lambda: "127.0.0.1")
+    return _via_board(board, call, lambda: "127.0.0.1")
 
 
-def _by_mpi(call: _Call, MPI: Any) -> Store:
+def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
     """Rank 0's address by MPI, with a secret for ranks that have none.
 
     Synchronous sends, and no collective of MPI's: those may leave a rank waiting for another's
     next call of MPI, which would come only after this meeting.
     """
-    rank, _ = call.placed("env://")
+    rank, _ = call.with_rank("env://")
     if rank > 0:
         message = bytearray(_ADDRESS.size)
         request = MPI.COMM_WORLD.Irecv([message, MPI.BYTE], MPI.ANY_SOURCE, _MPI_TAG)
@@ -386,7 +389,7 @@ def _by_mpi(call: _Call, MPI: Any) -> Store:
     content = _ADDRESS.pack(secret, fresh, store.port, host.encode())
     me = MPI.COMM_WORLD.Get_rank()
     others = [other for other in range(MPI.COMM_WORLD.Get_size()) if other != me]
-    with released_on_error(store):
+    with close_on_error(store):
         sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], other, _MPI_TAG) for other in others]
         late = tuple(others[i] for i in _unfinished(sent, call.deadline))
         if late:
@@ -406,7 +409,7 @@ def _unfinished(requests: list[Any], deadline: float) -> list[int]:
         time.sleep(0.001)
 
 
-def _by_tcp(call: _Call) -> tuple[Any, int, int]:
+def _by_tcp(call: _InitArguments) -> tuple[Any, int, int]:
     """tcp://host:port, with given ranks; a multicast address gives them out."""
     assert call.url is not None
     try:
@@ -420,13 +423,13 @@ def _by_tcp(call: _Call) -> tuple[Any, int, int]:
 
         size = _size(call)
         store = multicast.find_store(host, port, size, call.group_name, call.deadline)
-        return store, _seat(store, call.rank, size, call), size
+        return store, _assign_rank(store, call.rank, size, call), size
     call = _from_launcher(call)
-    rank, size = call.placed("tcp://")
+    rank, size = call.with_rank("tcp://")
     return _tcp(call, host, port), rank, size
 
 
-def _gives_out_ranks(call: _Call) -> bool:
+def _gives_out_ranks(call: _InitArguments) -> bool:
     """Return whether a file, or any process, holds the store.
 
     Ranks are unknown before the check-in then; otherwise rank 0 serves the store.
@@ -444,7 +447,7 @@ def _is_multicast(host: str) -> bool:
         return False
 
 
-def _by_file(call: _Call) -> tuple[Any, int, int]:
+def _by_file(call: _InitArguments) -> tuple[Any, int, int]:
     """file:///path, on a file system that all ranks share."""
     from cydist.stores import FileStore
 
@@ -458,10 +461,10 @@ def _by_file(call: _Call) -> tuple[Any, int, int]:
         call = _from_launcher(call)
     size = _size(call)
     store = FileStore(path, size, max(0.001, call.remaining), fresh=True)
-    return store, _seat(store, call.rank, size, call), size
+    return store, _assign_rank(store, call.rank, size, call), size
 
 
-def _size(call: _Call) -> int:
+def _size(call: _InitArguments) -> int:
     if call.world_size is None or call.world_size < 1:
         raise ValueError("giving out ranks takes world_size, the number of processes")
     if call.rank is not None and not 0 <= call.rank < call.world_size:
@@ -476,19 +479,23 @@ def _check_size(size: int) -> None:
         raise ValueError(f"world_size (WORLD_SIZE) must be at most {MOST_RANKS}, not {size}")
 
 
-def _seat(store: Store, rank: int | None, size: int, call: _Call) -> int:
+def _assign_rank(store: Store, rank: int | None, size: int, call: _InitArguments) -> int:
     """Give out ranks: who asked for one has it, the others take what is left as they came.
 
     Every process computes the same from what all have asked for.
     """
-    with released_on_error(store):
-        return _seated(PrefixStore(f"cydist/{call.group_name}/seats", store), rank, size, call)
+    with close_on_error(store):
+        return _assigned_rank(
+            PrefixStore(f"cydist/{call.group_name}/seats", store), rank, size, call
+        )
 
 
-def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
-    ticket = hall.add("tickets", 1) - 1
+def _assigned_rank(
+    namespace: PrefixStore, rank: int | None, size: int, call: _InitArguments
+) -> int:
+    ticket = namespace.add("tickets", 1) - 1
     number, place = divmod(ticket, size)
-    table = MembershipStore(str(number), hall, range(size), noun="process number")
+    table = MembershipStore(str(number), namespace, range(size), noun="process number")
     table.join(place)
     table.set(f"{place}", f"{-1 if rank is None else rank} {size}")
     try:
@@ -521,7 +528,9 @@ def _seated(hall: PrefixStore, rank: int | None, size: int, call: _Call) -> int:
     return free[automatic.index(place)]
 
 
-def _tcp(call: _Call, host: str, port: int, name: str = "", *, awaited: bool = False) -> TCPStore:
+def _tcp(
+    call: _InitArguments, host: str, port: int, name: str = "", *, awaited: bool = False
+) -> TCPStore:
     """Return the job's store at host:port, served by rank 0.
 
     name        of this start of the job, where its address does not tell it from others
@@ -589,7 +598,7 @@ def _port(text: str, name: str = "MASTER_PORT") -> int:
     return int(text)
 
 
-_WAYS: dict[str, Callable[[_Call], tuple[Any, int, int]]] = {
+_HANDLERS: dict[str, Callable[[_InitArguments], tuple[Any, int, int]]] = {
     "env": _by_environment,
     "tcp": _by_tcp,
     "file": _by_file,

@@ -18,7 +18,7 @@ ENTRY_BYTES = 128
 _INT64 = range(-(2**63), 2**63)
 
 # A place to wait at: a key, or a queue. The two live in separate name spaces.
-Place = tuple[bool, bytes]
+KeyOrQueue = tuple[bool, bytes]
 
 
 class KeyValueTable:
@@ -35,7 +35,7 @@ class KeyValueTable:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
 
-    def awaits(self, request: Request) -> Place | None:
+    def awaits(self, request: Request) -> KeyOrQueue | None:
         """Return the first key or queue that a blocking request has to wait for; None: it can run.
 
         Raises DistStoreError for a request with keys and values that its operation does not take.
@@ -51,7 +51,7 @@ class KeyValueTable:
             return None
         return (False, missing)
 
-    def touched(self, request: Request) -> list[Place]:
+    def touched(self, request: Request) -> list[KeyOrQueue]:
         """Return the keys or queues at which waiting requests may go on after this one."""
         if request.op is Op.QUEUE_PUSH:
             return [(True, request.keys[0])]

@@ -16,7 +16,7 @@ from cydist.stores.protocol import Op
 from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
 from cydist.waiting import duration
 
-_TELLING_SECONDS = 1.0
+_REPORT_SECONDS = 1.0
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds that who waits lets pass between two looks
 
 
@@ -110,7 +110,7 @@ class MembershipStore(PrefixStore):
                 self._will = self._line(rank, f"{where} died, ended or was cut off")
                 self._root.will(self._lost, self._will)
 
-    def take_back(self) -> None:
+    def unregister(self) -> None:
         """From now on the end of this process is no news here."""
         if self._root is not None:
             self._root.withdraw_will(self._lost, self._will)
@@ -122,13 +122,13 @@ class MembershipStore(PrefixStore):
                 contextlib.suppress(Exception),
                 contextlib.closing(self._root.clone()) as twin,
             ):
-                twin.set_timeout(_TELLING_SECONDS)
+                twin.set_timeout(_REPORT_SECONDS)
                 joined = next((j for j, now in self._members.items() if now == rank), rank)
                 how = f"on {socket.gethostname()} gave up: {why}"
                 twin.append(self._lost, self._line(joined, how))
 
     @contextlib.contextmanager
-    def told_on_error(self, rank: int, *, late: bool = False) -> Iterator[None]:
+    def report_error(self, rank: int, *, late: bool = False) -> Iterator[None]:
         """`leave` when the block, in which this rank meets the others here, raises.
 
         late    also when it was late: others may have more time, and wait for it
@@ -222,7 +222,7 @@ class MembershipStore(PrefixStore):
                 raise
             raise StoreTimeoutError(
                 f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
-                f"{self._noun} {first_of(missing)} did not come"
+                f"{self._noun} {ranks_text(missing)} did not come"
             ) from error
         if wrong:
             raise RendezvousError(wrong)
@@ -279,7 +279,7 @@ class MembershipStore(PrefixStore):
             )
 
 
-def first_of(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Their numbers, for a message, unless they are many."""
     return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
@@ -306,7 +306,7 @@ def release(store: Any) -> None:
 
 
 @contextlib.contextmanager
-def released_on_error(store: Any) -> Iterator[None]:
+def close_on_error(store: Any) -> Iterator[None]:
     """Let go of a store of ours when the block raises: exceptions that are kept refer to it."""
     try:
         yield

@@ -111,7 +111,7 @@ class TCPStore(Store):
             lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
             port = lease.server.port
             host_name = host_name or public_address()
-        self._hold(_Pool(host_name, port, secret, job), lease)
+        self._acquire(_Pool(host_name, port, secret, job), lease)
         try:
             self._pool.give(self._pool.connect(deadline, patient=True, awaited=awaited))
             self._join(world_size, is_master and wait_for_workers, deadline)
@@ -119,11 +119,11 @@ class TCPStore(Store):
             self.close()
             raise
 
-    def _hold(self, pool: _Pool, lease: ServerRefcount | None) -> None:
+    def _acquire(self, pool: _Pool, lease: ServerRefcount | None) -> None:
         """Use these until closed or collected."""
         self._pool = pool
         self._lease = lease
-        self._letting_go = weakref.finalize(self, _let_go, pool, lease, _LINGER)
+        self._letting_go = weakref.finalize(self, _release, pool, lease, _LINGER)
         self._letting_go.atexit = False  # `_at_exit` does it
 
     @property
@@ -230,14 +230,14 @@ class TCPStore(Store):
 
     def withdraw_will(self, key: str, value: Value) -> None:
         """Undo `will`; others that were made over this object stay. Best effort."""
-        ended, rest = self._pool.disown(key, value)
+        ended, rest = self._pool.detach(key, value)
         try:
             with contextlib.suppress(DistStoreError):
                 for each in rest:
                     self.will(*each)
         finally:
             for connection in ended:
-                _part(connection)
+                _disconnect(connection)
 
     def num_keys(self) -> int:
         """Return the number of keys: one more than the user's, for the count of workers."""
@@ -249,7 +249,7 @@ class TCPStore(Store):
         Store.__init__(twin, self.timeout)
         if self._lease is not None and not self._lease.join():
             raise DistStoreError(f"this TCPStore on {self._pool.name} is closed")
-        twin._hold(self._pool.twin(), self._lease)
+        twin._acquire(self._pool.clone_handle(), self._lease)
         return twin
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class TCPStore(Store):
         has finished. At the end of the process wills are carried out.
         """
         if self._letting_go.detach() is not None:
-            _let_go(self._pool, self._lease, 0.0)
+            _release(self._pool, self._lease, 0.0)
 
     def release(self) -> None:
         """As garbage collection: what is held by an exception, say, is not collected. The port is
@@ -268,7 +268,7 @@ class TCPStore(Store):
         self._letting_go()
 
 
-def _let_go(pool: _Pool, lease: ServerRefcount | None, linger: float) -> None:
+def _release(pool: _Pool, lease: ServerRefcount | None, linger: float) -> None:
     pool.close()
     if lease is not None:
         lease.leave(linger)
@@ -319,7 +319,7 @@ class _Pool:
         bare = self.host.strip("[]")
         return f"[{bare}]:{self.port}" if ":" in bare else f"{bare}:{self.port}"
 
-    def twin(self) -> _Pool:
+    def clone_handle(self) -> _Pool:
         return _Pool(self.host, self.port, self._secret, self._job)
 
     def take(self, deadline: float, *, bond: bool = False) -> socket.socket:
@@ -337,9 +337,9 @@ class _Pool:
             if not self._closed and (bond or len(self._idle) < _IDLE_CONNECTIONS):
                 (self._bonds if bond else self._idle).append(connection)
                 return
-        _part(connection) if bond else connection.close()
+        _disconnect(connection) if bond else connection.close()
 
-    def disown(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
+    def detach(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
         """Take out the connections that carry this will, and what else they carry."""
         ended, rest = [], []
         with self._lock:
@@ -356,7 +356,7 @@ class _Pool:
                 connection.close()
             self._idle.clear()
             for connection in self._bonds:
-                connection.close() if ended else _part(connection)
+                connection.close() if ended else _disconnect(connection)
             self._bonds.clear()
 
     def abandon(self) -> None:
@@ -453,7 +453,7 @@ class _Pool:
         )
 
 
-def _part(connection: socket.socket) -> None:
+def _disconnect(connection: socket.socket) -> None:
     """Close a bond on purpose: take back the will, without waiting for an answer."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)

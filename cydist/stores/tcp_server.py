@@ -20,7 +20,7 @@ from collections import deque
 
 from cydist.errors import DistStoreError, QueueEmptyError
 from cydist.net.acceptor import Acceptor
-from cydist.stores.kv_table import ENTRY_BYTES, KeyValueTable, Place
+from cydist.stores.kv_table import ENTRY_BYTES, KeyOrQueue, KeyValueTable
 from cydist.stores.protocol import (
     CHANNEL,
     LENGTH,
@@ -52,7 +52,7 @@ class _Connection:
         self.received = bytearray()
         self.unsent = memoryview(b"")
         self.parked: Request | None = None
-        self.places: tuple[Place, ...] = ()
+        self.places: tuple[KeyOrQueue, ...] = ()
         self.will: Will = ()
         self.ticket = 0
         self.closing = False
@@ -75,7 +75,7 @@ class StoreServer:
         self.table = KeyValueTable(MAX_TOTAL_BYTES, MAX_VALUE_BYTES)
         self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
-        self._parked: dict[Place, dict[_Connection, None]] = {}
+        self._parked: dict[KeyOrQueue, dict[_Connection, None]] = {}
         self._wills: deque[tuple[bytes, bytes]] = deque()  # of connections that have ended
         # A heap. Stale alarms stay in it until their time, or until they are too many.
         self._alarms: list[_Alarm] = []
@@ -86,9 +86,9 @@ class StoreServer:
         self._waker, self._wakee = socket.socketpair()
         self._wakee.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._door = Acceptor(self._selector, secret, CHANNEL, job)
+        self._acceptor = Acceptor(self._selector, secret, CHANNEL, job)
         for listener in listeners:
-            self._door.listen(listener)
+            self._acceptor.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
         self._rounds = Rounds("thread cydist-store")
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
@@ -109,9 +109,9 @@ class StoreServer:
         """Wait until the server has ended."""
         self._thread.join(timeout)
 
-    def guests(self) -> int:
+    def pending_peers(self) -> int:
         """Return how many connections are not authenticated yet."""
-        return len(self._door)
+        return len(self._acceptor)
 
     def abandon(self) -> None:
         """In a forked child: let go of the descriptors, which the parent goes on using."""
@@ -121,7 +121,7 @@ class StoreServer:
 
     def _close_own(self) -> None:
         self._selector.close()
-        self._door.close()
+        self._acceptor.close()
         self._waker.close()
         self._wakee.close()
 
@@ -130,7 +130,7 @@ class StoreServer:
             while self._end is None:
                 with self._rounds:
                     self._round()
-            self._door.close()
+            self._acceptor.close()
             self._released.set()
             while self._connections and time.monotonic() < self._end:
                 with self._rounds:
@@ -143,21 +143,21 @@ class StoreServer:
 
     def _round(self) -> None:
         for key, events in self._selector.select(self._until_next()):
-            if key.data is self._door:
+            if key.data is self._acceptor:
                 try:
-                    guest = self._door.react(key.fileobj)
+                    peer = self._acceptor.react(key.fileobj)
                 except Exception as error:
                     self._rounds.note(error)  # nobody else waits for that
                     continue
-                if guest is not None:
-                    self._admit(guest.sock, guest.unsent)
+                if peer is not None:
+                    self._admit(peer.sock, peer.unsent)
             elif key.data is None:
                 with contextlib.suppress(OSError):
                     self._wakee.recv(64)
             elif key.data in self._connections:
                 self._serve(key.data, events)
         now = time.monotonic()
-        self._door.look_at_clock(now)
+        self._acceptor.expire(now)
         self._ring_alarms(now)
         self._carry_out_wills()
 
@@ -192,7 +192,7 @@ class StoreServer:
 
     def _until_next(self) -> float:
         times = [alarm[0] for alarm in self._alarms[:1]]
-        times += [when for when in (self._door.alarm, self._end) if when is not None]
+        times += [when for when in (self._acceptor.alarm, self._end) if when is not None]
         now = time.monotonic()
         if self._wills:  # a round that raised has not come to them
             times.append(now)
@@ -273,7 +273,7 @@ class StoreServer:
             self._wake(self.table.touched(request))
         return True
 
-    def _wake(self, places: list[Place]) -> None:
+    def _wake(self, places: list[KeyOrQueue]) -> None:
         """Let the requests parked at `places` try again, in the order in which they came."""
         for place in places:
             for connection in list(self._parked.get(place, ())):

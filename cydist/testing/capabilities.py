@@ -105,7 +105,7 @@ def _any_source(rank: int) -> bool:
 
 def _asynchronous(rank: int) -> bool:
     """Rank 1 comes when rank 0's call has returned, or when it is sure not to."""
-    store = process_groups.current().store
+    store = process_groups.current_world().store
     if rank == 1:
         try:
             store.wait(["capabilities/returned"], PATIENCE)

@@ -94,7 +94,7 @@ class RankFaults:
 
     def come(self) -> None:
         """From now on it befalls every call of this thread's groups, and of those made later."""
-        mine = process_groups.current()
+        mine = process_groups.current_world()
         make = mine.make_one
 
         def make_exposed(*told: Any, **named: Any) -> ProcessGroup:
@@ -104,7 +104,7 @@ class RankFaults:
 
         mine.make_one = make_exposed  # type: ignore[method-assign]
         for group in mine.groups.values():
-            self.expose(group.on_host())
+            self.expose(group.as_host_group())
 
     def expose(self, group: ProcessGroup) -> None:
         """Groups that this one makes of itself have its class, too."""
@@ -117,7 +117,7 @@ class Exposed(ProcessGroup):
     """A group on which every call meets the faults first."""
 
     faults: ClassVar[RankFaults]
-    calls_short = sends_short = False  # the fast path has no faults
+    fast_calls = fast_messages = False  # the fast path has no faults
 
     def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
         self.faults.befall(name)

@@ -20,7 +20,7 @@ class Launched:
 
     def __init__(self, backend: str) -> None:
         process_groups.init_process_group(backend, timeout=LIMIT)
-        self.whole = process_groups.current()
+        self.whole = process_groups.current_world()
         self._runs = 0
         self._jobs = 0
 
@@ -69,7 +69,7 @@ class LaunchedJob:
         self._launched = launched
         self._mine: World | None = None
         whole = launched.whole
-        group = process_groups.member(process_groups.new_group(range(size)))
+        group = process_groups.resolve_group(process_groups.new_group(range(size)))
         if group is not None:
             self._mine = World(whole.store, whole.rank, size, whole.timeout, whole.spec)
             self._mine.prefix = prefix

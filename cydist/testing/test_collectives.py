@@ -379,7 +379,7 @@ def test_barrier_waits_for_everybody(job: Job, size: int) -> None:
     """No rank leaves before the last has come."""
 
     def body(rank: int) -> Any:
-        store = process_groups.current().store
+        store = process_groups.current_world().store
         store.add("arrived", 1)
         dist.barrier()
         arrived = store.add("arrived", 0)

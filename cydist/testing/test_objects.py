@@ -49,7 +49,7 @@ def test_broadcast_object_list(job: Job, size: int) -> None:
 
     def body(rank: int) -> Any:
         assert dist.group.WORLD is not None
-        other = Custom(5) if dist.group.WORLD.on_host().authenticated else complex(5, 1)
+        other = Custom(5) if dist.group.WORLD.as_host_group().authenticated else complex(5, 1)
         objects = [values(3), other, None] if rank == size - 1 else [0, 0, 0]
         dist.broadcast_object_list(objects, src=size - 1)
         return objects

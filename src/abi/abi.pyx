@@ -41,15 +41,15 @@ COLLECTIVE_NAMES = (
     "reduce_scatter", "all_to_all", "barrier", "scan", "exscan", "monitored_barrier",
 )   # by Collective
 assert len(COLLECTIVE_NAMES) == COLLECTIVES and COLLECTIVE_NAMES[EXSCAN] == "exscan"
-FLAG_BITS = {"EVEN": EVEN, "CHUNK": CHUNK, "ASKING": ASKING, "JOINED": JOINED}
+FLAG_BITS = {"EVEN": EVEN, "CHUNK": CHUNK, "PRELIMINARY": PRELIMINARY, "JOINED": JOINED}
 MESSAGE_TAGS = {
-    "NOTES": NOTES_TAG, "ALARM": ALARM_TAG, "NEWS": NEWS_TAG, "WORD": WORD_TAG,
-    "PARTING": PARTING_TAG, "PIECE": PIECE_TAG, "DERIVED": DERIVED_TAG,
+    "NOTES": NOTES_TAG, "ALARM": ALARM_TAG, "NEWS": NEWS_TAG, "WORD": CHECK_TAG,
+    "PARTING": DEPARTURE_TAG, "PIECE": PIECE_TAG, "DERIVED": DERIVED_TAG,
 }
 PAGE_BYTES = PAGE
 
 cdef Interrupted interrupted = NULL
-cdef Parting parting = NULL
+cdef CompareLast compare_last_hook = NULL
 
 
 cdef int64_t now_ns() noexcept nogil:
@@ -63,21 +63,21 @@ cdef void set_interrupted(Interrupted f) noexcept nogil:
     interrupted = f
 
 
-cdef void set_parting(Parting f) noexcept nogil:
-    global parting
-    parting = f
+cdef void set_compare_last(CompareLast f) noexcept nogil:
+    global compare_last_hook
+    compare_last_hook = f
 
 
-cdef int part(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
-    return parting(t, c, known, alone)
+cdef int compare_last(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
+    return compare_last_hook(t, c, known, alone)
 
 
 cdef int slice_end(Comm *t, int64_t deadline_ns) noexcept nogil:
     cdef int aborted = load_int(t.aborted)
     if aborted != OK:
         return aborted
-    if t.board != NULL:
-        aborted = t.board.look(t)
+    if t.control != NULL:
+        aborted = t.control.peek(t)
         if aborted != OK:
             return aborted
     if interrupted != NULL and interrupted() != 0:

@@ -4,7 +4,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, NOTICE_TAG, OK, PEER_LOST, PENDING,
+    ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, CONTROL_TAG, OK, PEER_LOST, PENDING,
     RAISED, TIMEOUT, Call, Fingerprint, Request, Comm, now_ns, patiently,
 )
 from cydist._native.sync cimport (
@@ -17,33 +17,33 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef enum:
-    TELL_NS = 50000000
+    SEND_FAILURE_NS = 50000000
     EXPLAIN_NS = 150000000
     ARRIVE_NS = 500000000       # the longest wait for a control message that was announced
-    LAST_WORDS_NS = 10000000
+    LATE_MESSAGE_NS = 10000000
     PAUSE_US = 200
 
 cdef Fingerprint none           # zero: the fingerprint of all control messages
 
 
-cdef ControlMessage new_notice(int status, int rank, int peer, int step) noexcept nogil:
-    cdef ControlMessage notice
-    memset(&notice, 0, sizeof(ControlMessage))
-    notice.kind = FAILED
-    notice.status = status
-    notice.teller = rank
-    notice.peer = peer
-    notice.step = step
-    return notice
+cdef ControlMessage failure_message(int status, int rank, int peer, int step) noexcept nogil:
+    cdef ControlMessage message
+    memset(&message, 0, sizeof(ControlMessage))
+    message.kind = FAILED
+    message.status = status
+    message.teller = rank
+    message.peer = peer
+    message.step = step
+    return message
 
 
-cdef ControlMessage notice_of(const Call *call, int status, int rank) noexcept nogil:
-    cdef ControlMessage notice = new_notice(status, rank, call.failed_peer, call.failed_step)
-    notice.ours = call.fingerprint
-    notice.our_bytes = call.our_bytes
-    notice.theirs = call.theirs
-    notice.their_bytes = call.theirs_bytes
-    return notice
+cdef ControlMessage failure_message_of(const Call *call, int status, int rank) noexcept nogil:
+    cdef ControlMessage message = failure_message(status, rank, call.failed_peer, call.failed_step)
+    message.ours = call.fingerprint
+    message.our_bytes = call.our_bytes
+    message.theirs = call.theirs
+    message.their_bytes = call.theirs_bytes
+    return message
 
 
 cdef void lock(ControlPlane *n) noexcept nogil:
@@ -55,12 +55,12 @@ cdef void unlock(ControlPlane *n) noexcept nogil:
     store_int(&n.busy, 0)
 
 
-cdef void address(Request *r, ControlMessage *notice, int peer) noexcept nogil:
+cdef void address(Request *r, ControlMessage *message, int peer) noexcept nogil:
     memset(r, 0, sizeof(Request))
-    r.ptr = <char *>notice
+    r.ptr = <char *>message
     r.nbytes = sizeof(ControlMessage)
     r.peer = peer
-    r.tag = NOTICE_TAG
+    r.tag = CONTROL_TAG
     r.expected = &none
     r.status = OK
 
@@ -70,10 +70,10 @@ cdef void listen(ControlPlane *n, Comm *t) noexcept nogil:
     n.listening = t.recv(t, &n.receive) == OK
 
 
-cdef void open_notices(ControlPlane *n, Comm *t) noexcept nogil:
-    n.board.look = look
-    n.board.ask = ask
-    t.board = &n.board
+cdef void open_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
+    n.view.peek = peek
+    n.view.probe = probe
+    t.control = &n.view
     if t.size > 1:
         listen(n, t)
 
@@ -84,81 +84,81 @@ cdef void withdraw(Comm *t, Request *r) noexcept nogil:
         r.status = OK
 
 
-cdef void close_notices(ControlPlane *n, Comm *t) noexcept nogil:
+cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i
-    cdef Question *question
+    cdef Probe *sent
     lock(n)
     n.closed = True
     if n.listening:
         withdraw(t, &n.receive)
         n.listening = False
-    while n.questions != NULL:
-        question = n.questions
-        n.questions = question.next
-        withdraw(t, &question.send)
-        free(question)
-    if n.tells != NULL:
+    while n.probes != NULL:
+        sent = n.probes
+        n.probes = sent.next
+        withdraw(t, &sent.send)
+        free(sent)
+    if n.failure_sends != NULL:
         for i in range(t.size):
-            withdraw(t, &n.tells[i])
-        free(n.tells)
-        n.tells = NULL
+            withdraw(t, &n.failure_sends[i])
+        free(n.failure_sends)
+        n.failure_sends = NULL
     unlock(n)
 
 
 # Receiving
 
-cdef int look(Comm *t) noexcept nogil:
-    cdef ControlPlane *n = <ControlPlane *>t.board
+cdef int peek(Comm *t) noexcept nogil:
+    cdef ControlPlane *n = <ControlPlane *>t.control
     # If another thread is at it, that thread handles the messages: no need to wait.
     if exchange_int(&n.busy, 1) == 0:
         if n.listening:
             t.test(t, &n.receive)       # a wait for a flag progresses no messages
-        hear(n, t)
+        poll(n, t)
         unlock(n)
-    return why(n)
+    return wait_status(n)
 
 
-cdef int why(ControlPlane *n) noexcept nogil:
+cdef int wait_status(ControlPlane *n) noexcept nogil:
     """Return the status that ends a wait on this rank. Another rank's timeout does not mean that
     this rank's deadline has passed, and another rank's signal was not raised here."""
     cdef int failed = load_int(&n.failed)
     return ABORTED if failed == TIMEOUT or failed == INTERRUPTED else failed
 
 
-cdef void hear(ControlPlane *n, Comm *t) noexcept nogil:
+cdef void poll(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int status
     while n.listening:
         status = load_int(&n.receive.status)
         if status == PENDING:
             return
-        if status == OK and makes_sense(&n.inbox, t, n.receive.source):
+        if status == OK and is_plausible(&n.inbox, t, n.receive.source):
             n.inbox.call[CALL_BYTES - 1] = 0
-            heed(n, t, &n.inbox)
+            on_message(n, t, &n.inbox)
         if status == OK or status == MISMATCH:
             listen(n, t)
         else:
             n.listening = False         # no member is left to receive from
 
 
-cdef bint makes_sense(const ControlMessage *notice, const Comm *t, int source) noexcept nogil:
+cdef bint is_plausible(const ControlMessage *message, const Comm *t, int source) noexcept nogil:
     """Return whether this is a valid message. A broken member may send anything."""
-    return (notice.teller == source and 0 <= source < t.size and -1 <= notice.peer < t.size
-            and (notice.kind == ASK or (notice.kind == FAILED and notice.status != CLOSED
-                                        and RAISED <= notice.status <= TIMEOUT)))
+    return (message.teller == source and 0 <= source < t.size and -1 <= message.peer < t.size
+            and (message.kind == PROBE or (message.kind == FAILED and message.status != CLOSED
+                                           and RAISED <= message.status <= TIMEOUT)))
 
 
-cdef void heed(ControlPlane *n, Comm *t, const ControlMessage *notice) noexcept nogil:
-    if notice.kind == FAILED:
-        keep(n, notice)
+cdef void on_message(ControlPlane *n, Comm *t, const ControlMessage *message) noexcept nogil:
+    if message.kind == FAILED:
+        record(n, message)
         n.told = True                   # by the rank that found the failure
-    elif notice.ours.seq <= n.entered:
-        compare(n, t, notice)
+    elif message.ours.seq <= n.entered:
+        compare(n, t, message)
     elif n.early_count < EARLY:
-        n.early[n.early_count] = notice[0]
+        n.early[n.early_count] = message[0]
         n.early_count += 1
 
 
-cdef void keep(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
+cdef void record(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
     if n.failed == OK:
         n.failure = failure[0]
         store_int(&n.failed, failure.status)
@@ -168,14 +168,14 @@ cdef void compare(ControlPlane *n, Comm *t, const ControlMessage *asked) noexcep
     """Record a mismatch if this rank is, or was, in another call of the asker's number."""
     cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
     cdef ControlMessage found
-    if ours.seq != asked.ours.seq or same(ours, &asked.ours):
+    if ours.seq != asked.ours.seq or is_same_call(ours, &asked.ours):
         return
-    found = mismatch(t.rank, asked.teller, ours, &asked.ours)
-    keep(n, &found)
+    found = mismatch_message(t.rank, asked.teller, ours, &asked.ours)
+    record(n, &found)
 
 
-cdef ControlMessage mismatch(int rank, int peer, const Fingerprint *ours,
-                             const Fingerprint *theirs) noexcept nogil:
+cdef ControlMessage mismatch_message(int rank, int peer, const Fingerprint *ours,
+                                     const Fingerprint *theirs) noexcept nogil:
     cdef ControlMessage found
     memset(&found, 0, sizeof(ControlMessage))
     found.kind = FAILED
@@ -188,44 +188,44 @@ cdef ControlMessage mismatch(int rank, int peer, const Fingerprint *ours,
     return found
 
 
-cdef void catch_up(ControlPlane *n, Comm *t) noexcept nogil:
+cdef void drain_inbox(ControlPlane *n, Comm *t) noexcept nogil:
     """Receive what has arrived, and wait for what is announced."""
     cdef int64_t until = 0
     while True:
         if n.listening:
             t.test(t, &n.receive)
-        hear(n, t)
-        if not announced(t) or not n.listening or load_int(&n.failed) != OK:
+        poll(n, t)
+        if not failure_announced(t) or not n.listening or load_int(&n.failed) != OK:
             return
         if until == 0:
             until = now_ns() + ARRIVE_NS
         elif now_ns() >= until:         # its sender died before it was sent
-            store_u64(&t.windows.of[t.rank].flags.told, 0)
+            store_u64(&t.windows.of[t.rank].flags.failure_coming, 0)
         usleep(PAUSE_US)
 
 
-cdef inline bint announced(Comm *t) noexcept nogil:
-    return t.windows != NULL and load_u64(&t.windows.of[t.rank].flags.told) != 0
+cdef inline bint failure_announced(Comm *t) noexcept nogil:
+    return t.windows != NULL and load_u64(&t.windows.of[t.rank].flags.failure_coming) != 0
 
 
-cdef int hear_now(ControlPlane *n, Comm *t) noexcept nogil:
+cdef int poll_now(ControlPlane *n, Comm *t) noexcept nogil:
     lock(n)
-    catch_up(n, t)
+    drain_inbox(n, t)
     unlock(n)
     return load_int(&n.failed)
 
 
-cdef void contradict(ControlPlane *n, Comm *t, const Fingerprint *call,
-                     const Request *stray) noexcept nogil:
+cdef void report_mismatch(ControlPlane *n, Comm *t, const Fingerprint *call,
+                          const Request *stray) noexcept nogil:
     """Record that a peer sent a message of a call that is over on this rank."""
     cdef const Fingerprint *ours = &n.recent[stray.theirs.seq % RECENT]
-    cdef ControlMessage found = mismatch(
+    cdef ControlMessage found = mismatch_message(
         t.rank, stray.source, ours if ours.seq == stray.theirs.seq else call, &stray.theirs)
     found.their_bytes = stray.theirs_bytes
-    keep(n, &found)
+    record(n, &found)
 
 
-cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
+cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     cdef const Fingerprint *call = &c.fingerprint
     cdef int i, kept = 0
     cdef Request stray
@@ -233,11 +233,11 @@ cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
         patiently(c)
         lock(n)
     # Polling for messages takes a system call; in windows a flag says whether there are any.
-    if t.windows == NULL or announced(t):
+    if t.windows == NULL or failure_announced(t):
         patiently(c)
-        catch_up(n, t)
+        drain_inbox(n, t)
         if t.left_over != NULL and t.left_over(t, call.seq, &stray):
-            contradict(n, t, call, &stray)
+            report_mismatch(n, t, call, &stray)
     n.entered = call.seq
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
@@ -248,7 +248,7 @@ cdef int enter(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
             kept += 1
     n.early_count = kept
     unlock(n)
-    return why(n)
+    return wait_status(n)
 
 
 cdef Fingerprint last_call(ControlPlane *n) noexcept nogil:
@@ -261,46 +261,46 @@ cdef Fingerprint last_call(ControlPlane *n) noexcept nogil:
 
 # Sending
 
-cdef bint is_asking(ControlPlane *n, int peer) noexcept nogil:
+cdef bint is_probing(ControlPlane *n, int peer) noexcept nogil:
     """Return whether a question to this peer is on its way. Frees the ones that were taken."""
-    cdef Question **place = &n.questions
-    cdef Question *question = place[0]
+    cdef Probe **place = &n.probes
+    cdef Probe *sent = place[0]
     cdef bint found = False
-    while question != NULL:
-        if load_int(&question.send.status) == PENDING:
-            found = found or question.send.peer == peer
-            place = &question.next
+    while sent != NULL:
+        if load_int(&sent.send.status) == PENDING:
+            found = found or sent.send.peer == peer
+            place = &sent.next
         else:
-            place[0] = question.next
-            free(question)
-        question = place[0]
+            place[0] = sent.next
+            free(sent)
+        sent = place[0]
     return found
 
 
-cdef void ask(Comm *t, int peer) noexcept nogil:
+cdef void probe(Comm *t, int peer) noexcept nogil:
     """Query a peer for its call, but not before it has taken the last query. However long it
     computes, at most one is queued for it."""
-    cdef ControlPlane *n = <ControlPlane *>t.board
-    cdef Question *question = NULL
+    cdef ControlPlane *n = <ControlPlane *>t.control
+    cdef Probe *sent = NULL
     cdef int status
     lock(n)
-    if not n.closed and not is_asking(n, peer):
-        question = <Question *>calloc(1, sizeof(Question))
-    if question != NULL:
-        question.notice.kind = ASK
-        question.notice.teller = t.rank
-        question.notice.ours = n.recent[n.entered % RECENT]
-        address(&question.send, &question.notice, peer)
-        question.next = n.questions
-        n.questions = question
+    if not n.closed and not is_probing(n, peer):
+        sent = <Probe *>calloc(1, sizeof(Probe))
+    if sent != NULL:
+        sent.message.kind = PROBE
+        sent.message.teller = t.rank
+        sent.message.ours = n.recent[n.entered % RECENT]
+        address(&sent.send, &sent.message, peer)
+        sent.next = n.probes
+        n.probes = sent
         n.asked += 1
-        status = t.send(t, &question.send)
+        status = t.send(t, &sent.send)
         if status != OK:
-            question.send.status = status
+            sent.send.status = status
     unlock(n)
 
 
-cdef void explain(ControlPlane *n, Comm *t, ControlMessage *found) noexcept nogil:
+cdef void resolve_mismatch(ControlPlane *n, Comm *t, ControlMessage *found) noexcept nogil:
     """Make a failure clearer before it is reported.
 
     Of two ranks in different calls, one took an earlier call for another. The rank that is ahead
@@ -310,64 +310,65 @@ cdef void explain(ControlPlane *n, Comm *t, ControlMessage *found) noexcept nogi
     cdef const Fingerprint *ours = &n.recent[found.theirs.seq % RECENT]
     cdef int64_t until = now_ns() + EXPLAIN_NS
     if found.status == PEER_LOST:
-        until = now_ns() + LAST_WORDS_NS
+        until = now_ns() + LATE_MESSAGE_NS
     elif found.status != MISMATCH or found.ours.seq == found.theirs.seq:
         return
     elif found.ours.seq > found.theirs.seq:
-        if ours.seq == found.theirs.seq and not same(ours, &found.theirs):
+        if ours.seq == found.theirs.seq and not is_same_call(ours, &found.theirs):
             found.ours = ours[0]
         return
-    while hear_now(n, t) == OK and now_ns() < until:
+    while poll_now(n, t) == OK and now_ns() < until:
         usleep(PAUSE_US)
 
 
-cdef inline bint same(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
+cdef inline bint is_same_call(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
     return memcmp(a, b, sizeof(Fingerprint)) == 0
 
 
-cdef void remember(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
+cdef void record_failure(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
     lock(n)
-    keep(n, failure)
+    record(n, failure)
     unlock(n)
 
 
-cdef void fail(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil:
+cdef void broadcast_failure(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil:
     cdef int64_t until
     cdef bint told
-    explain(n, t, failure)
+    resolve_mismatch(n, t, failure)
     lock(n)
-    keep(n, failure)
+    record(n, failure)
     told = n.told or n.closed
     n.told = True
     if not told:
-        tell(n, t)
+        send_failure(n, t)
     unlock(n)
     if not told:
-        until = now_ns() + TELL_NS
+        until = now_ns() + SEND_FAILURE_NS
         # All waits end at once in a failed group, so poll directly.
-        while under_way(n, t) and now_ns() < until:
+        while sends_pending(n, t) and now_ns() < until:
             usleep(PAUSE_US)
 
 
-cdef void tell(ControlPlane *n, Comm *t) noexcept nogil:
+cdef void send_failure(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i, status
-    n.tells = <Request *>calloc(t.size, sizeof(Request))
-    if n.tells == NULL:
+    n.failure_sends = <Request *>calloc(t.size, sizeof(Request))
+    if n.failure_sends == NULL:
         return
     for i in range(t.size):
         if i == t.rank:
             continue
-        address(&n.tells[i], &n.failure, i)
-        status = t.send(t, &n.tells[i])
+        address(&n.failure_sends[i], &n.failure, i)
+        status = t.send(t, &n.failure_sends[i])
         if status != OK:
-            n.tells[i].status = status
+            n.failure_sends[i].status = status
         if t.windows != NULL:
-            store_u64(&t.windows.of[i].flags.told, 1)
+            store_u64(&t.windows.of[i].flags.failure_coming, 1)
 
 
-cdef bint under_way(ControlPlane *n, Comm *t) noexcept nogil:
+cdef bint sends_pending(ControlPlane *n, Comm *t) noexcept nogil:
     cdef int i
-    for i in range(t.size if n.tells != NULL else 0):
-        if load_int(&n.tells[i].status) == PENDING and t.test(t, &n.tells[i]) == PENDING:
+    for i in range(t.size if n.failure_sends != NULL else 0):
+        if (load_int(&n.failure_sends[i].status) == PENDING
+                and t.test(t, &n.failure_sends[i]) == PENDING):
             return True
     return False

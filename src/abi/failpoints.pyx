@@ -14,15 +14,15 @@ cdef enum:
     EXIT_CODE = 70
 
 cdef int action
-cdef long turns             # how often the place is still passed without effect
+cdef long passes            # how often the place is still passed without effect
 
 armed = NOWHERE
 
 
 cdef void hit() noexcept nogil:
-    global armed, turns
-    if turns > 0:
-        turns -= 1
+    global armed, passes
+    if passes > 0:
+        passes -= 1
         return
     armed = NOWHERE
     if action == 0:
@@ -39,7 +39,7 @@ def arm(str spec not None):
 
     Raises ValueError for a point or an action that does not exist.
     """
-    global armed, action, turns
+    global armed, action, passes
     if not spec:
         armed = NOWHERE
         return
@@ -50,7 +50,7 @@ def arm(str spec not None):
             f"{spec!r} is no failpoint: POINT:ACTION[:N], where POINT is one of "
             f"{', '.join(POINTS[1:])} and ACTION one of {', '.join(ACTIONS)}")
     action = ACTIONS.index(what)
-    turns = int(nth or 1) - 1
+    passes = int(nth or 1) - 1
     armed = POINTS.index(point)
 
 

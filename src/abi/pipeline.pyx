@@ -20,7 +20,7 @@ cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     """
     cdef int64_t patience = PATIENCE_NS
     cdef int ended, asked = r.peer
-    while t.board != NULL and t.size > 1 and now_ns() + patience < deadline_ns:
+    while t.control != NULL and t.size > 1 and now_ns() + patience < deadline_ns:
         ended = t.wait(t, r, now_ns() + patience)
         if ended != TIMEOUT:
             return ended
@@ -28,7 +28,7 @@ cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
             return MISMATCH
         if r.peer == ANY_SOURCE:        # query all in turn; the wait ends when all have left
             asked = other_member(t, asked)
-        t.board.ask(t, asked)
+        t.control.probe(t, asked)
         if patience < LONGEST_PATIENCE_NS:
             patience *= 2
     return t.wait(t, r, deadline_ns)
@@ -138,7 +138,7 @@ cdef void withdraw(Comm *t, Request *requests, int count) noexcept nogil:
                 requests[i].status = ABORTED    # never cancel it twice
 
 
-cdef void let_go(Comm *t, void *memory) noexcept nogil:
+cdef void release_buffer(Comm *t, void *memory) noexcept nogil:
     if memory != NULL and (t.lingers == NULL or not t.lingers(t)):
         free(memory)
 

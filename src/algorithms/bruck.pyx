@@ -22,7 +22,7 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport ALL_GATHER, ALL_TO_ALL, NO_MEMORY, OK, Call, Comm
 from cydist._native.algorithm_table cimport EVEN_BLOCKS, MESSAGES, add
-from cydist._native.pipeline cimport copy, exchange, let_go
+from cydist._native.pipeline cimport copy, exchange, release_buffer
 
 
 cdef size_t run_of(const Call *c, int p, int first, int blocks) noexcept nogil:
@@ -58,7 +58,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
         for i in range(p):
             copy(c.outputs[(t.rank + i) % p].ptr, blocks + offset, run_of(c, p, t.rank + i, 1))
             offset += run_of(c, p, t.rank + i, 1)
-    let_go(t, blocks)
+    release_buffer(t, blocks)
     return status
 
 
@@ -93,7 +93,7 @@ cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     if status == OK:
         for i in range(p):      # a block that travelled i ranks is from rank - i
             copy(c.outputs[(t.rank - i + p) % p].ptr, blocks + i * each, each)
-    let_go(t, blocks)
+    release_buffer(t, blocks)
     return status
 
 

@@ -25,7 +25,8 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport BARRIER, EXSCAN, NO_MEMORY, OK, SCAN, Block, Call, Comm
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
-    combine, conclude, contribute, copy, exchange, let_go, segment_of, segment_size, segments_in,
+    combine, conclude, contribute, copy, exchange, release_buffer, segment_of, segment_size,
+    segments_in,
 )
 
 
@@ -66,7 +67,7 @@ cdef int by_segments(Comm *t, Call *c, bint inclusive) noexcept nogil:
         )
         if status != OK:
             break
-    let_go(t, buffers)
+    release_buffer(t, buffers)
     return status
 
 

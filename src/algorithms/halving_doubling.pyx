@@ -28,7 +28,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
-    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, exchange, let_go, pipe_close,
+    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, exchange, release_buffer, pipe_close,
     pipe_open, pipe_post, pipe_take, segment_of, segment_size, segments_in,
 )
 
@@ -64,8 +64,8 @@ cdef inline int rank_of(const Fold *fold, int place) noexcept nogil:
 cdef int doubling(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef Block own = c.inputs[0], result = c.outputs[0]
-    cdef char near[SHORT]
-    cdef char *theirs = near
+    cdef char on_stack[SHORT]
+    cdef char *theirs = on_stack
     cdef Fold fold
     cdef int status
     if result.nbytes > SHORT:
@@ -79,8 +79,8 @@ cdef int doubling(Comm *t, Call *c) noexcept nogil:
         status = double_up(t, c, &fold, result, theirs)
     if status == OK:
         status = fold_out(t, c, &fold, result)
-    if theirs != near:
-        let_go(t, theirs)
+    if theirs != on_stack:
+        release_buffer(t, theirs)
     return status
 
 
@@ -149,13 +149,13 @@ cdef int halving_doubling(Comm *t, Call *c) noexcept nogil:
         if status == OK:
             status = trade(t, c, &walk, 2 * ROUNDS + 1, walk.fold.partner, NULL, &result, NULL)
     else:
-        status = there_and_back(t, c, &walk, own, result)
-    let_go(t, walk.arriving)
+        status = halve_then_double(t, c, &walk, own, result)
+    release_buffer(t, walk.arriving)
     return status
 
 
-cdef int there_and_back(Comm *t, Call *c, const Walk *walk, Block own,
-                        Block result) noexcept nogil:
+cdef int halve_then_double(Comm *t, Call *c, const Walk *walk, Block own,
+                           Block result) noexcept nogil:
     """Run "halving_doubling" on the ranks that are not folded away."""
     cdef const Fold *fold = &walk.fold
     cdef size_t unit = c.op.itemsize

@@ -35,7 +35,7 @@ cdef const char *other(const Call *c) noexcept nogil:
 
 cdef int run(Comm *t, Call *c) noexcept nogil:
     cdef int status = ELSEWHERE
-    if t.comm != 0 and t.collective != NULL:
+    if t.library_comm != 0 and t.collective != NULL:
         status = t.collective(t, c)
     if status == ELSEWHERE:
         if c.fingerprint.collective == ALL_GATHER:

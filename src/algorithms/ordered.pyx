@@ -29,7 +29,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
-    Pipe, block_of, complete, contribute, largest, let_go, pipe_close, pipe_open, pipe_post,
+    Pipe, block_of, complete, contribute, largest, release_buffer, pipe_close, pipe_open, pipe_post,
     pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
@@ -38,7 +38,7 @@ cdef enum:
     SPACE_BYTES = 16777216      # of each of the up to four banks of p segments
 
 
-ctypedef struct Meeting:        # which ranks get which contributions, and what this rank collects
+ctypedef struct PairExchange:   # which ranks get which contributions, and what this rank collects
     const Block *given          # contributions; the one for rank r is given[r * stride]
     int stride                  # 1, or 0: the same for all
     int to_first, to_end        # sent to these ranks (not to this one)
@@ -47,7 +47,7 @@ ctypedef struct Meeting:        # which ranks get which contributions, and what 
     size_t longest              # bytes of the longest block, the same on every rank
 
 
-ctypedef struct Room:           # the memory of one meeting
+ctypedef struct ExchangeBuffers:  # the memory of one meeting
     size_t segment
     char *arrived               # two banks of p segments
     char *prepared              # two banks of p segments; NULL if nothing is prepared
@@ -56,7 +56,7 @@ ctypedef struct Room:           # the memory of one meeting
     const void **sources
 
 
-cdef size_t meeting_segment(const Comm *t, const Call *c, size_t longest) noexcept nogil:
+cdef size_t exchange_segment(const Comm *t, const Call *c, size_t longest) noexcept nogil:
     cdef size_t unit = c.op.itemsize
     cdef size_t segment = segment_size(c, unit, longest, 1)
     cdef size_t most = SPACE_BYTES // <size_t>t.size // unit * unit
@@ -65,83 +65,84 @@ cdef size_t meeting_segment(const Comm *t, const Call *c, size_t longest) noexce
     return segment
 
 
-cdef int meet(Comm *t, Call *c, const Meeting *m) noexcept nogil:
+cdef int run_exchange(Comm *t, Call *c, const PairExchange *m) noexcept nogil:
     cdef size_t p = t.size
-    cdef Room room
+    cdef ExchangeBuffers buffers
     cdef size_t bank_bytes, fixed_bytes
     cdef char *memory
     cdef int status
-    room.segment = meeting_segment(t, c, m.longest)
-    bank_bytes = p * room.segment
+    buffers.segment = exchange_segment(t, c, m.longest)
+    bank_bytes = p * buffers.segment
     fixed_bytes = 4 * p * sizeof(Request) + p * sizeof(void *)
     memory = <char *>malloc(fixed_bytes + (2 if c.op.prepare == NULL else 4) * bank_bytes)
     if memory == NULL:
         return NO_MEMORY
-    room.requests = <Request *>memory
-    room.sources = <const void **>(room.requests + 4 * p)
-    room.arrived = memory + fixed_bytes
-    room.prepared = NULL if c.op.prepare == NULL else room.arrived + 2 * bank_bytes
-    status = all_segments(t, c, m, &room)
-    let_go(t, memory)
+    buffers.requests = <Request *>memory
+    buffers.sources = <const void **>(buffers.requests + 4 * p)
+    buffers.arrived = memory + fixed_bytes
+    buffers.prepared = NULL if c.op.prepare == NULL else buffers.arrived + 2 * bank_bytes
+    status = all_segments(t, c, m, &buffers)
+    release_buffer(t, memory)
     return status
 
 
-cdef int all_segments(Comm *t, Call *c, const Meeting *m, Room *room) noexcept nogil:
+cdef int all_segments(Comm *t, Call *c, const PairExchange *m,
+                      ExchangeBuffers *buffers) noexcept nogil:
     """Reduce segment i - 1 while segment i travels."""
-    cdef size_t total = segments_in(m.longest, room.segment)
+    cdef size_t total = segments_in(m.longest, buffers.segment)
     cdef size_t i
     cdef int bank, status = OK
-    room.posted[0] = 0
-    room.posted[1] = 0
+    buffers.posted[0] = 0
+    buffers.posted[1] = 0
     for i in range(total + 1):
         if i < total:
-            post_segment(t, c, m, room, i)
+            post_segment(t, c, m, buffers, i)
         if i > 0:
             bank = (i - 1) % 2
-            status = complete(t, c, room.requests + bank * 2 * t.size, room.posted[bank])
+            status = complete(t, c, buffers.requests + bank * 2 * t.size, buffers.posted[bank])
             if status != OK:
                 break
-            reduce_segment(t, c, m, room, i - 1)
+            reduce_segment(t, c, m, buffers, i - 1)
     if status != OK:
         for bank in range(2):
-            withdraw(t, room.requests + bank * 2 * t.size, room.posted[bank])
+            withdraw(t, buffers.requests + bank * 2 * t.size, buffers.posted[bank])
     return status
 
 
-cdef Block outgoing(Comm *t, Call *c, const Meeting *m, Room *room, size_t i,
+cdef Block outgoing(Comm *t, Call *c, const PairExchange *m, ExchangeBuffers *buffers, size_t i,
                     int peer) noexcept nogil:
     """Return segment i of this rank's contribution to a peer, in memory that post_segment fills."""
-    cdef Block part = segment_of(m.given[peer * m.stride], i, room.segment)
-    if room.prepared != NULL:
-        part.ptr = room.prepared + (i % 2 * t.size + peer * m.stride) * room.segment
+    cdef Block part = segment_of(m.given[peer * m.stride], i, buffers.segment)
+    if buffers.prepared != NULL:
+        part.ptr = buffers.prepared + (i % 2 * t.size + peer * m.stride) * buffers.segment
     return part
 
 
-cdef void post_segment(Comm *t, Call *c, const Meeting *m, Room *room,
+cdef void post_segment(Comm *t, Call *c, const PairExchange *m, ExchangeBuffers *buffers,
                        size_t i) noexcept nogil:
-    cdef Request *requests = room.requests + i % 2 * 2 * t.size
+    cdef Request *requests = buffers.requests + i % 2 * 2 * t.size
     cdef Block part
     cdef int peer, posted = 0
     for peer in range(m.from_first, m.from_end):
         if peer != t.rank:
-            part = segment_of(m.result, i, room.segment)
+            part = segment_of(m.result, i, buffers.segment)
             post_recv(t, c, &requests[posted],
-                      room.arrived + (i % 2 * t.size + peer) * room.segment,
+                      buffers.arrived + (i % 2 * t.size + peer) * buffers.segment,
                       part.nbytes, peer, <int>i)
             posted += 1
-    if room.prepared != NULL:
+    if buffers.prepared != NULL:
         for peer in range(t.size if m.stride > 0 else 1):
-            part = segment_of(m.given[peer * m.stride], i, room.segment)
-            contribute(c.op, outgoing(t, c, m, room, i, peer).ptr, part.ptr, part.nbytes)
+            part = segment_of(m.given[peer * m.stride], i, buffers.segment)
+            contribute(c.op, outgoing(t, c, m, buffers, i, peer).ptr, part.ptr, part.nbytes)
     for peer in range(m.to_first, m.to_end):
         if peer != t.rank:
-            part = outgoing(t, c, m, room, i, peer)
+            part = outgoing(t, c, m, buffers, i, peer)
             post_send(t, c, &requests[posted], part.ptr, part.nbytes, peer, <int>i)
             posted += 1
-    room.posted[i % 2] = posted
+    buffers.posted[i % 2] = posted
 
 
-cdef void reduce_segment(Comm *t, Call *c, const Meeting *m, Room *room,
+cdef void reduce_segment(Comm *t, Call *c, const PairExchange *m, ExchangeBuffers *buffers,
                          size_t i) noexcept nogil:
     cdef Block result
     cdef int peer
@@ -149,17 +150,17 @@ cdef void reduce_segment(Comm *t, Call *c, const Meeting *m, Room *room,
         return
     for peer in range(m.from_first, m.from_end):
         if peer == t.rank:
-            room.sources[peer] = outgoing(t, c, m, room, i, peer).ptr
+            buffers.sources[peer] = outgoing(t, c, m, buffers, i, peer).ptr
         else:
-            room.sources[peer] = room.arrived + (i % 2 * t.size + peer) * room.segment
-    result = segment_of(m.result, i, room.segment)
-    c.op.combine_all(c.op, result.ptr, room.sources + m.from_first, m.from_end - m.from_first,
+            buffers.sources[peer] = buffers.arrived + (i % 2 * t.size + peer) * buffers.segment
+    result = segment_of(m.result, i, buffers.segment)
+    c.op.combine_all(c.op, result.ptr, buffers.sources + m.from_first, m.from_end - m.from_first,
                      result.nbytes // c.op.itemsize)
 
 
-cdef Meeting of_everybody(Comm *t, const Block *given, int stride, Block result,
-                          size_t longest) noexcept nogil:
-    cdef Meeting m
+cdef PairExchange with_everybody(Comm *t, const Block *given, int stride, Block result,
+                                 size_t longest) noexcept nogil:
+    cdef PairExchange m
     m.given = given
     m.stride = stride
     m.to_first = 0
@@ -172,63 +173,63 @@ cdef Meeting of_everybody(Comm *t, const Block *given, int stride, Block result,
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
-    cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
-    return meet(t, c, &m)
+    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    return run_exchange(t, c, &m)
 
 
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block result = c.inputs[0]
-    cdef Meeting m
+    cdef PairExchange m
     if t.rank == c.root:
         result = c.outputs[0]
-    m = of_everybody(t, c.inputs, 0, result, result.nbytes)
+    m = with_everybody(t, c.inputs, 0, result, result.nbytes)
     if t.rank == c.root:
         m.to_end = 0
     else:
         m.to_first = c.root
         m.to_end = c.root + 1
         m.from_end = 0
-    return meet(t, c, &m)
+    return run_exchange(t, c, &m)
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
-    cdef Meeting m = of_everybody(t, c.inputs, 1, c.outputs[0], largest(c.inputs, t.size))
-    return meet(t, c, &m)
+    cdef PairExchange m = with_everybody(t, c.inputs, 1, c.outputs[0], largest(c.inputs, t.size))
+    return run_exchange(t, c, &m)
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
-    cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank + 1
-    return meet(t, c, &m)
+    return run_exchange(t, c, &m)
 
 
 cdef int exscan(Comm *t, Call *c) noexcept nogil:
-    cdef Meeting m = of_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank
-    return meet(t, c, &m)
+    return run_exchange(t, c, &m)
 
 
 cdef int ordered_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Block *blocks = <Block *>malloc(t.size * sizeof(Block))
     cdef Block result
-    cdef Meeting m
+    cdef PairExchange m
     cdef int r, status
     if blocks == NULL:
         return NO_MEMORY
     for r in range(t.size):
         blocks[r] = block_of(c.inputs[0], r, t.size, c.op.itemsize)
     result = block_of(c.outputs[0], t.rank, t.size, c.op.itemsize)
-    m = of_everybody(t, blocks, 1, result, blocks[0].nbytes)
-    status = meet(t, c, &m)
+    m = with_everybody(t, blocks, 1, result, blocks[0].nbytes)
+    status = run_exchange(t, c, &m)
     free(blocks)
     if status == OK:
-        status = spread(t, c, segments_in(m.longest, meeting_segment(t, c, m.longest)))
+        status = scatter_back(t, c, segments_in(m.longest, exchange_segment(t, c, m.longest)))
     return status
 
 
-cdef int spread(Comm *t, Call *c, size_t first_step) noexcept nogil:
+cdef int scatter_back(Comm *t, Call *c, size_t first_step) noexcept nogil:
     """Send this rank's block of the result to all ranks, and receive theirs."""
     cdef size_t p = t.size
     cdef size_t i, to, source

@@ -24,7 +24,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
 from cydist._native.pipeline cimport (
-    PIPE_DEPTH, Pipe, combine, conclude, contribute, copy, largest, let_go, pipe_close, pipe_open,
+    PIPE_DEPTH, Pipe, combine, conclude, contribute, copy, largest, release_buffer, pipe_close,
+    pipe_open,
     pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
 )
 
@@ -66,7 +67,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     status = collect(t, c, segment, segments_in(longest, segment), buffers)
     if status == OK:
         conclude(op, c.outputs[0].ptr, c.outputs[0].nbytes)
-    let_go(t, buffers)
+    release_buffer(t, buffers)
     return status
 
 

@@ -32,7 +32,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
 from cydist._native.pipeline cimport (
-    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, let_go, pipe_close,
+    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, release_buffer,
+    pipe_close,
     pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
 )
 
@@ -41,7 +42,7 @@ cdef enum:
     STRETCH_BYTES = 2097152
 
 
-ctypedef struct Cut:            # the layout of a ring's messages, by number
+ctypedef struct RingSegments:   # the layout of a ring's messages, by number
     size_t p
     size_t segment              # bytes
     # Messages in each step: segments in the longest block, or in the longest stretch of it.
@@ -67,7 +68,7 @@ cdef inline int rank_before(Comm *t) noexcept nogil:
     return (t.rank - 1 + t.size) % t.size
 
 
-cdef inline Block piece(Block whole, size_t block, const Cut *cut, size_t i,
+cdef inline Block piece(Block whole, size_t block, const RingSegments *cut, size_t i,
                         size_t unit) noexcept nogil:
     """Return the part of a block of `whole`, cut into p blocks, that message i carries."""
     return segment_of(block_of(whole, block, cut.p, unit), i % cut.per_step, cut.segment)
@@ -77,7 +78,7 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef Block own = c.inputs[0], result = c.outputs[0]
     cdef size_t longest = block_of(own, 0, t.size, op.itemsize).nbytes
-    cdef Cut cut
+    cdef RingSegments cut
     cdef char *arriving
     cdef int status
     if t.size == 1 or op.prepare != NULL:
@@ -93,11 +94,11 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     if arriving == NULL:
         return NO_MEMORY
     status = reduce_round(t, c, &cut, own, result, arriving)
-    let_go(t, arriving)
+    release_buffer(t, arriving)
     return status
 
 
-cdef int reduce_round(Comm *t, Call *c, const Cut *cut, Block own, Block result,
+cdef int reduce_round(Comm *t, Call *c, const RingSegments *cut, Block own, Block result,
                       char *arriving) noexcept nogil:
     """Run both rounds of all_reduce as one stream of messages."""
     cdef size_t unit = c.op.itemsize
@@ -133,7 +134,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t longest = largest(c.inputs, t.size)
     cdef size_t segments, stretches
-    cdef Cut cut
+    cdef RingSegments cut
     cdef char *partial
     cdef int status
     if t.size == 1:
@@ -151,21 +152,21 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
         return NO_MEMORY
     status = scatter_round(t, c, &cut, stretches, partial,
                            partial + 2 * cut.per_step * cut.segment)
-    let_go(t, partial)
+    release_buffer(t, partial)
     return status
 
 
-cdef inline size_t step_of(const Cut *cut, size_t i) noexcept nogil:
+cdef inline size_t step_of(const RingSegments *cut, size_t i) noexcept nogil:
     return i // cut.per_step % (cut.p - 1)
 
 
-cdef inline Block share(Block block, const Cut *cut, size_t i) noexcept nogil:
+cdef inline Block share(Block block, const RingSegments *cut, size_t i) noexcept nogil:
     """Return the part of a block that message i of reduce_scatter carries."""
     cdef size_t stretch = i // cut.per_step // (cut.p - 1)
     return segment_of(block, stretch * cut.per_step + i % cut.per_step, cut.segment)
 
 
-cdef inline Block landing(Comm *t, Call *c, const Cut *cut, char *partial,
+cdef inline Block landing(Comm *t, Call *c, const RingSegments *cut, char *partial,
                           size_t i) noexcept nogil:
     """Return where message i lands: in the output if it completes this rank's block."""
     cdef size_t k = step_of(cut, i)
@@ -176,7 +177,7 @@ cdef inline Block landing(Comm *t, Call *c, const Cut *cut, char *partial,
     return into
 
 
-cdef int scatter_round(Comm *t, Call *c, const Cut *cut, size_t stretches, char *partial,
+cdef int scatter_round(Comm *t, Call *c, const RingSegments *cut, size_t stretches, char *partial,
                        char *prepared) noexcept nogil:
     cdef const Reduction *op = c.op
     cdef size_t total = stretches * (cut.p - 1) * cut.per_step

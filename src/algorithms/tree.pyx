@@ -26,7 +26,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport BROADCAST, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Request
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
-    Pipe, combine, complete, conclude, contribute, exchange, let_go, pipe_close, pipe_open,
+    Pipe, combine, complete, conclude, contribute, exchange, release_buffer, pipe_close, pipe_open,
     pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
@@ -35,14 +35,14 @@ cdef enum:
     MOST_CHILDREN = 31          # bits of a rank
 
 
-ctypedef struct Place:          # of this rank in the tree
+ctypedef struct TreePosition:   # of this rank in the tree
     int parent                  # group rank; -1 at the root
     int children[MOST_CHILDREN]     # group ranks: v+1, v+2, v+4, ...
     int children_count
     int v                       # number in the tree
 
 
-cdef void find_place(Comm *t, int root, Place *place) noexcept nogil:
+cdef void find_place(Comm *t, int root, TreePosition *place) noexcept nogil:
     cdef int p = t.size
     cdef int bit = 1
     place.v = (t.rank - root + p) % p
@@ -64,7 +64,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Request sends[MOST_CHILDREN]
     cdef int child, posted = 0
     cdef size_t i, taken
-    cdef Place place
+    cdef TreePosition place
     cdef Pipe pipe              # of the segments from the parent
     find_place(t, c.root, &place)
     pipe_open(&pipe, total)
@@ -98,7 +98,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block own = c.inputs[0], result
     cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, 1)
     cdef int last_step = <int>segments_in(own.nbytes, segment)
-    cdef Place place
+    cdef TreePosition place
     cdef char *buffers
     cdef int status
     find_place(t, top, &place)
@@ -118,11 +118,11 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
         status = exchange(t, c, last_step,
                           result.ptr, own.nbytes, c.root if t.rank == top else -1,
                           result.ptr, own.nbytes, top if t.rank == c.root else -1)
-    let_go(t, buffers)
+    release_buffer(t, buffers)
     return status
 
 
-cdef int climb(Comm *t, Call *c, const Place *place, size_t segment, Block result,
+cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Block result,
                char *buffers) noexcept nogil:
     """Reduce towards the top of the tree, which gets `result`."""
     cdef size_t total = segments_in(result.nbytes, segment)

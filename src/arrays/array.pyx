@@ -27,7 +27,7 @@ cdef extern from "Python.h":
         const char *tp_name
 
 cdef enum:
-    NEAR = 4                # dimensions that fit into Array.near
+    INLINE_DIMENSIONS = 4   # dimensions that fit into Array.near
 
 # Every library's own name of a dtype is mapped to one of these; the first is of DT_OTHER.
 cdef tuple NAMES = ("", *DTYPES)
@@ -65,7 +65,7 @@ cdef class Array:
 
     def __dealloc__(self):
         PyBuffer_Release(&self.buffer)      # nothing if there is no buffer
-        if self.shape_ != NULL and self.shape_ != self.near:
+        if self.shape_ != NULL and self.shape_ != self.inline_shape:
             PyMem_Free(self.shape_)
 
     @property
@@ -98,7 +98,7 @@ cdef class Array:
             )
         if flags & PyBUF_WRITABLE and not self.writable:
             raise BufferError("the memory is read-only")
-        view.buf = self.ptr if self.ptr != NULL else <char *>self.near
+        view.buf = self.ptr if self.ptr != NULL else <char *>self.inline_shape
         view.obj = self
         view.len = <Py_ssize_t>self.nbytes
         view.readonly = not self.writable
@@ -336,9 +336,9 @@ cdef int lie_in(Array self, Array memory) except -1:
 
 cdef int lay_out(Array self, int ndim) except -1:
     """Make room for the shape and strides of `ndim` dimensions."""
-    if ndim <= NEAR:
-        self.shape_ = self.near
-        self.strides_ = self.near + NEAR
+    if ndim <= INLINE_DIMENSIONS:
+        self.shape_ = self.inline_shape
+        self.strides_ = self.inline_shape + INLINE_DIMENSIONS
     else:
         self.shape_ = <int64_t *>PyMem_Malloc(2 * <size_t>ndim * sizeof(int64_t))
         if self.shape_ == NULL:
@@ -450,18 +450,18 @@ cdef bint share(Array a, Array b):
     """Return whether the arrays may share a byte."""
     cdef Array of
     cdef int i
-    if a.size == 0 or b.size == 0 or not same_device(a, b) or apart(a, b, INT64_MAX):
+    if a.size == 0 or b.size == 0 or not same_device(a, b) or are_disjoint(a, b, INT64_MAX):
         return False
     if a.contiguous and b.contiguous:
         return True
     for of in (a, b):
         for i in range(of.ndim):
-            if of.shape_[i] > 1 and apart(a, b, abs(of.strides_[i])):
+            if of.shape_[i] > 1 and are_disjoint(a, b, abs(of.strides_[i])):
                 return False
     return True
 
 
-cdef bint apart(Array a, Array b, int64_t threshold) noexcept nogil:
+cdef bint are_disjoint(Array a, Array b, int64_t threshold) noexcept nogil:
     """Return whether the strides of at least `threshold` bytes prove that no byte is shared.
 
     Dimensions with smaller strides form a run of bytes. The others move that run by

@@ -85,18 +85,18 @@ cdef int learn_numpy() except -1:
     return 0
 
 
-cdef bint look(object obj, NdarrayView *out) except -1:
+cdef bint view_array(object obj, NdarrayView *out) except -1:
     cdef PyTypeObject *kind = type_of(obj)
     cdef DLTensor t
     if kind == numpy_array:
-        return look_at_numpy(<NumpyArray *>obj, out)
+        return view_numpy(<NumpyArray *>obj, out)
     if not asked_numpy and strcmp(kind.tp_name, b"numpy.ndarray") == 0:
         learn_numpy()
-        return look(obj, out)
+        return view_array(obj, out)
     return show_torch(obj, &t) and t.device.device_type == DL_CPU and read_torch(obj, &t, out)
 
 
-cdef inline bint look_at_numpy(const NumpyArray *array, NdarrayView *out) noexcept:
+cdef inline bint view_numpy(const NumpyArray *array, NdarrayView *out) noexcept:
     cdef int number = array.dtype.number, i
     cdef size_t count = 1
     if not 0 <= number < NUMPY_DTYPES or dtypes[number] == DT_OTHER:
@@ -114,7 +114,7 @@ cdef inline bint look_at_numpy(const NumpyArray *array, NdarrayView *out) noexce
     return array.flags & NUMPY_ALIGNED != 0
 
 
-cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1:
+cdef bint view_cupy(object obj, NdarrayView *out, int *device) except -1:
     if not asked_numpy:
         learn_numpy()
     try:
@@ -138,7 +138,7 @@ cdef bint look_at_cupy(object obj, NdarrayView *out, int *device) except -1:
     return head.byteorder in b"=|"
 
 
-cdef bint look_at_torch(object obj, NdarrayView *out, int *device) except -1:
+cdef bint view_torch(object obj, NdarrayView *out, int *device) except -1:
     cdef DLTensor t
     if not show_torch(obj, &t) or t.device.device_type != DL_CUDA:
         return False

@@ -2,7 +2,7 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, ASKING, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
+    ABORTED, PRELIMINARY, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
     NO_CALL, POINT_TO_POINT, Call, Fingerprint,
 )
 from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
@@ -63,7 +63,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
     if f.collective == NO_CALL:
         return f"it has left the group without its call #{f.seq}"
-    if f.flags & ASKING and f.count == 0:
+    if f.flags & PRELIMINARY and f.count == 0:
         return (f"a collective #{f.seq}, the first for which MPI may serve the group: its ranks "
                 "ask each other before it")
     if f.collective == POINT_TO_POINT:
@@ -84,7 +84,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
         parts.append(IN_CHUNKS)
     if f.flags & JOINED and (alone or not other.flags & JOINED):
         parts.append("on a GPU that MPI reads")
-    if f.flags & ASKING and (alone or not other.flags & ASKING):
+    if f.flags & PRELIMINARY and (alone or not other.flags & PRELIMINARY):
         parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
     if f.op and (alone or f.op != other.op):
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
@@ -113,10 +113,10 @@ cdef object numbered(object failure, const Fingerprint *call):
     return failure
 
 
-cdef object told_failure(const ControlPlane *notices, int rank):
+cdef object recorded_failure(const ControlPlane *control_plane, int rank):
     """Return the Failure that the control messages report, as seen from group rank `rank`."""
-    cdef const ControlMessage *n = &notices.failure
-    cdef const Fingerprint *mine = &notices.recent[n.ours.seq % RECENT]
+    cdef const ControlMessage *n = &control_plane.failure
+    cdef const Fingerprint *mine = &control_plane.recent[n.ours.seq % RECENT]
     cdef bint mismatch = n.status == MISMATCH
     cdef const Fingerprint *other = &n.theirs if mismatch else NULL
     cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
@@ -143,8 +143,8 @@ cdef object told_failure(const ControlPlane *notices, int rank):
 cdef list never_freed = []
 
 
-cdef int keep_visited(const Call *c, object one, object other) except -1:
+cdef int keep_still_accessed(const Call *c, object one, object other) except -1:
     """Keep the arrays of a failed call alive if a peer may still write into them."""
-    if c.visited:
+    if c.still_accessed:
         never_freed.append((one, other))
     return 0

@@ -19,18 +19,18 @@ cdef class CallQueue:
     def __cinit__(self):
         self.queue = []
 
-    cdef bint begin_alone(self) noexcept:
-        if not change_alone(&self.outstanding, 0, 1):
+    cdef bint try_begin_fast(self) noexcept:
+        if not change_with_gil(&self.outstanding, 0, 1):
             return False
         # A thread whose queued call is over, or was withdrawn, holds `running` for a moment.
         if change(&self.running, FREE, TAKEN):
             return True
-        add_alone(&self.outstanding, -1)
+        add_with_gil(&self.outstanding, -1)
         return False
 
-    cdef void end_alone(self) noexcept:
+    cdef void end_fast(self) noexcept:
         self.leave()
-        add_alone(&self.outstanding, -1)
+        add_with_gil(&self.outstanding, -1)
 
     cdef void leave(self) noexcept:
         if exchange_int(&self.running, FREE) == AWAITED:
@@ -38,7 +38,7 @@ cdef class CallQueue:
 
     def begin(self, object token not None) -> bool:
         """Run now if no call runs or is queued; return whether. `token` is this call's alone."""
-        if not self.begin_alone():
+        if not self.try_begin_fast():
             return False
         self.owner = token
         return True
@@ -47,11 +47,11 @@ cdef class CallQueue:
         """End the call that began with this token; without one nothing happens."""
         if self.owner is token:
             self.owner = None
-            self.end_alone()
+            self.end_fast()
 
     def push(self, object work not None) -> None:
         """Queue one more call."""
-        add_alone(&self.outstanding, 1)
+        add_with_gil(&self.outstanding, 1)
         self.queue.append(work)
 
     def empty(self) -> bool:
@@ -67,12 +67,12 @@ cdef class CallQueue:
         if work not in self.queue:
             return False
         self.queue.remove(work)
-        add_alone(&self.outstanding, -1)
+        add_with_gil(&self.outstanding, -1)
         return True
 
     def over(self) -> None:
         """Note that a call that left the queue has run."""
-        add_alone(&self.outstanding, -1)
+        add_with_gil(&self.outstanding, -1)
 
     def __enter__(self) -> None:
         """Begin a queued call: wait until no other runs."""

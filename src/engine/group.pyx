@@ -15,17 +15,18 @@ from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
     MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, REDUCE_SCATTER,
     SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link, Reduction, has_left,
-    now_ns, part, patiently,
+    now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport WINDOWS, Entry, choices_for, find, index_of, size_class
 from cydist._native.failpoints cimport ENTER, reach
-from cydist._native.call_errors cimport keep_visited, told_failure
+from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
 from cydist._native.kernels cimport reduction
 from cydist._native.control_plane cimport (
-    CALL_BYTES, ControlMessage, close_notices, enter, fail, hear_now, last_call, new_notice,
-    notice_of, open_notices, remember,
+    CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
+    last_call, failure_message,
+    failure_message_of, open_control_plane, record_failure,
 )
 from cydist._native.call_queue cimport CallQueue
 from cydist._native.sync cimport load_int, store_int
@@ -36,7 +37,7 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 # the algorithms' numbers, which fingerprints carry.
 for algorithm in (
     "bruck", "direct", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
-    "pairwise", "parting", "ring", "staged", "tree",
+    "pairwise", "departure", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -45,11 +46,11 @@ cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
 
 cdef enum:
-    LAST_WORDS_NS = 50000000    # for a third rank's report of why a rank left
+    LATE_MESSAGE_NS = 50000000  # for a third rank's report of why a rank left
     PAUSE_US = 200
 
 # Collectives that no rank completes before all members have made the same call.
-cdef set HEARD_BY_ALL = {
+cdef set COMPLETE_ON_ALL = {
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, MONITORED_BARRIER, REDUCE_SCATTER,
 }
 
@@ -68,7 +69,7 @@ cdef class Group:
     context     distinguishes this group's messages from other groups' on the same link
     """
 
-    def __cinit__(self, Link link, ranks, int rank, uint64_t context):
+    def __cinit__(self, Link link, ranks, int rank, uint64_t comm_id):
         cdef int i, size = len(ranks)
         self.peers = <int *>malloc(max(size, 1) * sizeof(int))
         self.blocks = <Block *>calloc(2 * size + 1, sizeof(Block))
@@ -78,17 +79,17 @@ cdef class Group:
         for i in range(size):
             self.peers[i] = ranks[i]
         self.link = link
-        self.turn = CallQueue()
+        self.call_queue = CallQueue()
         self.pid = getpid()
         self.view.rank = rank
         self.view.size = size
         self.view.peers = self.peers
-        self.view.context = context
+        self.view.comm_id = comm_id
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.open = True
         with nogil:
-            open_notices(&self.notices, &self.view)
+            open_control_plane(&self.control_plane, &self.view)
 
     def __dealloc__(self):
         self.close()
@@ -111,20 +112,20 @@ cdef class Group:
     cdef void leave_view(self) noexcept:
         if not self.open and self.running == 0 and not self.left:
             self.left = True
-            close_notices(&self.notices, &self.view)
+            close_control_plane(&self.control_plane, &self.view)
             self.link.close_view(&self.view)
 
     @property
     def told(self) -> bool:
         """Return whether all members already know that the group has failed."""
-        return self.notices.told
+        return self.control_plane.told
 
     @property
     def asked(self) -> int:
         """Return how often this rank, in a wait, has queried another for its call."""
-        return self.notices.asked
+        return self.control_plane.asked
 
-    def said_farewell(self, int rank) -> bool:
+    def has_left(self, int rank) -> bool:
         """Return whether this member announced that it left the group while the link goes on."""
         return 0 <= rank < self.view.size and rank != self.view.rank and has_left(&self.view, rank)
 
@@ -137,21 +138,21 @@ cdef class Group:
         return self.view.windows != NULL
 
     @property
-    def comm(self) -> int:
+    def library_comm(self) -> int:
         """Return the group's handle in the library below the link; 0: none. With a handle the
         library's own collectives serve the group."""
-        return self.view.comm
+        return self.view.library_comm
 
-    @comm.setter
-    def comm(self, size_t handle):
-        self.view.comm = handle
+    @library_comm.setter
+    def library_comm(self, size_t handle):
+        self.view.library_comm = handle
         self.choices = None
 
     def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
         """Store the algorithm that table.py chose for even blocks of `nbytes` in all."""
         cdef int code = CODES[collective]
         if self.choices is None:
-            self.choices = choices_for(self.view.size, self.windows, self.view.comm != 0)
+            self.choices = choices_for(self.view.size, self.windows, self.view.library_comm != 0)
         self.choices.segment_bytes = segment_bytes
         self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
 
@@ -160,32 +161,32 @@ cdef class Group:
         self.seq += 1
         return self.seq
 
-    def settle(self, int64_t deadline_ns) -> None:
+    def drain(self, int64_t deadline_ns) -> None:
         """Compare the group's last call with others before an orderly close, where a call returns
         before it has been compared. Waits for late ranks until the deadline.
 
         Raises Failure if another rank made a different call, or if the group failed elsewhere.
         """
         cdef Call call
-        cdef ControlMessage notice
+        cdef ControlMessage message
         cdef int status
-        if not self.open or self.running or self.view.settle == NULL:
+        if not self.open or self.running or self.view.drain == NULL:
             return
         memset(&call, 0, sizeof(Call))
         call.deadline_ns = deadline_ns
         call.failed_peer = -1
         self.running += 1
         with nogil:
-            status = self.view.settle(&self.view, &call)
+            status = self.view.drain(&self.view, &call)
             if status != OK:
-                notice = notice_of(&call, status, self.view.rank)
-                fail(&self.notices, &self.view, &notice)
+                message = failure_message_of(&call, status, self.view.rank)
+                broadcast_failure(&self.control_plane, &self.view, &message)
         self.running -= 1
         self.leave_view()
         if status != OK:
             raise self.failed(&call, status)
 
-    def part(self, int64_t deadline_ns, bint alone=False) -> None:
+    def compare_last(self, int64_t deadline_ns, bint alone=False) -> None:
         """Compare the group's last call with others before an orderly close, until the deadline.
         Needed where a call may be over before all members have made it. Runs once per call.
 
@@ -194,9 +195,9 @@ cdef class Group:
         Raises Failure if ranks differ; also what a signal handler raised.
         """
         cdef Call call
-        cdef ControlMessage notice
+        cdef ControlMessage message
         cdef int status = OK
-        cdef bint known, busy = self.running != 0 or not self.turn.begin_alone()
+        cdef bint known, busy = self.running != 0 or not self.call_queue.try_begin_fast()
         if not self.open or self.view.size == 1 or (busy and self.view.windows != NULL):
             status = CLOSED
         memset(&call, 0, sizeof(Call))
@@ -205,43 +206,43 @@ cdef class Group:
         self.running += 1
         if status == OK:
             with nogil:
-                status = hear_now(&self.notices, &self.view)
-                call.fingerprint = last_call(&self.notices)
-        if status == OK and call.fingerprint.seq > self.parted_after:
-            self.parted_after = call.fingerprint.seq
-            known = busy or call.fingerprint.collective in HEARD_BY_ALL
+                status = poll_now(&self.control_plane, &self.view)
+                call.fingerprint = last_call(&self.control_plane)
+        if status == OK and call.fingerprint.seq > self.compared_after:
+            self.compared_after = call.fingerprint.seq
+            known = busy or call.fingerprint.collective in COMPLETE_ON_ALL
             self.number(&call)
             with nogil:
-                status = part(&self.view, &call, known, alone)
+                status = compare_last(&self.view, &call, known, alone)
             status = self.left_without_it(&call, status)
             if status == MISMATCH:
-                notice = notice_of(&call, status, self.view.rank)
+                message = failure_message_of(&call, status, self.view.rank)
                 with nogil:
-                    fail(&self.notices, &self.view, &notice)
+                    broadcast_failure(&self.control_plane, &self.view, &message)
         self.running -= 1
         self.leave_view()
         if not busy:
-            self.turn.end_alone()
+            self.call_queue.end_fast()
         if status == INTERRUPTED and handler_has_raised():
             raise failure(status, -1, -1)
         # Only the receiver learns of a message that did not fit its receive.
-        if (status != CLOSED and self.notices.failed == MISMATCH
-                and (self.notices.failure.ours.collective != POINT_TO_POINT
-                     or self.notices.failure.theirs.collective != POINT_TO_POINT)):
-            raise told_failure(&self.notices, self.view.rank)
+        if (status != CLOSED and self.control_plane.failed == MISMATCH
+                and (self.control_plane.failure.ours.collective != POINT_TO_POINT
+                     or self.control_plane.failure.theirs.collective != POINT_TO_POINT)):
+            raise recorded_failure(&self.control_plane, self.view.rank)
 
     cdef int left_without_it(self, Call *c, int status) except -100:
         """Return MISMATCH if a departed rank left without this rank's last call. A rank that made
         it and left in order would have said so. If it left a failed group, it, or the rank that
         reported the failure, has said that."""
-        cdef int64_t until = now_ns() + LAST_WORDS_NS
+        cdef int64_t until = now_ns() + LATE_MESSAGE_NS
         if status != PEER_LOST or c.failed_peer < 0:
             return status
         with nogil:
-            status = hear_now(&self.notices, &self.view)
+            status = poll_now(&self.control_plane, &self.view)
             while status == OK and now_ns() < until:
                 usleep(PAUSE_US)
-                status = hear_now(&self.notices, &self.view)
+                status = poll_now(&self.control_plane, &self.view)
         if status != OK:
             return ABORTED
         if not (has_left(&self.view, c.failed_peer)
@@ -266,26 +267,26 @@ cdef class Group:
         peer        group rank that it is about, or -1
         call        what this rank was doing, for people
         """
-        cdef ControlMessage notice = new_notice(STATUSES[status], self.view.rank, peer, -1)
+        cdef ControlMessage message = failure_message(STATUSES[status], self.view.rank, peer, -1)
         cdef bytes words = call.encode()
-        strncpy(notice.call, words, CALL_BYTES - 1)
-        self.tell(&notice)
+        strncpy(message.call, words, CALL_BYTES - 1)
+        self.send_failure(&message)
 
-    cdef void tell(self, ControlMessage *notice):
+    cdef void send_failure(self, ControlMessage *message):
         if self.open:
             self.running += 1
             with nogil:
-                fail(&self.notices, &self.view, notice)
+                broadcast_failure(&self.control_plane, &self.view, message)
             self.running -= 1
             self.leave_view()
 
-    def enter(self, str name not None, uint64_t seq) -> None:
+    def announce_call(self, str name not None, uint64_t seq) -> None:
         """Begin a collective that is made of messages: compare it with the calls of other ranks.
 
         Raises Failure if the group has failed.
         """
         cdef Call call
-        cdef ControlMessage notice
+        cdef ControlMessage message
         cdef int status
         memset(&call, 0, sizeof(Call))
         call.fingerprint.seq = seq
@@ -295,14 +296,14 @@ cdef class Group:
         with nogil:
             status = load_int(&self.aborted)
             if status == OK:
-                status = enter(&self.notices, &self.view, &call)
+                status = begin_call(&self.control_plane, &self.view, &call)
             if status != OK and status != CLOSED:
-                notice = new_notice(status, self.view.rank, -1, -1)
-                notice.ours = call.fingerprint
-                fail(&self.notices, &self.view, &notice)
+                message = failure_message(status, self.view.rank, -1, -1)
+                message.ours = call.fingerprint
+                broadcast_failure(&self.control_plane, &self.view, &message)
         leave(self, status)
 
-    def hear(self) -> None:
+    def poll_control(self) -> None:
         """Receive control messages, for a call that waits for something else. Raises Failure if the
         group has failed."""
         cdef int status
@@ -310,7 +311,7 @@ cdef class Group:
         with nogil:
             status = load_int(&self.aborted)
             if status == OK:
-                status = hear_now(&self.notices, &self.view)
+                status = poll_now(&self.control_plane, &self.view)
         leave(self, status)
 
     def explained(self, ended) -> object:
@@ -318,20 +319,21 @@ cdef class Group:
         has reported or soon reports, if that says more. A rank that fails the group and leaves
         reports why first, but a third rank's report may arrive later."""
         cdef int status = load_int(&self.aborted)
-        cdef int64_t until = now_ns() + LAST_WORDS_NS if self.view.size > 2 else 0
+        cdef int64_t until = now_ns() + LATE_MESSAGE_NS if self.view.size > 2 else 0
         if ended.status != "peer_lost" or ended.teller >= 0 or status != OK:
             return ended
         self.running += 1
         with nogil:
-            status = hear_now(&self.notices, &self.view)
+            status = poll_now(&self.control_plane, &self.view)
             while status == OK and now_ns() < until:
                 usleep(PAUSE_US)
-                status = hear_now(&self.notices, &self.view)
+                status = poll_now(&self.control_plane, &self.view)
         self.running -= 1
         self.leave_view()
-        if status == OK or status == PEER_LOST or self.notices.failure.teller == self.view.rank:
+        if (status == OK or status == PEER_LOST
+                or self.control_plane.failure.teller == self.view.rank):
             return ended
-        return told_failure(&self.notices, self.view.rank)
+        return recorded_failure(&self.control_plane, self.view.rank)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
@@ -347,7 +349,7 @@ cdef class Group:
                             used for comparison and in error messages
 
         Raises Failure; or what a signal handler raised. The other members then know of the Failure,
-        except for a timeout, which `fail` reports.
+        except for a timeout, which `broadcast_failure` reports.
         """
         cdef int code = CODES[collective]
         cdef const Entry *entry = find(algorithm, code)
@@ -396,7 +398,7 @@ cdef class Group:
         free(blocks)
         if status != OK:
             self.keep_while_used(inputs, outputs)
-            keep_visited(&call, inputs, outputs)
+            keep_still_accessed(&call, inputs, outputs)
             raise self.failed(&call, status)
 
     cdef void keep_while_used(self, object one, object other):
@@ -411,10 +413,10 @@ cdef class Group:
         c.failed_step = -1
 
     cdef int perform(self, Call *c, const Entry *entry) noexcept nogil:
-        cdef ControlMessage notice
+        cdef ControlMessage message
         cdef int status = load_int(&self.aborted)
         if status == OK:
-            status = enter(&self.notices, &self.view, c)
+            status = begin_call(&self.control_plane, &self.view, c)
         if status == OK and self.view.compare != NULL:
             status = self.view.compare(&self.view, c)
         if status == OK:
@@ -422,17 +424,17 @@ cdef class Group:
             status = entry.run(&self.view, c)
         if status != OK and status != CLOSED:
             patiently(c)
-            notice = notice_of(c, status, self.view.rank)
+            message = failure_message_of(c, status, self.view.rank)
             if status == TIMEOUT:
-                remember(&self.notices, &notice)
+                record_failure(&self.control_plane, &message)
             else:
-                fail(&self.notices, &self.view, &notice)
+                broadcast_failure(&self.control_plane, &self.view, &message)
         return status
 
     cdef object failed(self, const Call *c, int status):
         if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
             return failure(status, c.failed_peer, c.failed_step)
-        return told_failure(&self.notices, self.view.rank)
+        return recorded_failure(&self.control_plane, self.view.rank)
 
 
 cdef int leave(Group group, int status) except -1:
@@ -442,7 +444,7 @@ cdef int leave(Group group, int status) except -1:
     if status == CLOSED:
         raise failure(status, -1, -1)
     if status != OK:
-        raise told_failure(&group.notices, group.view.rank)
+        raise recorded_failure(&group.control_plane, group.view.rank)
     return 0
 
 

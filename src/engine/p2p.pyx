@@ -10,8 +10,8 @@ from cydist._native.abi cimport (
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
-from cydist._native.call_errors cimport described, told_failure
-from cydist._native.control_plane cimport ControlMessage, hear_now, new_notice
+from cydist._native.call_errors cimport described, recorded_failure
+from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
 from cydist._native.sync cimport load_int, store_int
 
 cdef extern from "<unistd.h>" nogil:
@@ -59,7 +59,7 @@ cdef class Message:
         cdef int status = load_int(&self.group.aborted)
         cdef bint told = status == OK
         if told:
-            status = load_int(&self.group.notices.failed)
+            status = load_int(&self.group.control_plane.failed)
         if status != OK and load_int(&self.request.status) == PENDING:
             self.withdraw(status)
             self.told = told and load_int(&self.request.status) == status
@@ -91,7 +91,7 @@ cdef class Message:
     def check(self) -> None:
         """Raise the Failure that it ended with, if any."""
         if self.told:
-            raise told_failure(&self.group.notices, self.group.view.rank)
+            raise recorded_failure(&self.group.control_plane, self.group.view.rank)
         if load_int(&self.request.status) < 0:
             raise failure(
                 self.request.status, self.peer(), -1,
@@ -106,15 +106,15 @@ cdef class Message:
 
     def fail(self) -> None:
         """Fail the group with this message: report it to all members, as `Group.fail` does."""
-        cdef ControlMessage notice = new_notice(
+        cdef ControlMessage message = failure_message(
             self.request.status, self.group.view.rank, self.peer(), -1)
-        if notice.status >= OK or notice.status == CLOSED:
+        if message.status >= OK or message.status == CLOSED:
             return
-        notice.ours = self.fingerprint
-        notice.our_bytes = self.request.nbytes
-        notice.theirs = self.request.theirs
-        notice.their_bytes = self.request.theirs_bytes
-        self.group.tell(&notice)
+        message.ours = self.fingerprint
+        message.our_bytes = self.request.nbytes
+        message.theirs = self.request.theirs
+        message.their_bytes = self.request.theirs_bytes
+        self.group.send_failure(&message)
 
     def cancel(self) -> None:
         """Withdraw it; the memory is free again on return."""
@@ -143,7 +143,7 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, Array abou
     with nogil:
         status = load_int(&group.aborted)
         if status == OK:
-            status = hear_now(&group.notices, &group.view)
+            status = poll_now(&group.control_plane, &group.view)
             m.told = status != OK
         if status == OK:
             if sending:

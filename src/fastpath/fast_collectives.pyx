@@ -17,14 +17,14 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
 from cydist._native.group cimport Group, agree_on_sizes
-from cydist._native.call_errors cimport keep_visited
+from cydist._native.call_errors cimport keep_still_accessed
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
-from cydist._native.ndarray_view cimport NdarrayView, apart, look, times
+from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_array, is_multiple
 from cydist._native.sync cimport load_int
 
 cdef object default_group = None    # the process's, if it is a cydist group
 cdef Group default_native = None    # its compiled half
-cdef bint default_sends = False     # whether its messages may use the fast path
+cdef bint default_fast_messages = False  # whether its messages may use the fast path
 cdef object default_streams = None  # its fast path for arrays on GPUs, if it has one
 cdef object operations = None        # the class of ReduceOp's members
 
@@ -37,20 +37,20 @@ def use_operations(object members) -> None:
 
 def use_default(object group) -> None:
     """Set the group that None means; None: use the general path."""
-    global default_group, default_native, default_sends, default_streams
+    global default_group, default_native, default_fast_messages, default_streams
     found = getattr(group, "_native", None)
     default_native = found if isinstance(found, Group) else None
     default_group = None if default_native is None else group
-    default_sends = default_group is not None and group.sends_short
-    default_streams = getattr(group, "short_streams", None)
+    default_fast_messages = default_group is not None and group.fast_messages
+    default_streams = getattr(group, "fast_streams", None)
 
 
-cdef object chosen_of(object group):
+cdef object resolve_group(object group):
     return default_group if group is None else group
 
 
-cdef object streams_of(object group):
-    return default_streams if group is None else getattr(group, "short_streams", None)
+cdef object enqueuer_of(object group):
+    return default_streams if group is None else getattr(group, "fast_streams", None)
 
 
 cdef bint forked(int pid) noexcept:
@@ -61,9 +61,9 @@ cdef object operations_class():
     return operations
 
 
-cdef bint sends_short(object group) except -1:
+cdef bint has_fast_messages(object group) except -1:
     """Return whether the group's messages need only the checks of fast_p2p.pyx."""
-    return default_sends if group is default_group else group.sends_short
+    return default_fast_messages if group is default_group else group.fast_messages
 
 
 cdef extern from "pthread.h" nogil:
@@ -86,7 +86,7 @@ pthread_atfork(NULL, NULL, in_child)
 cdef inline bint usable(Group native) noexcept:
     """Return whether it belongs to this process and is open and intact."""
     return (native.pid == process and native.open and load_int(&native.aborted) == OK
-            and load_int(&native.notices.failed) == OK)
+            and load_int(&native.control_plane.failed) == OK)
 
 
 cdef Group native_of(object group):
@@ -105,7 +105,7 @@ cdef extern from "Python.h":
     long as_long "PyLong_AsLongAndOverflow"(object, int *) except? -1
 
 
-cdef long number(object given) except? -1:
+cdef long small_int(object given) except? -1:
     """Return the value of a non-negative Python int, or -1 for anything else."""
     cdef int overflow = 0
     cdef long found
@@ -115,19 +115,19 @@ cdef long number(object given) except? -1:
     return -1 if overflow or found < 0 else found
 
 
-cdef int member(object group, Group native, object given) except -2:
+cdef int group_rank_of(object group, Group native, object given) except -2:
     """Return the group rank of a global rank; -1: the general path knows what is wrong."""
-    cdef long found = number(given)
+    cdef long found = small_int(given)
     cdef int rank
     if found < 0 or group is default_group:
         return <int>found if found < native.view.size else -1
     for rank in range(native.view.size):
-        if number(group.ranks[rank]) == found:
+        if small_int(group.ranks[rank]) == found:
             return rank
     return -1
 
 
-cdef inline bint apart_from_all(const NdarrayView *a, const Block *blocks, int count) noexcept:
+cdef inline bint disjoint_from_all(const NdarrayView *a, const Block *blocks, int count) noexcept:
     cdef int i
     for i in range(count):
         if a.ptr < blocks[i].ptr + blocks[i].nbytes and blocks[i].ptr < a.ptr + a.nbytes:
@@ -143,12 +143,12 @@ cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *c
     return code[0] != OP_PREMUL_SUM and reduction(r, dtype, code[0], NULL, ranks) == 0
 
 
-cdef inline const Entry *begin(Group native, int collective, size_t nbytes) noexcept:
+cdef inline const Entry *try_start(Group native, int collective, size_t nbytes) noexcept:
     """Begin the call unless another runs or is queued, or no algorithm is chosen: then NULL."""
     if native.choices is None:
         return NULL
     cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
-    return entry if entry != NULL and native.turn.begin_alone() else NULL
+    return entry if entry != NULL and native.call_queue.try_begin_fast() else NULL
 
 
 cdef extern from "Python.h" nogil:
@@ -179,9 +179,9 @@ cdef inline void prepare(FastCall *b, Group native) noexcept:
     b.timeout = native.timeout
 
 
-cdef bint finish(object group, Group native, str name, const Entry *entry, FastCall *b, int dtype,
-                 size_t count, int op, int root, size_t nbytes, object one=None,
-                 object other=None) except -1:
+cdef bint run_call(object group, Group native, str name, const Entry *entry, FastCall *b, int dtype,
+                   size_t count, int op, int root, size_t nbytes, object one=None,
+                   object other=None) except -1:
     """Run the call, whose blocks and reduction are filled in, and let the next call begin.
 
     one, other      the call's arrays
@@ -189,8 +189,8 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, FastC
     cdef Call *c = &b.call
     cdef int status
     native.seq += 1
-    native.short_name = name
-    native.short_over = False
+    native.fast_name = name
+    native.fast_over = False
     c.segment_bytes = native.choices.segment_bytes
     # No rank knows all sizes of a gather or scatter.
     c.fingerprint = Fingerprint(
@@ -207,18 +207,18 @@ cdef bint finish(object group, Group native, str name, const Entry *entry, FastC
         PyEval_RestoreThread(b.thread)
     native.running -= 1
     native.leave_view()
-    native.turn.end_alone()
+    native.call_queue.end_fast()
     try:
         if status != OK:
             native.keep_while_used(one, other)
-            keep_visited(c, one, other)
+            keep_still_accessed(c, one, other)
             group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
     finally:
-        native.short_over = True
+        native.fast_over = True
     return True
 
 
-cdef void cut(Block *blocks, const NdarrayView *whole, int parts) noexcept:
+cdef void cut_blocks(Block *blocks, const NdarrayView *whole, int parts) noexcept:
     """Cut an array into equal blocks."""
     cdef size_t each = whole.nbytes // parts
     cdef int i
@@ -234,13 +234,13 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
     cdef NdarrayView p
     cdef Reduction r
     cdef int code = OP_NONE, root = -1
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
     if rooted:
-        root = member(chosen, native, given_root)
-    if (rooted and root < 0) or not look(tensor, &p) or p.count == 0:
+        root = group_rank_of(chosen, native, given_root)
+    if (rooted and root < 0) or not view_array(tensor, &p) or p.count == 0:
         return False
     cdef bint written = not rooted or (native.view.rank == root) == (collective == REDUCE)
     if written and not p.writable:
@@ -249,14 +249,14 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, collective, p.nbytes)
+    cdef const Entry *entry = try_start(native, collective, p.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
     b.call.inputs = &block
     b.call.outputs = &block if written or collective == BROADCAST else NULL
     b.call.op = &r if collective != BROADCAST else NULL
-    return finish(chosen, native, name, entry, &b, p.dtype, p.count, code, root, p.nbytes, tensor)
+    return run_call(chosen, native, name, entry, &b, p.dtype, p.count, code, root, p.nbytes, tensor)
 
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1:
@@ -298,12 +298,12 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
     cdef const Entry *entry
     cdef bint gathers = collective == GATHER
     cdef int rank, root, listed = 0
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
-    root = member(chosen, native, 0 if given_root is None else given_root)
-    if root < 0 or not look(tensor, &own) or own.count == 0 or not (gathers or own.writable):
+    root = group_rank_of(chosen, native, 0 if given_root is None else given_root)
+    if root < 0 or not view_array(tensor, &own) or own.count == 0 or not (gathers or own.writable):
         return False
     if root == native.view.rank:
         listed = native.view.size
@@ -315,17 +315,17 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
     elif arrays is not None:
         return False
     for rank in range(listed):
-        if not look(arrays[rank], &each) or each.count == 0 or each.dtype != own.dtype:
+        if not view_array(arrays[rank], &each) or each.count == 0 or each.dtype != own.dtype:
             return False
-        if gathers and not (each.writable and apart_from_all(&each, blocks, rank)):
+        if gathers and not (each.writable and disjoint_from_all(&each, blocks, rank)):
             return False
         if rank == root and each.nbytes != own.nbytes:
             return False
-        if not (apart(&own, &each) or (rank == root and own.ptr == each.ptr)):
+        if not (disjoint(&own, &each) or (rank == root and own.ptr == each.ptr)):
             return False
         blocks[rank] = Block(each.ptr, each.nbytes)
     prepare(&b, native)
-    entry = begin(native, collective, 0)
+    entry = try_start(native, collective, 0)
     if entry == NULL:
         return False
     block = Block(own.ptr, own.nbytes)
@@ -335,8 +335,8 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
         b.call.outputs = blocks if listed > 0 else NULL
     else:
         b.call.inputs = blocks if listed > 0 else NULL
-    return finish(chosen, native, name, entry, &b, own.dtype, 0, OP_NONE, root,
-                  own.nbytes * native.view.size, tensor, arrays)
+    return run_call(chosen, native, name, entry, &b, own.dtype, 0, OP_NONE, root,
+                    own.nbytes * native.view.size, tensor, arrays)
 
 
 cpdef bint gather(object tensor, object arrays, object dst, object group) except -1:
@@ -352,25 +352,25 @@ cpdef bint scatter(object tensor, object arrays, object src, object group) excep
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
     """Run cydist.all_gather_into_tensor."""
     cdef NdarrayView small, large
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
-    if native is None or not look(input, &small) or not look(output, &large):
+    if native is None or not view_array(input, &small) or not view_array(output, &large):
         return False
-    if small.count == 0 or not times(&large, &small, native.view.size) or not large.writable:
+    if small.count == 0 or not is_multiple(&large, &small, native.view.size) or not large.writable:
         return False
-    if not apart(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
+    if not disjoint(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, ALL_GATHER, large.nbytes)
+    cdef const Entry *entry = try_start(native, ALL_GATHER, large.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
-    cut(native.blocks, &large, native.view.size)
+    cut_blocks(native.blocks, &large, native.view.size)
     b.call.inputs = &block
     b.call.outputs = native.blocks
-    return finish(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
-                  OP_NONE, -1, large.nbytes, output, input)
+    return run_call(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
+                    OP_NONE, -1, large.nbytes, output, input)
 
 
 cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
@@ -378,63 +378,63 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     cdef NdarrayView small, large
     cdef Reduction r
     cdef int code
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
-    if native is None or not look(output, &small) or not look(input, &large):
+    if native is None or not view_array(output, &small) or not view_array(input, &large):
         return False
-    if small.count == 0 or not times(&large, &small, native.view.size) or not small.writable:
+    if small.count == 0 or not is_multiple(&large, &small, native.view.size) or not small.writable:
         return False
-    if not apart(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
+    if not disjoint(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, REDUCE_SCATTER, large.nbytes)
+    cdef const Entry *entry = try_start(native, REDUCE_SCATTER, large.nbytes)
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
-    cut(native.blocks, &large, native.view.size)
+    cut_blocks(native.blocks, &large, native.view.size)
     b.call.inputs = native.blocks
     b.call.outputs = &block
     b.call.op = &r
-    return finish(chosen, native, "reduce_scatter_tensor", entry, &b, small.dtype, large.count,
-                  code, -1, large.nbytes, output, input)
+    return run_call(chosen, native, "reduce_scatter_tensor", entry, &b, small.dtype, large.count,
+                    code, -1, large.nbytes, output, input)
 
 
 cpdef bint all_to_all_single(object output, object input, object group) except -1:
     """Run cydist.all_to_all_single of vectors that all ranks cut evenly."""
     cdef NdarrayView given, due
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
-    if native is None or not look(input, &given) or not look(output, &due):
+    if native is None or not view_array(input, &given) or not view_array(output, &due):
         return False
     if (given.count == 0 or given.count != due.count or given.dtype != due.dtype
             or not due.writable or given.ndim != 1 or due.ndim != 1):
         return False
     cdef int size = native.view.size
-    if given.count % size != 0 or not apart(&given, &due):
+    if given.count % size != 0 or not disjoint(&given, &due):
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, ALL_TO_ALL, due.nbytes)
+    cdef const Entry *entry = try_start(native, ALL_TO_ALL, due.nbytes)
     if entry == NULL:
         return False
-    cut(native.blocks, &given, size)
-    cut(native.blocks + size, &due, size)
+    cut_blocks(native.blocks, &given, size)
+    cut_blocks(native.blocks + size, &due, size)
     b.call.inputs = native.blocks
     b.call.outputs = native.blocks + size
-    return finish(chosen, native, "all_to_all_single", entry, &b, due.dtype, due.count // size,
-                  OP_NONE, -1, due.nbytes, output, input)
+    return run_call(chosen, native, "all_to_all_single", entry, &b, due.dtype, due.count // size,
+                    OP_NONE, -1, due.nbytes, output, input)
 
 
 cpdef bint barrier(object group) except -1:
     """Run cydist.barrier."""
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
     if native is None:
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = begin(native, BARRIER, 0)
+    cdef const Entry *entry = try_start(native, BARRIER, 0)
     if entry == NULL:
         return False
-    return finish(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)
+    return run_call(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)

@@ -11,8 +11,8 @@ cimport cython
 from cydist._native.kernels import DTYPES
 
 from cydist._native.kernels cimport OP_PREMUL_SUM
-from cydist._native.ndarray_view cimport NdarrayView, apart, look_at_cupy, look_at_torch, times
-from cydist._native.fast_collectives cimport forked, number, operations_class, streams_of
+from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_cupy, view_torch, is_multiple
+from cydist._native.fast_collectives cimport forked, small_int, operations_class, enqueuer_of
 
 cdef enum:
     UINT8 = 1                   # ncclDataType_t: data that are only moved go as bytes
@@ -26,7 +26,7 @@ cdef dict names = {code: name for name, code in DTYPES.items()}
 cdef class Enqueuer:
     """The fast path of one group of backend "nccl".
 
-    group       ranks, timeout, `next_seq`, `refused`
+    group       ranks, timeout, `next_seq`, `on_refused`
     lock        of the group, held while a call is enqueued
     stream      the group's own, for asynchronous calls
     torch       finds the library of torch's tensors, if they can be on GPUs here
@@ -61,12 +61,12 @@ cdef class Enqueuer:
         self.index = self.gpu.index
         self.pid = group._pid
 
-    cdef object look(self, object tensor, NdarrayView *out):
+    cdef object view_array(self, object tensor, NdarrayView *out):
         """Return the library of a plain array on the group's GPU; None for anything else."""
         cdef int device
         library = self.lib
-        if type(tensor) is self.owned or not look_at_torch(tensor, out, &device):
-            if not self.owns(tensor) or not look_at_cupy(tensor, out, &device):
+        if type(tensor) is self.owned or not view_torch(tensor, out, &device):
+            if not self.owns(tensor) or not view_cupy(tensor, out, &device):
                 return None
         else:
             library = self.torch()
@@ -81,11 +81,11 @@ cdef class Enqueuer:
 
     cdef int root(self, object given) except -2:
         """Return the group rank of a global rank, or -1."""
-        cdef long found = number(given)
+        cdef long found = small_int(given)
         cdef int rank
         cdef tuple ranks = self.group.ranks
         for rank in range(self.size):
-            if found >= 0 and number(ranks[rank]) == found:
+            if found >= 0 and small_int(ranks[rank]) == found:
                 return rank
         return -1
 
@@ -145,8 +145,8 @@ cdef class Enqueuer:
                 group._call = call
             if async_op:
                 self.after(current)
-            if note is not None and watch.comparison is not None:
-                watch.comparison.note(call.seq, note)
+            if note is not None and watch.call_check is not None:
+                watch.call_check.note(call.seq, note)
             function(*arguments, stream)
             event = watch.spare_event()
             if event is None:
@@ -154,7 +154,7 @@ cdef class Enqueuer:
             self.lib.record(event, self.index, stream)
         except BaseException as error:
             watch.drop(flight)
-            group.refused(call, error)
+            group.on_refused(call, error)
             raise
         finally:
             call.over = True
@@ -188,8 +188,8 @@ cdef class Enqueuer:
 
 cdef object all_reduce(object tensor, object op, object group, bint async_op):
     cdef NdarrayView p
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(tensor, &p)
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(tensor, &p)
     if library is None:
         return NOT_FAST
     cdef tuple how = self.operation(op, p.dtype)
@@ -205,8 +205,8 @@ cdef object all_reduce(object tensor, object op, object group, bint async_op):
 
 cdef object reduce(object tensor, object dst, object op, object group, bint async_op):
     cdef NdarrayView p
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(tensor, &p)
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(tensor, &p)
     if library is None:
         return NOT_FAST
     cdef int root = self.root(dst)
@@ -223,8 +223,8 @@ cdef object reduce(object tensor, object dst, object op, object group, bint asyn
 
 cdef object broadcast(object tensor, object src, object group, bint async_op):
     cdef NdarrayView p
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(tensor, &p)
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(tensor, &p)
     if library is None:
         return NOT_FAST
     cdef int root = self.root(src)
@@ -239,13 +239,13 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
 
 cdef object all_gather_into_tensor(object output, object input, object group, bint async_op):
     cdef NdarrayView small, large
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(input, &small)
-    if library is None or self.look(output, &large) is not library:
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(input, &small)
+    if library is None or self.view_array(output, &large) is not library:
         return NOT_FAST
-    if not times(&large, &small, self.size):
+    if not is_multiple(&large, &small, self.size):
         return NOT_FAST
-    if not apart(&small, &large) and small.ptr != large.ptr + self.rank * small.nbytes:
+    if not disjoint(&small, &large) and small.ptr != large.ptr + self.rank * small.nbytes:
         return NOT_FAST
     return self.put(
         "all_gather_into_tensor",
@@ -257,12 +257,12 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
 cdef object reduce_scatter_tensor(object output, object input, object op, object group,
                                   bint async_op):
     cdef NdarrayView small, large
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(output, &small)
-    if library is None or self.look(input, &large) is not library:
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(output, &small)
+    if library is None or self.view_array(input, &large) is not library:
         return NOT_FAST
     cdef tuple how = self.operation(op, small.dtype)
-    if how is None or not times(&large, &small, self.size) or not apart(&small, &large):
+    if how is None or not is_multiple(&large, &small, self.size) or not disjoint(&small, &large):
         return NOT_FAST
     kind, operation, width, name = how
     return self.put(
@@ -277,12 +277,12 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
 cdef object all_to_all_single(object output, object input, object group, bint async_op):
     """Exchange vectors that all ranks cut evenly."""
     cdef NdarrayView given, due
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(input, &given)
-    if library is None or self.look(output, &due) is not library:
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(input, &given)
+    if library is None or self.view_array(output, &due) is not library:
         return NOT_FAST
     if (given.count != due.count or given.dtype != due.dtype or given.ndim != 1 or due.ndim != 1
-            or given.count % self.size != 0 or not apart(&given, &due)):
+            or given.count % self.size != 0 or not disjoint(&given, &due)):
         return NOT_FAST
     cdef size_t count = given.count // self.size
     return self.put(
@@ -306,12 +306,12 @@ cdef object message(str name, bint sends, object tensor, object given, object gr
                     bint async_op):
     """Enqueue one message, by itself: NCCL has no tags."""
     cdef NdarrayView p
-    cdef Enqueuer self = streams_of(group)
-    library = None if self is None else self.look(tensor, &p)
+    cdef Enqueuer self = enqueuer_of(group)
+    library = None if self is None else self.view_array(tensor, &p)
     if library is None:
         return NOT_FAST
     cdef int peer = self.root(given)
-    cdef long label = number(tag)
+    cdef long label = small_int(tag)
     if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
         return NOT_FAST
     done = self.put(

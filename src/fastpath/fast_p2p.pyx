@@ -9,10 +9,12 @@ from cydist._native.abi cimport (
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
-from cydist._native.call_errors cimport described, told_failure
-from cydist._native.control_plane cimport ControlMessage, hear_now, new_notice
-from cydist._native.ndarray_view cimport NdarrayView, look
-from cydist._native.fast_collectives cimport chosen_of, member, native_of, number, sends_short
+from cydist._native.call_errors cimport described, recorded_failure
+from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
+from cydist._native.ndarray_view cimport NdarrayView, view_array
+from cydist._native.fast_collectives cimport (
+    resolve_group, group_rank_of, native_of, small_int, has_fast_messages,
+)
 from cydist._native.sync cimport load_int
 
 cdef enum:
@@ -34,21 +36,21 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
     cdef NdarrayView p
     cdef Request r
     cdef Fingerprint f
-    chosen = chosen_of(group)
+    chosen = resolve_group(group)
     cdef Group native = native_of(chosen)
-    if native is None or not sends_short(chosen):
+    if native is None or not has_fast_messages(chosen):
         return False
-    cdef int rank = member(chosen, native, peer)
-    cdef long label = number(tag)
+    cdef int rank = group_rank_of(chosen, native, peer)
+    cdef long label = small_int(tag)
     if rank < 0 or rank == native.view.rank:
         return False
-    if not 0 <= label <= LARGEST_TAG or not look(tensor, &p) or p.count == 0:
+    if not 0 <= label <= LARGEST_TAG or not view_array(tensor, &p) or p.count == 0:
         return False
     if not sending and not p.writable:
         return False
     describe(&r, &f, &p, rank, <uint64_t>label)
     # A control message that has been received is no longer in any ring.
-    if (native.view.at_once != NULL and load_int(&native.notices.receive.status) == PENDING
+    if (native.view.at_once != NULL and load_int(&native.control_plane.receive.status) == PENDING
             and native.view.at_once(&native.view, &r, sending) == OK):
         return True
     cdef bint told = False
@@ -73,7 +75,7 @@ cdef inline void describe(Request *r, Fingerprint *f, const NdarrayView *p, int 
     r.peer = r.source = rank
     r.tag = tag
     r.expected = f
-    r.attended = True
+    r.awaited = True
     r.status = PENDING
 
 
@@ -88,7 +90,7 @@ cdef inline int travel(object group, Group native, str name, Request *r, bint se
     cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
     cdef int status
     with nogil:
-        status = hear_now(&native.notices, &native.view)
+        status = poll_now(&native.control_plane, &native.view)
         told[0] = status != OK
         if status == OK and not posted:
             status = native.view.send(&native.view, r) if sending \
@@ -117,7 +119,7 @@ cdef int given_up(Group native, Request *r, int status) noexcept:
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
                       int status, bint told) except -1:
     """Fail the group, as the general path's Work does, and raise the cause."""
-    cdef ControlMessage notice
+    cdef ControlMessage message
     cdef int peer = r.source if status == MISMATCH else r.peer
     if status == TIMEOUT:
         raise group.late_message(name, r.peer)
@@ -126,16 +128,16 @@ cdef int fail_message(object group, Group native, str name, Request *r, const Fi
         group.fail(error, name)
         raise error
     if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
-                and load_int(&native.notices.failed) != OK):
-        group.failed_message(name, told_failure(&native.notices, native.view.rank))
+                and load_int(&native.control_plane.failed) != OK):
+        group.failed_message(name, recorded_failure(&native.control_plane, native.view.rank))
     ended = failure(status, peer, -1, described(f, r.nbytes, NULL, 0),
                     described(&r.theirs, r.theirs_bytes, NULL, 0))
     if status != CLOSED:
-        notice = new_notice(status, native.view.rank, peer, -1)
-        notice.ours = f[0]
-        notice.our_bytes = r.nbytes
-        notice.theirs = r.theirs
-        notice.their_bytes = r.theirs_bytes
-        native.tell(&notice)
+        message = failure_message(status, native.view.rank, peer, -1)
+        message.ours = f[0]
+        message.our_bytes = r.nbytes
+        message.theirs = r.theirs
+        message.their_bytes = r.theirs_bytes
+        native.send_failure(&message)
     group.failed_message(name, ended)
     return 0

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from cydist._native.fast_collectives cimport all_reduce as short_all_reduce
+from cydist._native.fast_collectives cimport all_reduce as fast_all_reduce
 
 cdef extern from "<malloc.h>" nogil:
     size_t malloc_usable_size(void *)
@@ -92,4 +92,4 @@ def all_reduce(object tensors, object options, object group) -> bool:
     cdef unsigned char *value = memory(options)
     if value == NULL or value[async_at] != 0 or (<int64_t *>(value + timeout_at))[0] != -1:
         return False
-    return short_all_reduce((<list>tensors)[0], (<list>operations)[value[op_at]], group)
+    return fast_all_reduce((<list>tensors)[0], (<list>operations)[value[op_at]], group)

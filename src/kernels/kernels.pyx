@@ -123,7 +123,7 @@ cdef bint fits(int dtype, double factor) noexcept nogil:
 # A strided copy in the order of packed memory. Dimensions of length 1 are dropped, dimensions that
 # follow each other in memory are merged, and a dense innermost one becomes part of `run`. Each
 # remaining dimension has at least 2 entries, so 64 dimensions hold any possible array.
-cdef struct Plan:
+cdef struct StridedPlan:
     size_t run                  # bytes that are contiguous on both sides
     int ndim
     size_t shape[64]
@@ -131,7 +131,7 @@ cdef struct Plan:
     size_t packed[64]
 
 
-cdef void plan(Plan *p, int ndim, const int64_t *shape, const int64_t *strides,
+cdef void plan(StridedPlan *p, int ndim, const int64_t *shape, const int64_t *strides,
                size_t itemsize) noexcept nogil:
     cdef int d, last
     p.run = itemsize
@@ -158,7 +158,7 @@ cdef void plan(Plan *p, int ndim, const int64_t *shape, const int64_t *strides,
 
 # Return the dimension outside the innermost in which the array is densest, so that a
 # transposed array is copied in tiles.
-cdef int partner(const Plan *p) noexcept nogil:
+cdef int partner(const StridedPlan *p) noexcept nogil:
     cdef int d, best = p.ndim - 2
     for d in range(p.ndim - 3, -1, -1):
         if magnitude(p.array[d]) < magnitude(p.array[best]):
@@ -172,7 +172,7 @@ cdef inline size_t magnitude(ptrdiff_t stride) noexcept nogil:
     return <size_t>(stride if stride >= 0 else -stride)
 
 
-cdef void drop(Plan *p, int dimension) noexcept nogil:
+cdef void drop(StridedPlan *p, int dimension) noexcept nogil:
     cdef int d
     p.ndim -= 1
     for d in range(dimension, p.ndim):
@@ -183,7 +183,7 @@ cdef void drop(Plan *p, int dimension) noexcept nogil:
 
 cdef void move(bint packing, char *packed, char *array, int ndim, const int64_t *shape,
                const int64_t *strides, size_t itemsize) noexcept nogil:
-    cdef Plan p
+    cdef StridedPlan p
     cdef size_t rows = 1, cols = 1, packed_row = 0
     cdef ptrdiff_t array_row = 0, array_col = 0
     cdef size_t index[64]
@@ -242,7 +242,7 @@ cdef void unflatten(char *const *blocks, const char *flat, const size_t *nbytes,
 # ---- the Python interface ----
 
 
-cdef class Memory:
+cdef class BufferView:
     """One object's buffer, held while this lives."""
     cdef Py_buffer view
     cdef bint held
@@ -257,7 +257,7 @@ cdef class Memory:
         if self.held:
             PyBuffer_Release(&self.view)
 
-cdef class Memories:
+cdef class BufferViews:
     """Many buffers, held while this lives, with their addresses and sizes as C arrays; with
     room for one more."""
     cdef Py_buffer *views
@@ -348,7 +348,7 @@ def itemsize(dtype: int) -> int:
     return itemsizes[dtype]
 
 
-cdef size_t count_of(Memories memories, size_t itemsize) except? <size_t>-1:
+cdef size_t count_of(BufferViews memories, size_t itemsize) except? <size_t>-1:
     cdef size_t i
     for i in range(memories.count):
         if memories.nbytes[i] != memories.nbytes[0]:
@@ -369,7 +369,7 @@ def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) ->
     cdef Reduction r
     cdef double parts[2]
     make(&r, parts, op, dtype, factor, ranks)
-    cdef Memories all_ = Memories((low, high), PyBUF_SIMPLE)
+    cdef BufferViews all_ = BufferViews((low, high), PyBUF_SIMPLE)
     all_.hold(acc, PyBUF_WRITABLE)
     cdef size_t count = count_of(all_, r.itemsize)
     with nogil:
@@ -386,7 +386,7 @@ def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> N
     """
     cdef Reduction r
     cdef double parts[2]
-    cdef Memories all_ = Memories(sources, PyBUF_SIMPLE)
+    cdef BufferViews all_ = BufferViews(sources, PyBUF_SIMPLE)
     all_.hold(out, PyBUF_WRITABLE)
     cdef int n = <int>all_.count - 1
     if n < 1:
@@ -405,7 +405,7 @@ def prepare(op: int, dtype: int, out, own, factor=None) -> None:
     cdef Reduction r
     cdef double parts[2]
     make(&r, parts, op, dtype, factor, 1)
-    cdef Memories both = Memories((own,), PyBUF_SIMPLE)
+    cdef BufferViews both = BufferViews((own,), PyBUF_SIMPLE)
     both.hold(out, PyBUF_WRITABLE)
     cdef size_t count = count_of(both, r.itemsize)
     with nogil:
@@ -420,7 +420,7 @@ def finish(op: int, dtype: int, acc, ranks: int) -> None:
     cdef Reduction r
     cdef double one[2]
     make(&r, one, op, dtype, 1, ranks)
-    cdef Memories memory = Memories((acc,), PyBUF_WRITABLE)
+    cdef BufferViews memory = BufferViews((acc,), PyBUF_WRITABLE)
     cdef size_t count = count_of(memory, r.itemsize)
     if r.finish != NULL:
         with nogil:
@@ -428,8 +428,8 @@ def finish(op: int, dtype: int, acc, ranks: int) -> None:
 
 
 cdef int move_buffer(bint packing, packed, array) except -1:
-    cdef Memory strided = Memory(array, PyBUF_STRIDES | (0 if packing else PyBUF_WRITABLE))
-    cdef Memory dense = Memory(packed, PyBUF_WRITABLE if packing else PyBUF_SIMPLE)
+    cdef BufferView strided = BufferView(array, PyBUF_STRIDES | (0 if packing else PyBUF_WRITABLE))
+    cdef BufferView dense = BufferView(packed, PyBUF_WRITABLE if packing else PyBUF_SIMPLE)
     cdef Py_buffer *view = &strided.view
     if dense.view.len != view.len:
         raise ValueError(
@@ -457,8 +457,8 @@ def unpack_buffer(array, packed) -> None:
 
 def flatten_buffers(out, blocks) -> None:
     """Copy contiguous buffers into one, in order; out has exactly their bytes."""
-    cdef Memories inputs = Memories(blocks, PyBUF_SIMPLE)
-    cdef Memory into = Memory(out, PyBUF_WRITABLE)
+    cdef BufferViews inputs = BufferViews(blocks, PyBUF_SIMPLE)
+    cdef BufferView into = BufferView(out, PyBUF_WRITABLE)
     fill(inputs, &into.view)
     with nogil:
         cydist_flatten(into.ptr, <const char *const *>inputs.ptrs, inputs.nbytes, inputs.count)
@@ -466,14 +466,14 @@ def flatten_buffers(out, blocks) -> None:
 
 def unflatten_buffers(blocks, flat) -> None:
     """Copy one contiguous buffer into many, in order; they have exactly its bytes."""
-    cdef Memories outputs = Memories(blocks, PyBUF_WRITABLE)
-    cdef Memory source = Memory(flat, PyBUF_SIMPLE)
+    cdef BufferViews outputs = BufferViews(blocks, PyBUF_WRITABLE)
+    cdef BufferView source = BufferView(flat, PyBUF_SIMPLE)
     fill(outputs, &source.view)
     with nogil:
         cydist_unflatten(outputs.ptrs, source.ptr, outputs.nbytes, outputs.count)
 
 
-cdef int fill(Memories blocks, Py_buffer *flat) except -1:
+cdef int fill(BufferViews blocks, Py_buffer *flat) except -1:
     cdef size_t i, total = 0
     for i in range(blocks.count):
         total += blocks.nbytes[i]

@@ -24,15 +24,16 @@ cdef enum:
     MISTAKE = 0xFFFFFFFF        # Part.first
 
 # In a Recording nothing arrives, and elements are added up repeatedly: sums wrap.
-ctypedef struct Part:           # one element
+ctypedef struct Operand:        # one element
     uint32_t first              # of the ranks in it, or MISTAKE; their sum where the reduction
     uint32_t end                # commutes, and here their number
     uint32_t prepared           # how often its contributions were prepared, in total
     uint32_t finished
 
 
-cdef void unite(const Reduction *r, Part *out, const Part *low, const Part *high) noexcept nogil:
-    cdef Part both
+cdef void unite(const Reduction *r, Operand *out, const Operand *low,
+                const Operand *high) noexcept nogil:
+    cdef Operand both
     both.prepared = low.prepared + high.prepared
     both.finished = low.finished + high.finished
     if r.commutative:
@@ -48,35 +49,35 @@ cdef void combine(const Reduction *r, void *acc, const void *low, const void *hi
                   size_t count) noexcept nogil:
     cdef size_t i
     for i in range(count):
-        unite(r, <Part *>acc + i, <const Part *>low + i, <const Part *>high + i)
+        unite(r, <Operand *>acc + i, <const Operand *>low + i, <const Operand *>high + i)
 
 
 cdef void combine_all(const Reduction *r, void *out, const void *const *sources,
                       int sources_count, size_t count) noexcept nogil:
-    cdef Part sum
+    cdef Operand sum
     cdef size_t i
     cdef int s
     for i in range(count):
-        sum = (<const Part *>sources[0])[i]
+        sum = (<const Operand *>sources[0])[i]
         for s in range(1, sources_count):
-            unite(r, &sum, &sum, <const Part *>sources[s] + i)
+            unite(r, &sum, &sum, <const Operand *>sources[s] + i)
         sum.finished += 1
-        (<Part *>out)[i] = sum
+        (<Operand *>out)[i] = sum
 
 
 cdef void prepare(const Reduction *r, void *out, const void *own, size_t count) noexcept nogil:
-    cdef Part part
+    cdef Operand part
     cdef size_t i
     for i in range(count):
-        part = (<const Part *>own)[i]
+        part = (<const Operand *>own)[i]
         part.prepared += 1
-        (<Part *>out)[i] = part
+        (<Operand *>out)[i] = part
 
 
 cdef void finish(const Reduction *r, void *acc, size_t count) noexcept nogil:
     cdef size_t i
     for i in range(count):
-        (<Part *>acc)[i].finished += 1
+        (<Operand *>acc)[i].finished += 1
 
 
 # A link that records
@@ -201,7 +202,7 @@ cdef class ScheduleRecorder:
         self.view.rank = link.rank
         self.view.size = link.size
         self.view.peers = self.peers
-        self.view.context = 1
+        self.view.comm_id = 1
         self.view.aborted = &self.aborted
         link.open_view(&self.view)
         self.link = link
@@ -229,7 +230,7 @@ cdef class ScheduleRecorder:
         if entry == NULL:
             raise ValueError(f"no algorithm {name!r} for collective {collective}")
         memset(&call, 0, sizeof(Call))
-        reducing = Reduction(sizeof(Part), commutative, NULL, self.view.size, combine,
+        reducing = Reduction(sizeof(Operand), commutative, NULL, self.view.size, combine,
                              combine_all, prepare, finish)
         blocks = <Block *>calloc(len(inputs) + len(outputs) + 1, sizeof(Block))
         if blocks == NULL:

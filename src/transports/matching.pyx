@@ -3,7 +3,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
+    ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
 )
 
 cdef enum:
@@ -13,16 +13,16 @@ cdef enum:
     STRAYS = 4                  # items of a bucket that are checked for earlier calls
 
 
-cdef inline size_t row(uint64_t context) noexcept nogil:
+cdef inline size_t row(uint64_t comm_id) noexcept nogil:
     # Fibonacci hashing, here and below.
-    return <size_t>((context * 0x9E3779B97F4A7C15ULL) >> 48) & (ROWS - 1)
+    return <size_t>((comm_id * 0x9E3779B97F4A7C15ULL) >> 48) & (ROWS - 1)
 
 
-cdef inline size_t bucket(uint64_t context, uint64_t tag) noexcept nogil:
+cdef inline size_t bucket(uint64_t comm_id, uint64_t tag) noexcept nogil:
     # The sender is not hashed, so that an any-source receive is in one bucket, in order
     # with the other receives.
     cdef size_t column = <size_t>(((tag + (tag >> 24)) * 0x9E3779B97F4A7C15ULL) >> 48)
-    return row(context) * COLUMNS + (column & (COLUMNS - 1))
+    return row(comm_id) * COLUMNS + (column & (COLUMNS - 1))
 
 
 cdef int init_queues(Queues *q) noexcept nogil:
@@ -82,7 +82,7 @@ cdef Item *new_item(Comm *t, Request *r, int peer, size_t more_bytes) noexcept n
     cdef Item *item = blank_item(more_bytes)
     if item == NULL:
         return NULL
-    item.context = t.context
+    item.comm_id = t.comm_id
     item.tag = r.tag
     item.peer = peer
     item.request = r
@@ -130,33 +130,33 @@ cdef void remove_from_ring(Item **ring, Item *item) noexcept nogil:
 
 
 cdef void add_posted(Queues *q, Item *item) noexcept nogil:
-    append(&q.posted[bucket(item.context, item.tag)], item)
+    append(&q.posted[bucket(item.comm_id, item.tag)], item)
 
 
 cdef void add_posted_first(Queues *q, Item *item) noexcept nogil:
-    append(q.posted[bucket(item.context, item.tag)].next, item)
+    append(q.posted[bucket(item.comm_id, item.tag)].next, item)
 
 
 cdef void add_arrived(Queues *q, Item *item) noexcept nogil:
-    append(&q.arrived[bucket(item.context, item.tag)], item)
+    append(&q.arrived[bucket(item.comm_id, item.tag)], item)
 
 
-cdef Item *oldest(Item *head, uint64_t context, int peer, uint64_t tag) noexcept nogil:
+cdef Item *oldest(Item *head, uint64_t comm_id, int peer, uint64_t tag) noexcept nogil:
     cdef Item *item = head.next
     while item != head:
-        if (item.tag == tag and item.context == context
+        if (item.tag == tag and item.comm_id == comm_id
                 and (item.peer == peer or item.peer == ANY_SOURCE or peer == ANY_SOURCE)):
             return item
         item = item.next
     return NULL
 
 
-cdef Item *find_posted(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil:
-    return oldest(&q.posted[bucket(context, tag)], context, peer, tag)
+cdef Item *find_posted(Queues *q, uint64_t comm_id, int peer, uint64_t tag) noexcept nogil:
+    return oldest(&q.posted[bucket(comm_id, tag)], comm_id, peer, tag)
 
 
-cdef Item *find_arrived(Queues *q, uint64_t context, int peer, uint64_t tag) noexcept nogil:
-    return oldest(&q.arrived[bucket(context, tag)], context, peer, tag)
+cdef Item *find_arrived(Queues *q, uint64_t comm_id, int peer, uint64_t tag) noexcept nogil:
+    return oldest(&q.arrived[bucket(comm_id, tag)], comm_id, peer, tag)
 
 
 cdef Item *any_of(Item *heads, size_t first, size_t past, Chosen chosen,
@@ -180,9 +180,9 @@ cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept 
     return any_of(q.arrived, 0, BUCKETS, chosen, argument)
 
 
-cdef Item *any_of_context(Queues *q, uint64_t context, Chosen chosen,
-                          const void *argument) noexcept nogil:
-    cdef size_t first = row(context) * COLUMNS
+cdef Item *any_of_comm(Queues *q, uint64_t comm_id, Chosen chosen,
+                       const void *argument) noexcept nogil:
+    cdef size_t first = row(comm_id) * COLUMNS
     cdef Item *item = any_of(q.arrived, first, first + COLUMNS, chosen, argument)
     if item == NULL:
         item = any_of(q.posted, first, first + COLUMNS, chosen, argument)
@@ -196,7 +196,7 @@ cdef size_t count(const Item *heads) noexcept nogil:
     for i in range(BUCKETS):
         item = heads[i].next
         while item != &heads[i]:
-            items += item.tag != NOTICE_TAG
+            items += item.tag != CONTROL_TAG
             item = item.next
     return items
 
@@ -223,19 +223,19 @@ cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept 
 
 
 ctypedef struct Doubt:
-    uint64_t context
+    uint64_t comm_id
     const Request *request
 
 
-cdef bint takes_it_for_another(const Item *item, const void *context) noexcept nogil:
-    cdef const Doubt *doubt = <const Doubt *>context
-    return (item.context == doubt.context
+cdef bint takes_it_for_another(const Item *item, const void *argument) noexcept nogil:
+    cdef const Doubt *doubt = <const Doubt *>argument
+    return (item.comm_id == doubt.comm_id
             and item.tag >> SEQUENCE_SHIFT == doubt.request.tag >> SEQUENCE_SHIFT
             and memcmp(&item.fingerprint, doubt.request.expected, sizeof(Fingerprint)) != 0)
 
 
 cdef bint contradicted(Queues *q, const Comm *t, Request *r) noexcept nogil:
-    cdef Doubt doubt = Doubt(t.context, r)
+    cdef Doubt doubt = Doubt(t.comm_id, r)
     cdef Item *item
     if not r.tag & COLLECTIVE_TAG or r.expected == NULL:
         return False
@@ -252,7 +252,7 @@ cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept
     # The items before a message of an earlier call are received in time, so it reaches the front.
     # Checking all items would slow every call of a rank whose peers are far ahead.
     cdef int _place
-    cdef size_t first = row(t.context) * COLUMNS
+    cdef size_t first = row(t.comm_id) * COLUMNS
     cdef size_t i
     cdef const Item *head
     cdef const Item *item
@@ -262,8 +262,8 @@ cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept
         for _place in range(STRAYS):
             if item == head:
                 break
-            if (item.context == t.context and item.tag & COLLECTIVE_TAG
-                    and item.tag != NOTICE_TAG and item.fingerprint.seq < seq):
+            if (item.comm_id == t.comm_id and item.tag & COLLECTIVE_TAG
+                    and item.tag != CONTROL_TAG and item.fingerprint.seq < seq):
                 r.theirs = item.fingerprint
                 r.theirs_bytes = item.nbytes
                 r.source = group_rank(t, item.peer)
@@ -282,41 +282,41 @@ cdef int group_rank(const Comm *t, int peer) noexcept nogil:
 
 # Groups that have ended on this rank
 
-cdef int open_context(Queues *q, Comm *t) noexcept nogil:
+cdef int open_comm(Queues *q, Comm *t) noexcept nogil:
     cdef Item *item = blank_item(0)
     if item == NULL:
         return NO_MEMORY
-    item.context = t.context
+    item.comm_id = t.comm_id
     item.view = t
-    append(&q.views[row(t.context)], item)
-    if is_closed(q, t.context):
-        q.closed[t.context & (REMEMBERED - 1)] = 0
+    append(&q.views[row(t.comm_id)], item)
+    if is_closed(q, t.comm_id):
+        q.closed[t.comm_id & (REMEMBERED - 1)] = 0
     return OK
 
 
-cdef Item *find_open(Queues *q, uint64_t context) noexcept nogil:
-    cdef Item *head = &q.views[row(context)]
+cdef Item *find_open(Queues *q, uint64_t comm_id) noexcept nogil:
+    cdef Item *head = &q.views[row(comm_id)]
     cdef Item *item = head.next
-    while item != head and item.context != context:
+    while item != head and item.comm_id != comm_id:
         item = item.next
     return item if item != head else NULL
 
 
-cdef void close_context(Queues *q, uint64_t context) noexcept nogil:
-    cdef Item *item = find_open(q, context)
+cdef void close_comm(Queues *q, uint64_t comm_id) noexcept nogil:
+    cdef Item *item = find_open(q, comm_id)
     if item != NULL:
         remove(item)
         free_item(item)
-    q.closed[context & (REMEMBERED - 1)] = context
+    q.closed[comm_id & (REMEMBERED - 1)] = comm_id
 
 
-cdef bint is_closed(const Queues *q, uint64_t context) noexcept nogil:
-    return context != 0 and q.closed[context & (REMEMBERED - 1)] == context
+cdef bint is_closed(const Queues *q, uint64_t comm_id) noexcept nogil:
+    return comm_id != 0 and q.closed[comm_id & (REMEMBERED - 1)] == comm_id
 
 
-cdef Comm *note_farewell(Queues *q, uint64_t context, int peer,
+cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer,
                          uint64_t lanes) noexcept nogil:
-    cdef Item *item = find_open(q, context)
+    cdef Item *item = find_open(q, comm_id)
     if item == NULL or item.view.farewells == NULL:
         return NULL
     cdef int rank = group_rank(item.view, peer)
@@ -327,8 +327,8 @@ cdef Comm *note_farewell(Queues *q, uint64_t context, int peer,
     return item.view
 
 
-cdef bint of_context(const Item *item, const void *context) noexcept nogil:
-    return item.context == (<const uint64_t *>context)[0]
+cdef bint of_comm(const Item *item, const void *argument) noexcept nogil:
+    return item.comm_id == (<const uint64_t *>argument)[0]
 
 
 cdef bint any_item(const Item *item, const void *nothing) noexcept nogil:

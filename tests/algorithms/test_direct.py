@@ -72,7 +72,7 @@ def test_elements_of_another_process(worlds: Worlds, collective: str, dtype: str
 
 @pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"{size}ranks")
 @pytest.mark.parametrize("collective", sorted(tuning_table.DIRECT - tuning_table.UNSIZED))
-def test_either_way(worlds: Worlds, collective: str, size: int) -> None:
+def test_adaptive_choice(worlds: Worlds, collective: str, size: int) -> None:
     """The first two of equal calls of a group go one way each; results are right whichever a call
     takes, in place or not."""
     world = worlds(size)

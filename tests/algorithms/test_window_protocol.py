@@ -76,7 +76,7 @@ def test_data_of_all_sizes_pass_through_the_same_slots(
     assert wrong == []
 
 
-def test_calls_that_hear_all_follow_calls_that_hear_few(groups: list[Group]) -> None:
+def test_calls_that_wait_for_all_follow_calls_that_wait_for_few(groups: list[Group]) -> None:
     """An all_reduce catches up with what broadcasts before it left for later."""
     wrong: list[tuple[int, int]] = []
 

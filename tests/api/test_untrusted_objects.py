@@ -174,11 +174,11 @@ def test_pickle_is_refused_by_both_sides(jobs, monkeypatch, reason):
     plain values travel, and the group goes on."""
 
     def allow(rank):
-        dist.api.process_groups.current().allow_pickle = True
+        dist.api.process_groups.current_world().allow_pickle = True
 
     def body(rank):
         if reason == "switched off":
-            dist.api.process_groups.current().allow_pickle = False
+            dist.api.process_groups.current_world().allow_pickle = False
         kind, why = (TypeError, "needs pickle") if rank else (dist.DistBackendError, "rank 1 could")
         with pytest.raises(kind, match=why):
             dist.all_gather_object([None] * 2, Custom(1) if rank else 0)

@@ -19,12 +19,12 @@ from more_values import more
 import cydist
 from cydist.bench import mpi_start, options, report
 from cydist.bench.buffers import Buffers, dtype_of
-from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Case, algbw, busbw, cells
+from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Case, algbw, busbw, cases
 from cydist.bench.peers import Bound, TorchLike, same
 from cydist.bench.rank_loop import Session
 from cydist.bench.runner import Measurements, Row, compare, ratio
 from cydist.bench.spawn import Spec
-from cydist.bench.workers import ParticipantError, Worker
+from cydist.bench.workers import Worker, WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 BYTES = 4096
@@ -101,7 +101,7 @@ def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFi
 
 def test_cells_are_whole_blocks() -> None:
     """Sizes become elements, and equal blocks where there is one for each rank."""
-    found = [(c.op, c.count, c.nbytes) for c in cells(OPS, [8, 100], "float32", 4, 3)]
+    found = [(c.op, c.count, c.nbytes) for c in cases(OPS, [8, 100], "float32", 4, 3)]
     assert ("all_reduce", 2, 8) in found
     assert ("all_gather", 3, 12) in found
     assert ("all_to_all", 24, 96) in found
@@ -124,9 +124,9 @@ def test_cells_are_whole_blocks() -> None:
 )
 def test_bandwidths(op: str, algorithm: float, bus: float) -> None:
     """A MB in a ms is a GB/s; the bus carries what nccl-tests says that 4 ranks make of it."""
-    cell = Case(op, 250_000, "float32", 1_000_000)
-    assert algbw(cell, 1e-3) == pytest.approx(algorithm * 1e9)
-    assert busbw(cell, 1e-3, 4) == pytest.approx(bus * 1e9)
+    case = Case(op, 250_000, "float32", 1_000_000)
+    assert algbw(case, 1e-3) == pytest.approx(algorithm * 1e9)
+    assert busbw(case, 1e-3, 4) == pytest.approx(bus * 1e9)
 
 
 def test_p99_is_of_single_calls() -> None:
@@ -203,7 +203,7 @@ class Careless(TorchLike):
 @pytest.mark.parametrize("dtype", ["float32", *more("int8", "complex128")])
 def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
     """A library that is right has nothing counted against it, in single calls and in loops."""
-    found = list(cells([op], [BYTES], dtype, dtype_of(dtype).itemsize, 3))
+    found = list(cases([op], [BYTES], dtype, dtype_of(dtype).itemsize, 3))
     ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3))], rounds=1)
     assert (seen["cydist"].failure, seen["cydist"].wrong) == ("", 0)
 
@@ -211,7 +211,7 @@ def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
 @pytest.mark.parametrize("op", [op for op in OPS if op != "barrier"])
 def test_wrong_results_are_counted(jobs: Any, op: str) -> None:
     """One damaged element is one in #wrong for each call that is checked: two and a loop's last."""
-    found = list(cells([op], [BYTES], "float32", 4, 3))
+    found = list(cases([op], [BYTES], "float32", 4, 3))
     ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3), Careless)], rounds=2)
     # In place, what a call damages goes round in the next: all see it, and rank 1 twice.
     expected = {"all_reduce": 2 + 3}.get(op, 2 + 1)
@@ -262,7 +262,7 @@ class Scripted:
     """
 
     def __init__(
-        self, name: str, seen: list[str], fails: dict[int, ParticipantError] | None = None
+        self, name: str, seen: list[str], fails: dict[int, WorkerError] | None = None
     ) -> None:
         self.name = name
         self.closed = False
@@ -283,8 +283,8 @@ class Scripted:
         self.closed = True
 
 
-def scripted(cell: Sequence[Case], *participants: Scripted, rounds: int = 3) -> list[Row]:
-    return [row for _, row in compare(cell, participants, rounds)]
+def scripted(case: Sequence[Case], *workers: Scripted, rounds: int = 3) -> list[Row]:
+    return [row for _, row in compare(case, workers, rounds)]
 
 
 ONE = Case("broadcast", 2, "float32", 8)
@@ -300,7 +300,7 @@ def test_rounds_are_interleaved() -> None:
 
 def test_a_refusal_costs_one_cell() -> None:
     """Who refuses a cell is asked for the next one; the others have their rows in full."""
-    refusal = ParticipantError("b: no such dtype", lost=False)
+    refusal = WorkerError("b: no such dtype", lost=False)
     first, second = scripted([ONE, TWO], Scripted("a", []), Scripted("b", [], {1: refusal}))
     assert first["b"].failure == "b: no such dtype"
     assert len(first["a"].rounds) == len(second["b"].rounds) == 3
@@ -308,7 +308,7 @@ def test_a_refusal_costs_one_cell() -> None:
 
 def test_a_loss_is_for_good() -> None:
     """Who is lost in a round keeps what it had, is ended, and is not asked again."""
-    loss = ParticipantError("b: rank 0 is gone", lost=True)
+    loss = WorkerError("b: rank 0 is gone", lost=True)
     lost = Scripted("b", [], {4: loss})
     first, second = scripted([ONE, TWO], Scripted("a", []), lost)
     assert (first["b"].failure, len(first["b"].rounds)) == ("b: rank 0 is gone", 1)
@@ -322,21 +322,21 @@ def test_a_loss_is_for_good() -> None:
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     """A library that does not start on its ranks is named, with its own error."""
     spec = Spec("other", "cydist", None, {"backend": "nosuch", "arrays": "numpy"})
-    with pytest.raises(ParticipantError, match=r"other: rank \d: ValueError.*nosuch"):
+    with pytest.raises(WorkerError, match=r"other: rank \d: ValueError.*nosuch"):
         Worker(spec, 2, str(tmp_path), 60)
 
 
 def test_a_rank_that_dies_is_a_loss(tmp_path: Path) -> None:
     """When a rank's process ends, the next command says so at once and the rest is ended."""
-    participant = Worker(options.cydist("tcp", "numpy"), 2, str(tmp_path), 60)
+    worker = Worker(options.cydist("tcp", "numpy"), 2, str(tmp_path), 60)
     try:
-        connection, _ = participant._ranks[1]
+        connection, _ = worker._ranks[1]
         connection.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(ParticipantError, match="gone") as raised:
-            participant.ask({"do": "cell", "op": "barrier", "count": 0, "dtype": "float32"})
+        with pytest.raises(WorkerError, match="gone") as raised:
+            worker.ask({"do": "cell", "op": "barrier", "count": 0, "dtype": "float32"})
         assert raised.value.lost
     finally:
-        participant.close()
+        worker.close()
 
 
 def test_mpi_ranks_need_no_compiled_code(tmp_path: Path) -> None:
@@ -390,14 +390,14 @@ def test_a_run(tmp_path: Path) -> None:
     ]
     found = json.loads(file.read_text())
     assert {"command", "date", "machine", "python", "ranks", "load"} <= found["header"].keys()
-    assert [cell["op"] for cell in found["cells"]] == ["all_reduce", "all_reduce", "barrier"]
-    for cell in found["cells"]:
-        assert cell["participants"].keys() == {"cydist", "tcp", "shared"}
-        for series in cell["participants"].values():
+    assert [case["op"] for case in found["cells"]] == ["all_reduce", "all_reduce", "barrier"]
+    for case in found["cells"]:
+        assert case["participants"].keys() == {"cydist", "tcp", "shared"}
+        for series in case["participants"].values():
             assert series["wrong"] == 0
             assert len(series["rounds"]) == 2
             assert series["median"] == pytest.approx(sum(series["rounds"]) / 2)
-        assert cell["ratios"].keys() == {"tcp", "shared"}
+        assert case["ratios"].keys() == {"tcp", "shared"}
     assert found["summary"][-1]["op"] == "all"
 
 
@@ -412,9 +412,9 @@ def test_gloo_beside_us(tmp_path: Path) -> None:
     peers = ("--vs", "gloo,torch:cydist", "--backend", "torch:gloo", "--json", str(file))
     ended = run("--sizes", "64", "--rounds", "1", *peers)
     assert (ended.returncode, ended.stderr) == (0, "")
-    cells = json.loads(file.read_text())["cells"]
+    cases = json.loads(file.read_text())["cells"]
     for name in ("cydist", "gloo", "torch:cydist"):
-        assert [(cell["op"], cell["participants"][name]["wrong"]) for cell in cells] == [
+        assert [(case["op"], case["participants"][name]["wrong"]) for case in cases] == [
             (op, 0) for op in OPS
         ]
 
@@ -430,8 +430,8 @@ def test_raw_sockets_beside_us(tmp_path: Path) -> None:
     refusals = ended.stderr.splitlines()
     assert ended.returncode == 0
     assert [line for line in refusals if "raw sockets have no" not in line] == []
-    cells = json.loads(file.read_text())["cells"]
-    found = {cell["op"]: (cell["participants"]["raw"], cell["ratios"]) for cell in cells}
+    cases = json.loads(file.read_text())["cells"]
+    found = {case["op"]: (case["participants"]["raw"], case["ratios"]) for case in cases}
     assert {op for op in OPS if found[op][0]["wrong"] == 0 and "raw" in found[op][1]} == set(OPS)
     for op in MORE_OPS:
         raw, ratios = found[op]

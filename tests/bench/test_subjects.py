@@ -86,7 +86,7 @@ def test_contests_are_interleaved() -> None:
     """After each has been tried, each round runs everybody once, somebody else first."""
     seen: list[str] = []
     calls = {name: lambda name=name: seen.append(name) for name in "abc"}
-    row = inprocess.contest(calls, 3)
+    row = inprocess.run_in_process(calls, 3)
     assert [series.iterations for series in row.values()] == [1, 1, 1]
     assert "".join(seen[3:]) == "abcbcacab"
 

@@ -266,19 +266,19 @@ def test_a_run(
     assert "--tune" in entry.about["command"]
     printed = capsys.readouterr().out
     (group,) = json.loads(figures.read_text())["groups"]
-    assert [cell["bytes"] for cell in group["cells"]] == [8, 1 << 20]
-    for cell in group["cells"]:
+    assert [case["bytes"] for case in group["cells"]] == [8, 1 << 20]
+    for case in group["cells"]:
         names = tuning_table.candidates("all_reduce", 2, False)
-        assert list(cell["passes"][0]) == names
-        assert cell["chosen"] in names
+        assert list(case["passes"][0]) == names
+        assert case["chosen"] in names
         assert [name for name in names if name not in printed] == []
     try:
         tuning_file.use([entry])
-        found = [tuning_table.choose("all_reduce", cell["bytes"], 2, False, even=True,
-                                     commutative=True) for cell in group["cells"]]  # fmt: skip
+        found = [tuning_table.choose("all_reduce", case["bytes"], 2, False, even=True,
+                                     commutative=True) for case in group["cells"]]  # fmt: skip
     finally:
         tuning_file.use([])
-    assert found == [cell["chosen"] for cell in group["cells"]]
+    assert found == [case["chosen"] for case in group["cells"]]
     assert "barrier: only one algorithm can run" in printed
     assert len(group["segments"][0]["65536"]) == len(COLLECTIVES) - 1
     assert tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=True) == "doubling"

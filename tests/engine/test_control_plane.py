@@ -207,7 +207,7 @@ def test_failed_group_stays_failed(world: Ranks) -> None:
     assert statuses(again) == ["mismatch", "mismatch"]
 
 
-def test_words_for_what_another_rank_told() -> None:
+def test_message_of_a_failure_on_another_rank() -> None:
     """The exception says who found it, and what both were doing, by global rank."""
     failure = _native.Failure("mismatch", 1, -1, "broadcast #1", "barrier #1", 0)
     error = from_failure(failure, "broadcast", "g", [4, 7, 9], 1)

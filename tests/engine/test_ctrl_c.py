@@ -111,17 +111,17 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
         first = dist.all_reduce(np.ones(1), group=group, async_op=True)
         # The wait that an interrupt ends: for a call that is at work on another thread.
         work_class = type(first)
-        original = work_class.done_by
+        original = work_class.wait_until
 
-        def done_by(work: Any, deadline: float) -> bool:
-            work_class.done_by = original  # type: ignore[method-assign]
+        def wait_until(work: Any, deadline: float) -> bool:
+            work_class.wait_until = original  # type: ignore[method-assign]
             assert first.wait(30)
             while group._native.seq < 2:
-                first.done_by(0)
+                first.wait_until(0)
             begun.set()
             raise CtrlC
 
-        work_class.done_by = done_by  # type: ignore[method-assign]
+        work_class.wait_until = wait_until  # type: ignore[method-assign]
         with pytest.raises(CtrlC):
             dist.all_reduce(array, group=group)
         before = array.tobytes()
@@ -315,7 +315,7 @@ def test_ctrl_c_ends_a_wait_for_a_store(tmp_path: Path, kind: str, call: str) ->
     assert b"value" == store.get("key")
 
 
-MEETINGS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+CHECK_INS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "store, rank 0": lambda path, port: {"store": dist.HashStore(), "rank": 0},
     "store, rank 1": lambda path, port: {"store": dist.HashStore(), "rank": 1},
     "tcp, rank 0": lambda path, port: {"init_method": f"tcp://127.0.0.1:{port}", "rank": 0},
@@ -324,13 +324,13 @@ MEETINGS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", MEETINGS)
+@pytest.mark.parametrize("way", CHECK_INS)
 def test_ctrl_c_ends_the_wait_for_other_ranks(tmp_path: Path, way: str) -> None:
     """init_process_group can be called again."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = MEETINGS[way](tmp_path, port)
+    arguments = CHECK_INS[way](tmp_path, port)
     ctrl_c(lambda: dist.init_process_group("tcp", world_size=2, timeout=60, **arguments))
     assert not dist.is_initialized()
     dist.init_process_group("tcp", world_size=1, rank=0, store=dist.HashStore())
@@ -381,7 +381,12 @@ def test_ctrl_c_ends_the_goodbye(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     stops = "dist.barrier()\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     with Beside(tmp_path, stops) as other:
         dist.init_process_group(
-            "tcp", init_method=other.meeting, rank=0, world_size=2, timeout=60, group_name="beside"
+            "tcp",
+            init_method=other.init_method,
+            rank=0,
+            world_size=2,
+            timeout=60,
+            group_name="beside",
         )
         dist.barrier()
         os.waitid(os.P_PID, other.process.pid, os.WSTOPPED)

@@ -47,13 +47,13 @@ def test_happens_there_at_its_turn(spec: str, turns: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nowhere:kill", "enter", "enter:sing", "enter:kill:soon", ":"])
-def test_wrong_words(spec: str) -> None:
+def test_wrong_specification(spec: str) -> None:
     """A failpoint that does not exist is refused, with those that do."""
     with pytest.raises(ValueError, match=r"enter, send\.mid.*kill, stop, exit"):
         _native.arm_failpoint(spec)
 
 
-def test_wrong_words_end_the_start() -> None:
+def test_wrong_specification_ends_the_start() -> None:
     """A misspelt CYDIST_FAILPOINT is an error of init_process_group, not a test that passes."""
     ended = subprocess.run(
         [sys.executable, "-c", "import cydist; cydist.init_process_group('inproc', rank=0, "

@@ -61,16 +61,16 @@ def test_the_op_that_is_not_named_is_sum() -> None:
     assert run_threads(body, 2) == [[8.0, 2.0]] * 2
 
 
-def test_keywords_take_the_short_way_too() -> None:
+def test_keywords_take_the_fast_path_too() -> None:
     """All of them but those that ask for more."""
 
     def body(rank: int) -> list[int]:
         x = np.ones(1)
         dist.all_reduce(x)
         native: Any = dist.group.WORLD._native  # type: ignore[union-attr]
-        before = native.short_name
+        before = native.fast_name
         dist.all_reduce(tensor=x, op=dist.ReduceOp.MAX, group=dist.group.WORLD, async_op=False)
-        assert (before, native.short_name) == (None, "all_reduce")
+        assert (before, native.fast_name) == (None, "all_reduce")
         dist.broadcast(src=0, tensor=x)
         work = dist.all_reduce(x, async_op=True)
         assert work is not None

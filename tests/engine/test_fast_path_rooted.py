@@ -157,7 +157,7 @@ def test_lists_that_overlap_are_left() -> None:
     on_ranks(body)
 
 
-def test_one_rank_alone_takes_the_long_way(transport: str) -> None:
+def test_a_single_rank_takes_the_general_path(transport: str) -> None:
     """The ways are one call to the others: here the root's list is a tuple."""
 
     def body(rank: int, group: Any) -> None:
@@ -212,4 +212,4 @@ def test_a_list_that_changes_meanwhile(transport: str) -> None:
 def is_inside(group: Any, name: str) -> bool:
     """Is this rank in such a call, by the short way?"""
     native = group._native
-    return native.short_name == name and not native.short_over
+    return native.fast_name == name and not native.fast_over

@@ -167,7 +167,7 @@ def test_a_store_is_made(timeout: Any, secret: bytes) -> None:
         assert served.get("key") == b"value"
 
 
-class OneTurn:
+class OneRound:
     """A socket on which one wait passes before anything happens."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class OneTurn:
 @pytest.mark.parametrize("way", ["send", "receive"])
 def test_a_socket_waits_an_hour_at_a_time(way: str) -> None:
     """Python hands a socket's timeout to poll in 32 bits; its end is not the deadline's."""
-    sock: Any = OneTurn()
+    sock: Any = OneRound()
     deadline = time.monotonic() + LONGEST_TIMEOUT
     if way == "send":
         tcp._send(sock, b"xyz", deadline)
@@ -399,7 +399,7 @@ def test_the_stores_thread_survives_a_round(
     """It serves members that were there and new ones, and says what happened."""
     server = server_of(master)
     once = replace_once(
-        monkeypatch, *((server._door, "react") if place == "door" else (server, place))
+        monkeypatch, *((server._acceptor, "react") if place == "door" else (server, place))
     )
     with closing(TCPStore(HOST, master.port, timeout=DEADLINE)) as newcomer:
         newcomer.set("a", "b")
@@ -458,7 +458,7 @@ def test_a_store_that_serves_nothing_ends(
     assert [each.exc_type for each in ended] == [Broken]
 
 
-@pytest.mark.parametrize("place", ["_react", "_ask", "_look_at_clock"])
+@pytest.mark.parametrize("place", ["_react", "_ask", "_expire"])
 def test_a_connections_thread_survives_a_round(
     place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,7 @@ def at_once(
 
     def body(rank: int) -> None:
         groups = [dist.new_group(range(SIZE)) for _ in range(2)]
-        mine, errors = process_groups.current(), []
+        mine, errors = process_groups.current_world(), []
 
         def work(thread: int) -> None:
             process_groups._thread.world = mine

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from tcp_proxy import Proxy, Weather
+from tcp_proxy import NetworkFaults, Proxy
 from transport_ranks import SECRET, run, soon
 
 from cydist import _native
@@ -25,7 +25,7 @@ class Pair:
     """Ranks 0 and 1, which reach each other through proxies only."""
 
     def __init__(self) -> None:
-        self.weather = Weather()
+        self.faults = NetworkFaults()
         self.ends = [
             Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)
         ]
@@ -33,7 +33,7 @@ class Pair:
         published = []
         for end in self.ends:
             there = Address.decode(end.address())
-            self._proxies.append(Proxy(there.lanes[0][0], self.weather))
+            self._proxies.append(Proxy(there.lanes[0][0], self.faults))
             lanes = [[("127.0.0.1", self._proxies[-1].port)]]
             published.append(Address(there.rank, there.host, lanes).encode())
         for end in self.ends:
@@ -65,7 +65,7 @@ class Pair:
         return ended
 
     def close(self) -> None:
-        self.weather.held = False
+        self.faults.held = False
         for end in self.ends:
             end.close()
         for proxy in self._proxies:
@@ -103,7 +103,7 @@ def test_relay_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("offset", [1, 95, 96, 128])
 def test_cut_within_a_stream(pair: Pair, offset: int, reset: bool) -> None:
     """A connection that ends at any byte of its frames is a lost peer on both ranks."""
-    pair.weather.cut_at, pair.weather.reset = HANDSHAKE + offset, reset
+    pair.faults.cut_at, pair.faults.reset = HANDSHAKE + offset, reset
     assert pair.all_reduce() == ["peer_lost", "peer_lost"]
 
 
@@ -114,7 +114,7 @@ def test_cut_at_every_byte(reset: bool) -> None:
     """The same, at each of the first 128 bytes after the handshake."""
     for offset in range(1, 129):
         pair = Pair()
-        pair.weather.cut_at, pair.weather.reset = HANDSHAKE + offset, reset
+        pair.faults.cut_at, pair.faults.reset = HANDSHAKE + offset, reset
         assert pair.all_reduce() == ["peer_lost", "peer_lost"], offset
         pair.close()
 
@@ -122,8 +122,8 @@ def test_cut_at_every_byte(reset: bool) -> None:
 def test_partition_that_heals(pair: Pair) -> None:
     """When the network comes back before the timeout, the result is right to the bit."""
     assert pair.all_reduce() == ["ok", "ok"]
-    pair.weather.held = True
-    heal = threading.Timer(1.0, setattr, (pair.weather, "held", False))
+    pair.faults.held = True
+    heal = threading.Timer(1.0, setattr, (pair.faults, "held", False))
     heal.start()
     assert pair.all_reduce() == ["ok", "ok"]
     heal.join()
@@ -132,7 +132,7 @@ def test_partition_that_heals(pair: Pair) -> None:
 def test_partition_that_stays(pair: Pair) -> None:
     """When it does not, both sides end at their timeout."""
     assert pair.all_reduce() == ["ok", "ok"]
-    pair.weather.held = True
+    pair.faults.held = True
     assert pair.all_reduce(0.5) == ["timeout", "timeout"]
 
 
@@ -141,6 +141,6 @@ def test_partition_that_stays(pair: Pair) -> None:
 )
 def test_slow_is_not_dead(pair: Pair, delay: float, size: int) -> None:
     """Late or sliced bytes give right results, and nobody is taken for dead."""
-    pair.weather.delay, pair.weather.slice = delay, size
+    pair.faults.delay, pair.faults.slice = delay, size
     for _ in range(2):
         assert pair.all_reduce() == ["ok", "ok"]

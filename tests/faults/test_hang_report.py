@@ -141,7 +141,7 @@ def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connect
     assert pair[0].ask(1, 2**63, soon()) == peer_status.PeerStatus(f"in {2**63}", "a stack")
     assert pair[0].ask(1, 7, soon()) == peer_status.PeerStatus("in 7", "a stack")
     assert [each.link.statistics()["made"] for each in pair] == [0, 0]
-    assert [each.guests() for each in pair] == [0, 0]
+    assert [each.pending_peers() for each in pair] == [0, 0]
 
 
 def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
@@ -157,7 +157,7 @@ def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> No
             peer_status.ask(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
 
 
-def test_without_authentication_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_INSECURE: whoever can connect could ask, so the channel is refused."""
     monkeypatch.setenv("CYDIST_INSECURE", "1")
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]

@@ -17,8 +17,8 @@ from cydist.errors import DistError, from_failure
 
 pytestmark = pytest.mark.fuzz
 
-NOTICE = struct.Struct("=6i2Q40s40s64s")
-NOTICE_TAG = (1 << 64) - 1
+CONTROL_MESSAGE = struct.Struct("=6i2Q40s40s64s")
+CONTROL_TAG = (1 << 64) - 1
 ASK, FAILED = 1, 2
 RANKS = [4, 7]
 
@@ -33,8 +33,8 @@ calls = st.builds(
     *[st.integers(0, 2**32 - 1)] * 2,
     bytes8,
 )
-notices = st.builds(
-    NOTICE.pack,
+messages = st.builds(
+    CONTROL_MESSAGE.pack,
     st.sampled_from([ASK, FAILED, FAILED, FAILED, 0, 3]),
     st.integers(-8, 2),
     *[st.integers(-2, 2) | small] * 2,
@@ -48,23 +48,23 @@ notices = st.builds(
 )
 
 
-def told(notice: bytes) -> bytes:
+def told(message: bytes) -> bytes:
     """The frame that carries it."""
     head = HEADER.pack(
-        MAGIC, EAGER, 0, 0, 1, NOTICE_TAG, len(notice), 0, 0, 0, bytes(FINGERPRINT.size)
+        MAGIC, EAGER, 0, 0, 1, CONTROL_TAG, len(message), 0, 0, 0, bytes(FINGERPRINT.size)
     )
-    return head + notice
+    return head + message
 
 
-@given(st.lists(notices | mutated(notices) | st.binary(max_size=200), max_size=12))
-def test_notices(said: list[bytes]) -> None:
+@given(st.lists(messages | mutated(messages) | st.binary(max_size=200), max_size=12))
+def test_control_messages(said: list[bytes]) -> None:
     """After any notices a call ends with a typed error about members of the group, and a message
     that is on its way arrives or ends with such an error."""
     wire = Wire()
     with wire.peer:
         memory = np.zeros(3, np.uint8)
         receive = wire.group.irecv(memory, 1, 5)
-        wire.say([told(notice) for notice in said])
+        wire.say([told(message) for message in said])
         wire.say([frame(EAGER, tag=5, nbytes=3) + b"abc"])
         assert receive.wait(soon())
         x = _native.asarray(np.ones(4))
@@ -89,13 +89,13 @@ def test_notices(said: list[bytes]) -> None:
         wire.close()
 
 
-@pytest.mark.parametrize("size", [0, NOTICE.size - 1, NOTICE.size + 1, 60_000])
+@pytest.mark.parametrize("size", [0, CONTROL_MESSAGE.size - 1, CONTROL_MESSAGE.size + 1, 60_000])
 def test_notice_of_another_size(size: int) -> None:
     """A notice of a size that no notice has is dropped, and the next one is heard."""
     wire = Wire()
     with wire.peer:
         wire.say([told(bytes(size))])
-        abort = NOTICE.pack(FAILED, -6, 1, -1, -1, 0, 0, 0, bytes(40), bytes(40), b"")
+        abort = CONTROL_MESSAGE.pack(FAILED, -6, 1, -1, -1, 0, 0, 0, bytes(40), bytes(40), b"")
         wire.say([told(abort)])
         receive = wire.group.irecv(np.zeros(1), 1, 5)
         receive.wait(soon())

@@ -307,7 +307,7 @@ def test_destroy_ends_a_call_of_another_thread(jobs, transport, call):
     def body(rank):
         group = dist.new_group([0, 1])
         if rank == 0:
-            mine, errors, begun = process_groups.current(), [], threading.Event()
+            mine, errors, begun = process_groups.current_world(), [], threading.Event()
 
             def inside():
                 process_groups._thread.world = mine

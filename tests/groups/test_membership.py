@@ -31,7 +31,7 @@ class Network:
             self.speak(member.rank)
 
     def speak(self, rank: int) -> None:
-        word = self.members[rank].word()
+        word = self.members[rank].verdict()
         if word is not None:
             for (sender, _), queue in self.under_way.items():
                 if sender == rank:
@@ -50,7 +50,7 @@ class Network:
     def step(self, sender: int, receiver: int) -> None:
         queue = self.under_way[sender, receiver]
         if queue:
-            self.members[receiver].hear(sender, queue.pop(0))
+            self.members[receiver].on_message(sender, queue.pop(0))
         else:
             self.noticed.add((sender, receiver))
             self.members[receiver].add([sender])

@@ -111,7 +111,7 @@ def test_options_are_read_in_place(op: Any, pair: Job) -> None:
     ],
     ids=["async", "a limit", "a limit of zero", "a factor", "none", "an operation", "another's"],
 )
-def test_the_short_way_leaves_others_alone(options: Callable[[], Any], pair: Job) -> None:
+def test_the_fast_path_leaves_others_alone(options: Callable[[], Any], pair: Job) -> None:
     """Asynchronous calls, those with a limit of their own, and whatever it does not know."""
 
     def body(group: Any) -> tuple[bool, float]:
@@ -209,7 +209,7 @@ def test_source_is_a_rank_of_the_group(shared: Job) -> None:
     assert shared.run(body) == [0, 1, 0]
 
 
-def test_parts_of_one_name_do_not_meet(shared: Job) -> None:
+def test_subgroups_of_one_name_are_apart(shared: Job) -> None:
     """torch may give a group's name again once the group is gone."""
 
     def body(group: Any) -> list[float]:
@@ -225,7 +225,7 @@ def test_parts_of_one_name_do_not_meet(shared: Job) -> None:
     assert shared.run(body) == [[float(shared.size)] * 3] * shared.size
 
 
-def test_parts_of_parts_of_one_name_do_not_meet() -> None:
+def test_subgroups_of_subgroups_of_one_name_are_apart() -> None:
     """Their parents have one name, and other ranks or the same."""
     job = torch_thread_job.Job(3)
 

@@ -180,7 +180,7 @@ def test_who_fails_when_all_have_come_leaves_nobody_in_mpi(mpi: Path, where: str
         assert f"rank {rank}: {goes_on}" in done.stdout, done.stdout
 
 
-def test_the_end_after_a_making_that_was_given_up(mpi: Path) -> None:
+def test_the_end_after_a_creation_that_was_given_up(mpi: Path) -> None:
     """MPICH would crash in its finalization while a thread still makes a communicator: it is not
     called, and the job says why."""
     done = start(mpi, "given-up")
@@ -258,7 +258,7 @@ def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: s
 
 
 @pytest.mark.parametrize("how", ["destroying", "ending"])
-def test_a_late_rank_hears_what_those_who_are_done_called(mpi: Path, how: str) -> None:
+def test_a_late_rank_learns_what_the_others_called(mpi: Path, how: str) -> None:
     """It calls something else than the rank did that has left: MismatchError, there."""
     done = start(mpi, "differing-late", how, transport="mpi")
     assert re.search(r"rank 1: broadcast #\d on group '0': the ranks are in different", done.stdout)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist.launch.options import Options, parse, which_streams
+from cydist.launch.options import LaunchOptions, parse, which_streams
 
 SCRIPT = os.path.abspath(__file__)
 CPUS = len(os.sched_getaffinity(0))
@@ -210,7 +210,7 @@ def test_launcher_imports_no_numbers() -> None:
     program = f"""
 import sys, types
 package = types.ModuleType("cydist")
-package.__path__ = [{str(Path(sys.modules[Options.__module__].__file__ or "").parents[1])!r}]
+package.__path__ = [{str(Path(sys.modules[LaunchOptions.__module__].__file__ or "").parents[1])!r}]
 sys.modules["cydist"] = package
 for room in {rooms.split()}:
     __import__("cydist.launch." + room)

@@ -175,7 +175,7 @@ def test_few_at_the_top() -> None:
     assert len(top) <= MOST_AT_THE_TOP, sorted(top)
 
 
-def test_one_door_to_compiled_code() -> None:
+def test_one_module_imports_compiled_code() -> None:
     """Outside cydist/_native, Python imports cydist._native and nothing inside it."""
 
     def inside(path: Path) -> set[str]:

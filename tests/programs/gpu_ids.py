@@ -23,7 +23,7 @@ array = kind.array(np.ones(3))
 for group in (None, dist.new_group(), dist.new_group(backend="cpu:tcp,cuda:nccl")):
     dist.all_reduce(array, group=group)
 dist.barrier()
-left = [key for key in process_groups.current().store.list_keys() if key.endswith("/id/0")]
+left = [key for key in process_groups.current_world().store.list_keys() if key.endswith("/id/0")]
 port = int(os.environ["CYDIST_STORE_PORT"].split()[0])
 said = {"port": port, "left": left, "sum": kind.get(array).tolist()}
 sys.stdout.write(json.dumps(said) + "\n")

@@ -93,7 +93,7 @@ def given_up():
     group = dist.new_group()
     if rank == 0:
         try:
-            group.execute("all_reduce", group._make, timeout=0.3)
+            group.execute("all_reduce", group._create, timeout=0.3)
         except dist.DistTimeoutError:
             print("rank 0: given up", flush=True)
     dist.destroy_process_group()
@@ -113,7 +113,7 @@ def failed_in_two_jobs():
         for _ in range(4):
             group = dist.new_group()
             dist.barrier(group)
-            own += group._native.comm != 0
+            own += group._native.library_comm != 0
             dist.barrier(spare)
             dist.abort(group)
             dist.destroy_process_group(group)

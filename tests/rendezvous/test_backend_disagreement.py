@@ -98,7 +98,7 @@ def test_spelling_is_no_difference() -> None:
 def test_options_on_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a group with options meets the others, and one without shares what a part of the
     default group has."""
-    monkeypatch.setattr(HostGroup, "splits_alone", False)
+    monkeypatch.setattr(HostGroup, "splits_without_peers", False)
 
     def body(rank: int) -> None:
         with pytest.raises(RendezvousError, match="'tcp' on rank 0; 'tcp with pg_options' on rank"):
@@ -195,18 +195,18 @@ def test_a_late_member_is_no_other() -> None:
     asked = threading.Event()
 
     def body(rank: int) -> None:
-        default = process_groups.current().groups[process_groups.DEFAULT_GROUP]
+        default = process_groups.current_world().groups[process_groups.DEFAULT_GROUP]
         if rank == 0:
             assert asked.wait(WAIT)
         else:
-            ask = default.asked_for
+            ask = default.peer_requests
 
             def noted(name: str, ranks: Sequence[int]) -> dict[int, str]:
                 found = ask(name, ranks)
                 asked.set()
                 return found
 
-            default.asked_for = noted  # type: ignore[method-assign]
+            default.peer_requests = noted  # type: ignore[method-assign]
         dist.barrier(dist.new_group(backend="gloo"))
 
     run_threads(body, 2, "tcp", timeout=60)
@@ -288,7 +288,7 @@ def test_threads_may_make_groups_at_the_same_time(monkeypatch: pytest.MonkeyPatc
 
     def ask(thread: int) -> None:
         for i in range(5000):
-            here.asks_for(f"{thread}/{i}", (0,), "tcp")
+            here.announce_request(f"{thread}/{i}", (0,), "tcp")
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -296,5 +296,5 @@ def test_threads_may_make_groups_at_the_same_time(monkeypatch: pytest.MonkeyPatc
         assert together(*(partial(ask, thread) for thread in range(4))) == [None] * 4
     finally:
         sys.setswitchinterval(before)
-    here.asks_for("last", (0,), "gloo")
-    assert here.report(endpoint.context_of("last:asked", (0,))).state.endswith("gloo")
+    here.announce_request("last", (0,), "gloo")
+    assert here.report(endpoint.comm_id_of("last:asked", (0,))).state.endswith("gloo")

@@ -101,13 +101,13 @@ def test_ranks_meet_again_by_the_same_board() -> None:
     board = HashStore()
 
     def rank(number: int) -> Callable[[], Any]:
-        def all_meetings() -> Any:
+        def all_check_ins() -> Any:
             for _ in range(2):
                 store, _, _ = met(board, number)
                 release(store)
             return met(board, number)
 
-        return all_meetings
+        return all_check_ins
 
     check_met(together(rank(0), rank(1)))
 

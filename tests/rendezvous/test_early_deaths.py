@@ -55,7 +55,7 @@ import cydist.rendezvous.check_in as r
 def gather(meeting, *rest):
     meeting.wait(['here/1', 'here/2'])
     {KILL}
-r._gather = gather
+r._await_all = gather
 """
 CONNECTING = f"""
 import cydist.backends.host.connections as c
@@ -329,7 +329,7 @@ def test_others_are_not_disturbed(master: TCPStore) -> None:
     assert caught.value.ranks == (3,)
 
 
-def test_a_meeting_that_was_given_up_is_no_other(master: TCPStore) -> None:
+def test_a_check_in_that_was_given_up_is_no_other(master: TCPStore) -> None:
     """Who left one meeting is missed there and in its parts, and not in the next."""
     whole = MembershipStore("p", master, range(2))
     failed, other = (whole.part(name, [0, 1], "making a group") for name in ("1", "11"))
@@ -386,7 +386,7 @@ def test_news_of_a_lost_rank_stays_news(master: TCPStore) -> None:
 def test_an_error_that_is_no_text_is_told(master: TCPStore) -> None:
     """The user's own error is raised though its text is no UTF-8, and the others have it."""
     watched = MembershipStore("p", master, range(2))
-    with pytest.raises(OSError, match="no file"), watched.told_on_error(1):
+    with pytest.raises(OSError, match="no file"), watched.report_error(1):
         raise OSError("no file '/tmp/\udcff'")
     with pytest.raises(PeerFailedError, match=r"rank 1 .*OSError: no file '/tmp/\\udcff'"):
         watched.wait(["never"], DEADLINE)

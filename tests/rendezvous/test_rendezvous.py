@@ -270,13 +270,13 @@ def test_a_rank_of_the_next_job_waits_for_it(
     (served, _, _), (joined, _, _) = first  # type: ignore[misc]
     release(joined)
     came = threading.Event()
-    come_again = handlers._come_again
+    come_again = handlers._retry
 
     def notice(*given: Any) -> None:
         came.set()
         come_again(*given)
 
-    monkeypatch.setattr(handlers, "_come_again", notice)
+    monkeypatch.setattr(handlers, "_retry", notice)
 
     def join(rank: int) -> Outcome:
         if rank != ahead:
@@ -288,7 +288,7 @@ def test_a_rank_of_the_next_job_waits_for_it(
     check_met(together(*(partial(join, rank) for rank in range(size))), list(range(size)))
 
 
-def test_a_rank_whose_time_is_up_ends_the_meeting(master: TCPStore) -> None:
+def test_a_rank_that_times_out_ends_the_check_in(master: TCPStore) -> None:
     """Ranks that have more time do not wait for it, nor meet without it."""
     longest: dict[int, Any] = {}
     thread = threading.Thread(
@@ -303,7 +303,7 @@ def test_a_rank_whose_time_is_up_ends_the_meeting(master: TCPStore) -> None:
         assert error.ranks == (2,)
 
 
-def test_a_rank_that_is_interrupted_in_the_meeting_is_missed(
+def test_a_rank_interrupted_in_check_in_is_missed(
     master: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had checked in, and does not come: the others are told."""
@@ -311,7 +311,7 @@ def test_a_rank_that_is_interrupted_in_the_meeting_is_missed(
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cydist.rendezvous.check_in._attend", interrupted)
+    monkeypatch.setattr("cydist.rendezvous.check_in._await_verdict", interrupted)
     with pytest.raises(KeyboardInterrupt):
         handlers.rendezvous(rank=1, world_size=3, store=master)
     (error,) = meet(None, [0], 3, store=master)

@@ -205,7 +205,7 @@ def test_sockets_authenticate_each_other() -> None:
         assert claims == [b"me"]
 
 
-def test_client_with_another_secret_hears_why() -> None:
+def test_client_with_another_secret_learns_why() -> None:
     """The refusal reaches the client before the connection closes."""
     ours, theirs = socket.socketpair()
 

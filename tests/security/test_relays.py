@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tcp_proxy import Proxy, Weather
+from tcp_proxy import NetworkFaults, Proxy
 from thread_rendezvous import HOST, WAIT, stand_alone, together
 from transport_ranks import DEADLINE, SECRET
 
@@ -41,7 +41,7 @@ def relay() -> Iterator[Relay]:
     made: list[Proxy] = []
 
     def make(host: str, port: int) -> int:
-        made.append(Proxy((host, port), Weather()))
+        made.append(Proxy((host, port), NetworkFaults()))
         return made[-1].port
 
     yield make
@@ -109,8 +109,8 @@ def test_address_overwritten_on_a_board_is_used_where_that_is_allowed(
     """With CYDIST_NAT=1 the ranks meet through whoever relays."""
     monkeypatch.setenv("CYDIST_NAT", "1")
     board = OverwrittenBoard(relay)
-    meetings = together(meet(board, 0, WAIT), meet(board, 1, WAIT))
-    assert [meeting[1:] for meeting in meetings] == [(0, 2), (1, 2)]
+    check_ins = together(meet(board, 0, WAIT), meet(board, 1, WAIT))
+    assert [joined[1:] for joined in check_ins] == [(0, 2), (1, 2)]
 
 
 def test_question_through_a_relay_is_refused(relay: Relay) -> None:

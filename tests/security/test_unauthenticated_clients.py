@@ -50,19 +50,19 @@ def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.M
     before any of them has had its time."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 10 * DEADLINE)
     with ExitStack() as stack:
-        for i in range(acceptor.MOST_GUESTS + 50):
+        for i in range(acceptor.MOST_PENDING_PEERS + 50):
             stranger = stack.enter_context(service.stranger())
             if i % 2:
                 stranger.send(b"c")
-        eventually(lambda: service.guests() == acceptor.MOST_GUESTS)
+        eventually(lambda: service.pending_peers() == acceptor.MOST_PENDING_PEERS)
         service.member().close()
         service.use()
-        assert service.guests() <= acceptor.MOST_GUESTS
+        assert service.pending_peers() <= acceptor.MOST_PENDING_PEERS
 
 
 def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the room is full only the guest that came first gives way, and only to a newcomer."""
-    monkeypatch.setattr(acceptor, "MOST_GUESTS", 4)
+    monkeypatch.setattr(acceptor, "MOST_PENDING_PEERS", 4)
     monkeypatch.setattr(acceptor, "GRACE", 0.0)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -71,18 +71,20 @@ def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         own.listen(listener)
-        guests = []
+        pending_peers = []
         for count in [1, 2, 3, 4, 4, 4]:
-            guests.append(stack.enter_context(socket.create_connection(listener.getsockname())))
+            pending_peers.append(
+                stack.enter_context(socket.create_connection(listener.getsockname()))
+            )
             for key, _ in selector.select(DEADLINE):
                 own.react(key.fileobj)
             assert len(own) == count
-        assert [len(read_to_end(guest)) for guest in guests[:2]] == [77, 77]
-        for guest in guests[2:]:
-            assert len(guest.recv(100)) == 77
-            guest.setblocking(False)
+        assert [len(read_to_end(peer)) for peer in pending_peers[:2]] == [77, 77]
+        for peer in pending_peers[2:]:
+            assert len(peer.recv(100)) == 77
+            peer.setblocking(False)
             with pytest.raises(BlockingIOError):
-                guest.recv(1)
+                peer.recv(1)
 
 
 def test_silent_and_slow_strangers_are_hung_up_on(
@@ -96,7 +98,7 @@ def test_silent_and_slow_strangers_are_hung_up_on(
     for stranger in strangers:
         assert len(read_to_end(stranger)) == len(auth.FULL)  # the greeting, then the end
         stranger.close()
-    eventually(lambda: service.guests() == 0)
+    eventually(lambda: service.pending_peers() == 0)
 
 
 def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
@@ -114,7 +116,7 @@ def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
                 stranger.setblocking(False)
                 with contextlib.suppress(OSError):
                     stranger.send(FLOOD if i % 2 else FLOOD[:196])
-            eventually(lambda: service.guests() <= count // 2)
+            eventually(lambda: service.pending_peers() <= count // 2)
             service.member().close()
             held = tracemalloc.get_traced_memory()[0]
     finally:
@@ -232,7 +234,7 @@ def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
         with descriptors(4):
             for stranger in strangers:
                 stranger.connect(place)
-            eventually(lambda: world.connections[0].guests() >= 4)
+            eventually(lambda: world.connections[0].pending_peers() >= 4)
             exchange(groups, 0, 2)
             exchange(groups, 0, 1)
 
@@ -309,7 +311,7 @@ def test_repeated_announcement_leads_to_its_author(parties: list[Any]) -> None:
     assert other._leader == leader.name
 
 
-def test_changed_announcements_are_not_heard(parties: list[Any]) -> None:
+def test_changed_announcements_are_ignored(parties: list[Any]) -> None:
     """Noise, and an announcement with any byte changed, cut or added, are nobody's."""
     leader, other = parties
     honest = announcement(leader)

@@ -69,7 +69,7 @@ def test_who_ends_is_missed_at_once() -> None:
     parts = [MembershipStore("p", user, range(3)) for user in users]
     parts[0].join(1)
     parts[1].join(2)
-    parts[1].take_back()
+    parts[1].unregister()
     outcome = waits(MembershipStore("p", store, range(3)))
     for user in users:
         user.end()

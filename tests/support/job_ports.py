@@ -37,7 +37,7 @@ class Service:
     place: Place
     channel: bytes
     claim: bytes
-    guests: Callable[[], int]
+    pending_peers: Callable[[], int]
     use: Callable[[], None]
 
     def stranger(self) -> socket.socket:
@@ -67,8 +67,8 @@ def store_service() -> Iterator[Service]:
                 assert other.add("uses", 1) == 2 * count
 
         assert master._lease is not None
-        guests = master._lease.server.guests
-        yield Service(("127.0.0.1", master.port), b"store", b"", guests, use)
+        pending_peers = master._lease.server.pending_peers
+        yield Service(("127.0.0.1", master.port), b"store", b"", pending_peers, use)
     auth.forget_secret()
 
 
@@ -94,7 +94,7 @@ def peer_service() -> Iterator[Service]:
         listener = world.connections[0]
         place = Address.decode(listener.address()).lanes[0][0]
         claim = CLAIM.pack(15, 0, 0)
-        yield Service(place, b"peer", claim, listener.guests, use)
+        yield Service(place, b"peer", claim, listener.pending_peers, use)
 
 
 def read_to_end(sock: socket.socket) -> bytes:

@@ -15,7 +15,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST
 
 
 @dataclass
-class Weather:
+class NetworkFaults:
     """What happens to the bytes; may be changed while they flow.
 
     cut_at      the connection ends when so many bytes have gone to the rank behind the proxy
@@ -35,9 +35,9 @@ class Weather:
 class Proxy:
     """Listens at `port`, connects to `target`, and carries bytes both ways."""
 
-    def __init__(self, target: tuple[str, int], weather: Weather) -> None:
+    def __init__(self, target: tuple[str, int], faults: NetworkFaults) -> None:
         self._target = target
-        self._weather = weather
+        self._faults = faults
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -63,9 +63,9 @@ class Proxy:
             for key, _ in self._selector.select(0.001 if self._due else 0.02):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif isinstance(key.fileobj, socket.socket) and not self._weather.held:
+                elif isinstance(key.fileobj, socket.socket) and not self._faults.held:
                     self._read(key.fileobj)
-            while self._due and self._due[0][0] <= time.monotonic() and not self._weather.held:
+            while self._due and self._due[0][0] <= time.monotonic() and not self._faults.held:
                 _, _, sock, data = heapq.heappop(self._due)
                 self._write(sock, data)
 
@@ -86,11 +86,11 @@ class Proxy:
         if sock not in self._other:
             return
         try:
-            data = sock.recv(self._weather.slice)
+            data = sock.recv(self._faults.slice)
         except OSError:
             data = b""
         self._count += 1
-        when = time.monotonic() + self._weather.delay
+        when = time.monotonic() + self._faults.delay
         heapq.heappush(self._due, (when, self._count, self._other[sock], data))
         if not data:
             self._selector.unregister(sock)
@@ -99,7 +99,7 @@ class Proxy:
         """Pass bytes on; b"" ends the connection."""
         if sock not in self._other:
             return
-        limit = self._weather.cut_at
+        limit = self._faults.cut_at
         if limit is not None and sock in self._inward:
             data = data[: max(0, limit - self._inward[sock])]
         with contextlib.suppress(OSError):
@@ -117,6 +117,6 @@ class Proxy:
             self._inward.pop(each, None)
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(each)
-            if self._weather.reset:
+            if self._faults.reset:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             each.close()

@@ -33,9 +33,9 @@ class Beside:
     """
 
     def __init__(self, directory: Path, program: str, *arguments: str) -> None:
-        self.meeting = f"file://{directory}/meeting"
+        self.init_method = f"file://{directory}/meeting"
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", JOIN + program, self.meeting, *arguments],
+            [sys.executable, "-W", "ignore", "-c", JOIN + program, self.init_method, *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -57,7 +57,7 @@ class Beside:
             process_groups.thread_is_rank()
             try:
                 dist.init_process_group(
-                    "tcp", init_method=self.meeting, rank=0, world_size=2, timeout=60,
+                    "tcp", init_method=self.init_method, rank=0, world_size=2, timeout=60,
                     group_name="beside",
                 )  # fmt: skip
                 outcome.append(body())

@@ -98,7 +98,7 @@ def test_a_message_that_does_not_fit(transport: str, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["send", "recv"])
-def test_a_failure_elsewhere_is_heard(transport: str, name: str) -> None:
+def test_a_failure_elsewhere_is_noticed(transport: str, name: str) -> None:
     """By the next message, though all is well between these two."""
     failed = threading.Event()
 
@@ -125,7 +125,7 @@ def test_a_failure_elsewhere_is_heard(transport: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["send", "recv"])
-def test_a_failure_that_another_group_read_is_heard(transport: str, name: str) -> None:
+def test_a_failure_that_another_group_read_is_noticed(transport: str, name: str) -> None:
     """By the next message, though the notice has left the ring for another group's call."""
     failed = threading.Event()
 

@@ -21,7 +21,7 @@ from cydist import _native
 HEADER = struct.Struct("=IBBH6Q40s")
 MAGIC = 0x03645943
 EAGER, RTS, CTS, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = 1, 2, 3, 4, 5, 6, 7, 8
-NOTICE_TAG = 2**64 - 1
+CONTROL_TAG = 2**64 - 1
 HELD = 150_000  # bytes of small messages that the peer may send ahead
 
 
@@ -79,13 +79,13 @@ class Trickle:
             assert link.adopt(1 - rank, 0, ours.detach())
             self.ends.append(theirs)
         self.threads = [
-            threading.Thread(target=self.carry, args=(self.ends[i], self.ends[1 - i], step))
+            threading.Thread(target=self.make_parents, args=(self.ends[i], self.ends[1 - i], step))
             for i in (0, 1)
         ]
         for thread in self.threads:
             thread.start()
 
-    def carry(self, source: socket.socket, target: socket.socket, step: int) -> None:
+    def make_parents(self, source: socket.socket, target: socket.socket, step: int) -> None:
         try:
             while data := source.recv(step):
                 target.sendall(data)
@@ -364,8 +364,8 @@ def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, sock
     fingerprint = struct.pack("=QQBBBBiIIQ", 0, 3, 0, 3, 0, 0, -1, 0, 0, 0)
     peer.sendall(header(EAGER, tag=4, nbytes=3) + b"abc")
     peer.sendall(header(RTS, tag=4, nbytes=1 << 40))
-    peer.sendall(header(EAGER, tag=NOTICE_TAG, nbytes=3) + b"abc")
-    peer.sendall(header(RTS, tag=NOTICE_TAG, nbytes=3))
+    peer.sendall(header(EAGER, tag=CONTROL_TAG, nbytes=3) + b"abc")
+    peer.sendall(header(RTS, tag=CONTROL_TAG, nbytes=3))
     peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 2, 5, 3, 0, 0, 0, fingerprint) + b"abc")
     done(receive)
     assert link.statistics()["arrived"] == 0
@@ -386,7 +386,7 @@ def test_a_farewell_is_behind_what_came_by_its_lane(lanes: Any, source: int) -> 
     memory = np.zeros(1, np.uint8)
     receive, later = group.irecv(memory, source, 1), group.irecv(memory, source, 1)
     ends[1, 0].sendall(FAREWELLS[0])
-    eventually(lambda: receive.test() or group.native.said_farewell(1))
+    eventually(lambda: receive.test() or group.native.has_left(1))
     ends[1, 1].sendall(HEADER.pack(MAGIC, EAGER, 1, 0, 1, 1, 1, 1, 0, 0, U8) + b"\7")
     ends[1, 1].sendall(FAREWELLS[1])
     done(receive)
@@ -404,7 +404,7 @@ def test_every_lane_brings_its_farewell(lanes: Any, tag: int, first: int) -> Non
     receives = [group.irecv(np.zeros(1, np.uint8), source, tag) for source in (1, -1)]
     for lane in (first, 1 - first):
         ends[1, lane].sendall(FAREWELLS[lane])
-        eventually(lambda: receives[0].test() or group.native.said_farewell(1))
+        eventually(lambda: receives[0].test() or group.native.has_left(1))
     for receive in receives:
         eventually(receive.test)
         assert status_of(receive) == "peer_lost"
@@ -416,7 +416,7 @@ def test_who_said_farewell_by_one_lane_is_asked_again(lanes: Any) -> None:
     group = Group(_native.Group(link, [0, 1, 2], 0, 1))
     receive = group.irecv(np.zeros(1, np.uint8), -1, 1)
     ends[1, 0].sendall(FAREWELLS[0])
-    eventually(lambda: receive.test() or group.native.said_farewell(1))
+    eventually(lambda: receive.test() or group.native.has_left(1))
 
     def answer() -> None:
         for peer in (1, 2):
@@ -437,13 +437,13 @@ def test_a_farewell_has_a_bit_for_each_lane() -> None:
             _native.TcpLink(0, 2, lanes)
 
 
-def test_a_farewell_behind_a_question_is_heard(lanes: Any) -> None:
+def test_a_farewell_behind_a_probe_is_received(lanes: Any) -> None:
     """Which this rank, whose receive of notices it has filled, has not looked at yet."""
     link, ends = lanes(2)
     group = Group(_native.Group(link, [0, 1], 0, 1))
     receive = group.irecv(np.zeros(1, np.uint8), 1, 0)
     question = bytes([1]) + bytes(183)
-    head = HEADER.pack(MAGIC, EAGER, 0, 0, 1, NOTICE_TAG, len(question), 0, 0, 0, bytes(40))
+    head = HEADER.pack(MAGIC, EAGER, 0, 0, 1, CONTROL_TAG, len(question), 0, 0, 0, bytes(40))
     ends[1, 0].sendall(head + question + FAREWELLS[0])
     eventually(receive.test)
     assert status_of(receive) == "peer_lost"

@@ -27,7 +27,7 @@ WHOLE_BYTES = (
 PACKED_BYTES = 4 << 20  # of a piece
 # Fingerprint.flags in abi.pxd
 EVEN, CHUNK = FLAG_BITS["EVEN"], FLAG_BITS["CHUNK"]
-ASKING, JOINED = FLAG_BITS["ASKING"], FLAG_BITS["JOINED"]
+PRELIMINARY, JOINED = FLAG_BITS["PRELIMINARY"], FLAG_BITS["JOINED"]
 
 
 def pieces(
@@ -97,7 +97,7 @@ def everywhere(
             op=int(RedOpType.BAND),
             count=about[1].size if about else 0,
             root=root,
-            flags=EVEN | ASKING,
+            flags=EVEN | PRELIMINARY,
             segment_bytes=tuning_table.segment_bytes(),
             about=about,
         )  # fmt: skip

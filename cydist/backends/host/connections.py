@@ -81,7 +81,7 @@ class Connections:
         self._selector = selectors.DefaultSelector()
         self.reporter: Callable[[int], peer_status.PeerStatus] | None = None
         also = b"" if config.INSECURE.on() else peer_status.CHANNEL
-        self._door = Acceptor(self._selector, self._secret, CHANNEL, job, also)
+        self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
             for place in places:
@@ -116,7 +116,7 @@ class Connections:
                 if listener is not None:
                     listener.close()
                 continue
-            self._door.listen(listener)
+            self._acceptor.listen(listener)
             endpoints.append((host, listener.getsockname()[1]))
         if not endpoints:
             raise DistNetworkError(
@@ -184,9 +184,9 @@ class Connections:
             deadline=deadline,
         )
 
-    def guests(self) -> int:
+    def pending_peers(self) -> int:
         """Return how many connections are not authenticated yet."""
-        return len(self._door)
+        return len(self._acceptor)
 
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ class Connections:
     def _close_sockets(self) -> None:
         # The selector first: in a forked child, unregistering would reach into the parent's.
         self._selector.close()
-        self._door.close()
+        self._acceptor.close()
         for attempt in self._attempts.values():
             if attempt.talk is not None:
                 attempt.talk.sock.close()
@@ -219,8 +219,8 @@ class Connections:
     def _round(self) -> None:
         now = time.monotonic()
         alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
-        if self._door.alarm is not None:
-            alarms.append(self._door.alarm)
+        if self._acceptor.alarm is not None:
+            alarms.append(self._acceptor.alarm)
         if self._wanted:  # a round that raised has not come to it
             alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
@@ -231,16 +231,16 @@ class Connections:
             except Exception as error:
                 self._rounds.note(error)  # other ranks do not wait for that
         self._ask()
-        self._look_at_clock(time.monotonic())
+        self._expire(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
-        if key.data is self._door:
-            guest = self._door.react(key.fileobj)
-            if guest is not None and guest.shake.channel == CHANNEL:
-                self._admit(guest.sock, guest.shake.claim, guest.unsent)
-            elif guest is not None:
-                shake, report = guest.shake, self.reporter
-                peer_status.answer(guest.sock, guest.unsent, shake.claim, self._rank, report)
+        if key.data is self._acceptor:
+            pending = self._acceptor.react(key.fileobj)
+            if pending is not None and pending.shake.channel == CHANNEL:
+                self._admit(pending.sock, pending.shake.claim, pending.unsent)
+            elif pending is not None:
+                shake, report = pending.shake, self.reporter
+                peer_status.answer(pending.sock, pending.unsent, shake.claim, self._rank, report)
         elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
                 self._advance(key.data)
@@ -248,8 +248,8 @@ class Connections:
             with contextlib.suppress(OSError):
                 self._wake.recv(64)
 
-    def _look_at_clock(self, now: float) -> None:
-        self._door.look_at_clock(now)
+    def _expire(self, now: float) -> None:
+        self._acceptor.expire(now)
         for attempt in list(self._attempts.values()):
             if attempt.deadline <= now:
                 self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
@@ -351,7 +351,7 @@ class Connections:
             try:
                 return socket.socket(family, socket.SOCK_STREAM)
             except OSError as error:
-                if not (no_descriptor(error) and self._door.make_room()):
+                if not (no_descriptor(error) and self._acceptor.evict_oldest()):
                     raise
 
     def _bind(self, sock: socket.socket, lane: int) -> None:
@@ -378,7 +378,7 @@ class Connections:
                 talk.deadline = attempt.deadline
                 self._selector.modify(talk.sock, selectors.EVENT_READ, attempt)
                 return
-            if not talk.hear():
+            if not talk.receive():
                 return
             talk.flush()
             if talk.shake.done:

@@ -57,7 +57,7 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
-        self.heard_by = math.inf  # the process ends: when its groups wait for no more news
+        self.news_until = math.inf  # the process ends: when its groups wait for no more news
         self._users = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -73,16 +73,18 @@ class Endpoint:
             return GONE
         return group.report()
 
-    def asks_for(self, name: str, peers: Sequence[int], backend: str) -> None:
+    def announce_request(self, name: str, peers: Sequence[int], backend: str) -> None:
         """As HostGroup's, for its peers."""
         with self._lock:
-            self._backends[context_of(f"{name}:asked", peers)] = backend
+            self._backends[comm_id_of(f"{name}:asked", peers)] = backend
             if len(self._backends) > REMEMBERED:
                 del self._backends[next(iter(self._backends))]
 
-    def asked_for(self, name: str, peers: Sequence[int], ranks: Sequence[int]) -> dict[int, str]:
+    def peer_requests(
+        self, name: str, peers: Sequence[int], ranks: Sequence[int]
+    ) -> dict[int, str]:
         """As HostGroup's, of some ranks, which are places in `peers`."""
-        ask, what = self.ask, context_of(f"{name}:asked", peers)
+        ask, what = self.ask, comm_id_of(f"{name}:asked", peers)
         if ask is None:
             return {}
         found = gather(lambda rank, deadline: ask(peers[rank], what, deadline), ranks)
@@ -92,9 +94,9 @@ class Endpoint:
     def end_together(self, patience: float = NEWS_SECONDS) -> None:
         """The process ends: all groups end now, and wait no longer than one for who has not made
         their last calls."""
-        self.heard_by = min(self.heard_by, time.monotonic() + patience)
+        self.news_until = min(self.news_until, time.monotonic() + patience)
 
-    def settles_at_exit(self) -> bool:
+    def drains_at_exit(self) -> bool:
         """Return whether groups that still exist at exit compare their last calls.
 
         A forked child leaves that to its parent.
@@ -134,7 +136,7 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
     return endpoint
 
 
-def context_of(name: str, peers: Sequence[int]) -> int:
+def comm_id_of(name: str, peers: Sequence[int]) -> int:
     """Return a number for a group's messages, the same on all members and for no other group.
 
     Not for a later one of a link either: a rank that has left a group drops what comes for its

@@ -18,9 +18,9 @@ from weakref import ref
 
 from cydist import _native
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
-from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, context_of, opened
+from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_status import PeerStatus, gather, is_late, shown, stacks
+from cydist.backends.host.peer_status import PeerStatus, describe_report, gather, is_late, stacks
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
     DistError,
@@ -53,8 +53,8 @@ class HostGroup(ProcessGroup):
     """A group of ranks over one link (src/transports)."""
 
     devices = ("cpu", "cuda")
-    packs = splits_alone = True
-    sends_short = calls_short = True  # its calls need no more checks than src/short*.pyx make
+    packs = splits_without_peers = True
+    fast_messages = fast_calls = True  # its calls need no more checks than src/short*.pyx make
     library = ""  # the name of what is below the link and has collectives of its own
 
     def __init__(
@@ -70,13 +70,13 @@ class HostGroup(ProcessGroup):
     ) -> None:
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
-        self._context = context_of(name, self._peers)
-        self._native = _native.Group(endpoint.link, self._peers, rank, self._context)
+        self._comm_id = comm_id_of(name, self._peers)
+        self._native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
-        self._native.turn = self._serial.turn
+        self._native.call_queue = self._serial.call_queue
         self._thread = threading.get_ident()
-        endpoint.groups[self._context] = ref(self)
-        self._heard_by = math.inf  # all groups of this rank end: when they wait for no more news
+        endpoint.groups[self._comm_id] = ref(self)
+        self._news_until = math.inf  # all groups of this rank end: when they wait for no more news
         self._survivors: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
@@ -143,7 +143,7 @@ class HostGroup(ProcessGroup):
         if abort:
             self.abort()
         if self._shrunk is None:
-            self._shrunk = self._of_survivors(excluded, deadline)
+            self._shrunk = self._of_members(excluded, deadline)
         found = self._shrunk
         made: ProcessGroup = found
         out = {self._peers[rank] for rank in excluded}
@@ -159,20 +159,20 @@ class HostGroup(ProcessGroup):
         self._shrunk = None
         return made
 
-    def _of_survivors(self, excluded: Sequence[int], deadline: float) -> HostGroup:
+    def _of_members(self, excluded: Sequence[int], deadline: float) -> HostGroup:
         if self._survivors is None:
             self._survivors = Membership(
                 self._endpoint.link, self._peers, self._rank,
-                context_of(f"{self.group_name}:survivors", self._peers),
+                comm_id_of(f"{self.group_name}:survivors", self._peers),
                 self.group_name, self.ranks,
             )  # fmt: skip
         members = self._survivors.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
     def leave_job(self, now: float) -> None:
-        self._heard_by = now + NEWS_SECONDS
+        self._news_until = now + NEWS_SECONDS
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """The group ends: compare its last call with the other members', and wait for those who
         have not made it, but not for long. Raises MismatchError.
 
@@ -183,7 +183,7 @@ class HostGroup(ProcessGroup):
         if self._failed is not None or call is None:
             return
         leaves = self._survivors is not None or sys.exc_info()[0] is not None
-        deadline = min(self.deadline(NEWS_SECONDS), self._heard_by, self._endpoint.heard_by)
+        deadline = min(self.deadline(NEWS_SECONDS), self._news_until, self._endpoint.news_until)
         try:
             with self.failures(call.name, call.seq, deadline):
                 self.compare_last(deadline, leaves)
@@ -193,12 +193,12 @@ class HostGroup(ProcessGroup):
                 raise
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
-        """The part of `settle` that raises Failure."""
-        self._native.part(int(deadline * 1e9), leaves)
+        """The part of `drain` that raises Failure."""
+        self._native.compare_last(int(deadline * 1e9), leaves)
 
     def close(self) -> None:
         try:
-            self.settle()
+            self.drain()
         finally:
             self._close()
 
@@ -206,7 +206,7 @@ class HostGroup(ProcessGroup):
         """Let go of what the group holds."""
         if self._staged is not None:
             self._staged.close()
-        self._endpoint.groups.pop(self._context, None)
+        self._endpoint.groups.pop(self._comm_id, None)
         self._native.close()
         self._messages.clear()
         if self._survivors is not None:
@@ -229,13 +229,13 @@ class HostGroup(ProcessGroup):
 
     def last_call(self) -> Call | None:
         native, call = self._native, super().last_call()
-        if native.short_name is None or (call is not None and call.seq == native.seq):
+        if native.fast_name is None or (call is not None and call.seq == native.seq):
             return call
-        return Call(native.short_name, native.seq, 0.0, over=native.short_over)
+        return Call(native.fast_name, native.seq, 0.0, over=native.fast_over)
 
-    def enter(self, call: Call) -> None:
+    def announce_call(self, call: Call) -> None:
         with self.failures(call.name, call.seq, call.deadline):
-            self._native.enter(call.name, call.seq)
+            self._native.announce_call(call.name, call.seq)
 
     def fail(self, error: BaseException, call: str = "") -> None:
         """Also tells the other members, unless the engine has, and ends every message here."""
@@ -247,11 +247,11 @@ class HostGroup(ProcessGroup):
         try:
             if isinstance(error, DistTimeoutError) and not self._native.told:
                 # First: a rank that learns of it leaves the call that it is in.
-                error.args = (f"{error}{self._who_is_late(error.ranks)}",)
+                error.args = (f"{error}{self._describe_late(error.ranks)}",)
         finally:
-            self._tell(error, call)
+            self._broadcast_failure(error, call)
 
-    def _tell(self, error: BaseException, call: str) -> None:
+    def _broadcast_failure(self, error: BaseException, call: str) -> None:
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(
             told_as(error),
@@ -271,7 +271,7 @@ class HostGroup(ProcessGroup):
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
         )
 
-    def _who_is_late(self, ranks: Sequence[int]) -> str:
+    def _describe_late(self, ranks: Sequence[int]) -> str:
         """Lines on what the ranks waited for are doing; on who else is late, where all of
         those wait themselves in the call that this rank is in."""
         ask = self._endpoint.ask
@@ -279,7 +279,7 @@ class HostGroup(ProcessGroup):
             return ""
 
         def asked_of(rank: int, deadline: float) -> PeerStatus:
-            return ask(self._peers[rank], self._context, deadline)
+            return ask(self._peers[rank], self._comm_id, deadline)
 
         call = self.last_call()
         here = self.doing() if call is not None and not call.over else ""
@@ -292,18 +292,19 @@ class HostGroup(ProcessGroup):
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            shown(named(rank, self.ranks, self.host_of(rank)), late[rank]) for rank in sorted(late)
+            describe_report(named(rank, self.ranks, self.host_of(rank)), late[rank])
+            for rank in sorted(late)
         )
 
     def host_of(self, rank: int) -> str:
         """Return the name of a group rank's host; "" where all are in one process."""
         return self._endpoint.host_of(self._peers[rank])
 
-    def asks_for(self, name: str, backend: str) -> None:
-        self._endpoint.asks_for(name, self._peers, backend)
+    def announce_request(self, name: str, backend: str) -> None:
+        self._endpoint.announce_request(name, self._peers, backend)
 
-    def asked_for(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
-        return self._endpoint.asked_for(name, self._peers, ranks)
+    def peer_requests(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
+        return self._endpoint.peer_requests(name, self._peers, ranks)
 
     # Point to point.
 
@@ -333,7 +334,7 @@ class HostGroup(ProcessGroup):
         self._messages.add(message)
         return message
 
-    def let_go(self, message: Message) -> None:
+    def forget_message(self, message: Message) -> None:
         """The message is over."""
         self._messages.discard(message)
 
@@ -432,12 +433,12 @@ class HostGroup(ProcessGroup):
             algorithm = tuning_table.choose(
                 collective, nbytes, self._size, windows,
                 even=even, commutative=True,
-                library=self.library if self._native.comm != 0 and not windows else "",
+                library=self.library if self._native.library_comm != 0 and not windows else "",
             )  # fmt: skip
             known = (
                 even or collective in tuning_table.UNSIZED
             )  # else sizes differ, or ranks know few
-            if known and self.calls_short and nbytes <= WHOLE_BYTES:
+            if known and self.fast_calls and nbytes <= WHOLE_BYTES:
                 self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline, call.began):
             self._native.run(
@@ -484,12 +485,12 @@ class HostGroup(ProcessGroup):
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]
-        parted = "it has left the group" if self._native.said_farewell(rank) else ""
+        parted = "it has left the group" if self._native.has_left(rank) else ""
         return self._endpoint.link.lost(peer) or parted or self._endpoint.trouble(peer)
 
 
 @atexit.register
-def _settle_all() -> None:
+def _drain_all() -> None:
     """The process ends, and has not destroyed its groups: compare their last calls, as `destroy`
     does, all within one wait. Not after an exception: then this rank says why itself.
 
@@ -497,13 +498,13 @@ def _settle_all() -> None:
     """
     if getattr(sys, "last_type", None) is not None:
         return
-    endpoints = [each for each in list(opened) if each.settles_at_exit()]
+    endpoints = [each for each in list(opened) if each.drains_at_exit()]
     for endpoint in endpoints:
         endpoint.end_together(NEWS_SECONDS if endpoint.own_process else 0.0)
     for endpoint in endpoints:
         for known in tuple(endpoint.groups.values()):
             if (group := known()) is not None:
                 try:
-                    group.settle()
+                    group.drain()
                 except MismatchError as error:  # atexit would print where it was raised
                     print(f"cydist: {error}", file=sys.stderr, flush=True)

@@ -44,30 +44,30 @@ class Consensus:
         self._said: list[int | None] = [None] * size
         self._told: int | None = None
 
-    def add(self, ranks: Iterable[int]) -> None:
+    def exclude(self, ranks: Iterable[int]) -> None:
         """These are out. Comes too late after the decision."""
         if not self.decided:
             for rank in ranks:
                 self.gone |= 1 << rank
 
-    def hear(self, peer: int, word: int) -> None:
+    def on_message(self, peer: int, verdict: int) -> None:
         """A member's message has arrived."""
-        gone, decided = word >> 1, bool(word & 1)
+        gone, decided = verdict >> 1, bool(verdict & 1)
         if self.decided or self.gone >> peer & 1:  # one that is out has no say
             return
         self._said[peer] = gone
         self.decided = decided
         self.gone = gone if decided else self.gone | gone
 
-    def word(self) -> int | None:
+    def verdict(self) -> int | None:
         """Return what all ranks must be told now; None: nothing new."""
         if not self.excluded and not self.missing():
             self.decided = True
-        word = self.gone << 1 | self.decided
-        if word == self._told:
+        verdict = self.gone << 1 | self.decided
+        if verdict == self._told:
             return None
-        self._told = word
-        return word
+        self._told = verdict
+        return verdict
 
     @property
     def excluded(self) -> bool:
@@ -84,11 +84,11 @@ class Consensus:
             return []
         return [r for r in self.members() if r != self.rank and self._said[r] != self.gone]
 
-    def silent(self) -> list[int]:
+    def unresponsive(self) -> list[int]:
         """Those who are left and have said nothing yet."""
         return [r for r in self.members() if r != self.rank and self._said[r] is None]
 
-    def accuser(self) -> int | None:
+    def reported_by(self) -> int | None:
         """A member that said that this one is out."""
         for rank, said in enumerate(self._said):
             if said is not None and said >> self.rank & 1:
@@ -143,14 +143,14 @@ class Membership:
         the others have excluded this member.
         """
         consensus = self._consensus
-        consensus.add(excluded)
-        consensus.add(rank for rank in self._others if self._link.lost(self._peers[rank]))
+        consensus.exclude(excluded)
+        consensus.exclude(rank for rank in self._others if self._link.lost(self._peers[rank]))
         while True:
             for rank in self._others:
-                self._hear(rank)
-            word = consensus.word()
-            if word is not None:
-                self._tell(word)
+                self._receive(rank)
+            verdict = consensus.verdict()
+            if verdict is not None:
+                self._send(verdict)
             if consensus.excluded:
                 raise self._excluded()
             if consensus.decided:
@@ -160,7 +160,7 @@ class Membership:
             _, message = self._listening[consensus.missing()[0]]
             message.wait(int(min(deadline, time.monotonic() + SLICE) * 1e9))
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         """Take what has arrived from one member, or note that it is lost."""
         while True:
             if rank not in self._listening:
@@ -175,14 +175,14 @@ class Membership:
             except _native.Failure as failure:
                 if failure.status != "peer_lost":
                     raise from_failure(failure, "shrink_group", self._name, self._ranks) from None
-                self._consensus.add([rank])
+                self._consensus.exclude([rank])
                 return
-            self._consensus.hear(rank, int.from_bytes(buffer, "little"))
+            self._consensus.on_message(rank, int.from_bytes(buffer, "little"))
             del self._listening[rank]
 
-    def _tell(self, word: int) -> None:
+    def _send(self, verdict: int) -> None:
         """To all, those who are out included: they may be alive, and wait for us."""
-        array = _native.asarray(bytearray(word.to_bytes(self._nbytes, "little")))
+        array = _native.asarray(bytearray(verdict.to_bytes(self._nbytes, "little")))
         self._sending = [message for message in self._sending if not message.over]
         self._sending += [_native.isend(self._native, array, rank, 0) for rank in self._others]
 
@@ -192,8 +192,8 @@ class Membership:
 
     def _excluded(self) -> DistBackendError:
         here = self._ranks[self._consensus.rank]
-        accuser = self._consensus.accuser()
-        says = "" if accuser is None else f", says rank {self._ranks[accuser]}"
+        reported_by = self._consensus.reported_by()
+        says = "" if reported_by is None else f", says rank {self._ranks[reported_by]}"
         return DistBackendError(
             f"shrink_group: this rank ({here}) was excluded from group {self._name!r}{says}: it "
             "has no part in the shrunk group",
@@ -201,9 +201,9 @@ class Membership:
         )  # fmt: skip
 
     def _late(self) -> DistTimeoutError:
-        silent = self._consensus.silent()
-        late = silent or self._consensus.missing()
-        what = "neither called it nor died" if silent else "called it and then fell silent"
+        unresponsive = self._consensus.unresponsive()
+        late = unresponsive or self._consensus.missing()
+        what = "neither called it nor died" if unresponsive else "called it and then fell silent"
         return DistTimeoutError(
             f"shrink_group on group {self._name!r}: timeout: {self._named(late)} {what}; to go on "
             "without, call it again with ranks_to_exclude",

@@ -55,27 +55,27 @@ class StagedCall:
     group: ProcessGroup
     name: str
     deadline: float
-    part: Work | None = None
+    message: Work | None = None
 
-    def wait(self, part: Work) -> None:
+    def wait(self, message: Work) -> None:
         """Wait for a message, which has the group's deadline unless the call has none."""
-        self.part = part  # first: see `unbind`
+        self.message = message  # first: see `unbind`
         if self.deadline == math.inf:
-            part.due(None)
+            message.due(None)
         try:
-            part.wait()
+            message.wait()
         finally:
-            self.part = None  # it keeps pinned memory alive
+            self.message = None  # it keeps pinned memory alive
 
     def unbind(self) -> None:
         """The thread that waits for the call keeps its deadline."""
         self.deadline = math.inf
-        part = self.part
-        if part is not None:
-            part.due(None)
+        message = self.message
+        if message is not None:
+            message.due(None)
 
 
-class Slot:
+class PinnedSlot:
     """Some pinned memory."""
 
     def __init__(self, filled: Any, emptied: Any) -> None:
@@ -93,7 +93,7 @@ class PinnedPipeline:
     """
 
     def __init__(self, library: ArrayLibrary, device: int, slots: int, slot_bytes: int) -> None:
-        sweep()
+        reclaim()
         self.lib = library
         self.device = device
         self.slot_bytes = slot_bytes
@@ -102,7 +102,7 @@ class PinnedPipeline:
         except IndexError:
             self.out, self.into = library.stream(device), library.stream(device)
         self._events: list[Any] = []  # to be used again
-        self._slots = [Slot(self._recorded(), self._recorded()) for _ in range(slots)]
+        self._slots = [PinnedSlot(self._recorded(), self._recorded()) for _ in range(slots)]
         self._next = 0
 
     def _recorded(self) -> Any:
@@ -112,7 +112,7 @@ class PinnedPipeline:
 
     # Before and after a call.
 
-    def mark(self, streams: Sequence[int]) -> list[Any]:
+    def record(self, streams: Sequence[int]) -> list[Any]:
         """Events that say when what is on these streams now is over."""
         events = [self._new_event() for _ in streams]
         for event, stream in zip(events, streams, strict=True):
@@ -125,29 +125,29 @@ class PinnedPipeline:
         except IndexError:
             return self.lib.event(self.device)
 
-    def follow(self, events: list[Any]) -> None:
+    def wait_for_streams(self, events: list[Any]) -> None:
         """All copies from now on come after these events."""
         for event in events:
             self.lib.wait(self.device, self.out, event)
             self.lib.wait(self.device, self.into, event)
         self._events += events
 
-    def lead(self, streams: Sequence[int]) -> None:
+    def make_streams_wait(self, streams: Sequence[int]) -> None:
         """Make these streams wait until the copies to the device are done."""
-        (event,) = self.mark([self.into])
+        (event,) = self.record([self.into])
         for stream in streams:
             self.lib.wait(self.device, stream, event)
         self._events.append(event)
 
-    def finish(self, turn: StagedCall) -> None:
+    def finish(self, call: StagedCall) -> None:
         """Wait until the copies to the device are over."""
-        (event,) = self.mark([self.into])
-        self._await(event, turn)
+        (event,) = self.record([self.into])
+        self._await(event, call)
         self._events.append(event)
 
     # The call.
 
-    def run(self, chunks: Sequence[Chunk], turn: StagedCall) -> None:
+    def run(self, chunks: Sequence[Chunk], call: StagedCall) -> None:
         """Carry the chunks, whose exchanges run one after the other on this thread.
 
         When it returns the last copies to the device are enqueued. Raises what an exchange
@@ -155,63 +155,63 @@ class PinnedPipeline:
         when the group fails meanwhile. The slots are new ones then; those that were stay until
         nothing copies there.
         """
-        loaded: list[Slot] = []
+        loaded: list[PinnedSlot] = []
         try:
             for i, chunk in enumerate(chunks):
                 for each in chunks[len(loaded) : i + len(self._slots)]:
-                    loaded.append(self.load(each, turn))
-                self._await(loaded[i].filled, turn)
+                    loaded.append(self.copy_in(each, call))
+                self._await(loaded[i].filled, call)
                 chunk.exchange(loaded[i].memory)
-                self.unload(chunk, loaded[i])
+                self.copy_out(chunk, loaded[i])
         except BaseException:
-            self.let_go(chunks)
+            self.replace_slots(chunks)
             raise
 
-    def load(self, chunk: Chunk, turn: StagedCall) -> Slot:
+    def copy_in(self, chunk: Chunk, call: StagedCall) -> PinnedSlot:
         """Enqueue the copies out of the device; they are there when `filled` is over."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         if slot.memory.nbytes < chunk.nbytes:
-            self._await(slot.emptied, turn)
+            self._await(slot.emptied, call)
             room = min(1 << (chunk.nbytes - 1).bit_length(), self.slot_bytes)
             slot.memory = self.lib.pinned(max(room, chunk.nbytes, SMALLEST_BYTES))
         # Also where nothing is copied out: the network may write into the slot.
         self.lib.wait(self.device, self.out, slot.emptied)
         for start, array in chunk.outs:
             if array.nbytes:
-                self.lib.move(part(slot.memory, start, array), array, self.device, self.out)
+                self.lib.move(slot_view(slot.memory, start, array), array, self.device, self.out)
         self.lib.record(slot.filled, self.device, self.out)
         return slot
 
-    def unload(self, chunk: Chunk, slot: Slot) -> None:
+    def copy_out(self, chunk: Chunk, slot: PinnedSlot) -> None:
         """Enqueue the copies to the device."""
         for start, array in chunk.ins:
             if array.nbytes:
-                self.lib.move(array, part(slot.memory, start, array), self.device, self.into)
+                self.lib.move(array, slot_view(slot.memory, start, array), self.device, self.into)
         self.lib.record(slot.emptied, self.device, self.into)
 
-    def _await(self, event: Any, turn: StagedCall) -> None:
+    def _await(self, event: Any, call: StagedCall) -> None:
         """Wait for an event, with an eye on the clock and the group: a GPU may be stuck."""
         looks = 0
         while not self.lib.is_over(event):
             looks += 1
             if looks < SPIN:
                 continue
-            turn.group.check_usable(turn.name)
-            if time.monotonic() > turn.deadline:
+            call.group.check_usable(call.name)
+            if time.monotonic() > call.deadline:
                 raise DistTimeoutError(
-                    f"{turn.name} on group {turn.group.group_name!r}: timeout: device "
+                    f"{call.name} on group {call.group.group_name!r}: timeout: device "
                     f"{self.device} has not come to the call's copies: what was enqueued there "
                     "before has not ended",
-                    op=turn.name,
-                    group=turn.group.group_name,
-                    ranks=(turn.group.ranks[turn.group.rank()],),
+                    op=call.name,
+                    group=call.group.group_name,
+                    ranks=(call.group.ranks[call.group.rank()],),
                 )
             time.sleep(SLEEP_SECONDS)
 
     # Letting go.
 
-    def let_go(self, arrays: object = None) -> None:
+    def replace_slots(self, arrays: object = None) -> None:
         """Go on with new slots. The old ones, and `arrays`, stay while anything may copy there."""
         old, self._slots = self._slots, []
         try:
@@ -219,15 +219,15 @@ class PinnedPipeline:
             for event, stream in zip(events, (self.out, self.into), strict=True):
                 self.lib.record(event, self.device, stream)
             _lingering.append((self.lib, events, [old, arrays]))
-            self._slots = [Slot(self._recorded(), self._recorded()) for _ in old]
+            self._slots = [PinnedSlot(self._recorded(), self._recorded()) for _ in old]
         except Exception:
             # The device has failed, and takes no more calls; who knows what it still copies.
             _lingering.append((self.lib, [], [old, arrays]))
-        sweep()
+        reclaim()
 
     def close(self) -> None:
         """Free the slots, now or when nothing copies there any more."""
-        self.let_go()
+        self.replace_slots()
         self._slots = []
         _idle[self.lib.name, self.device].append((self.out, self.into))
 
@@ -236,7 +236,7 @@ _idle: dict[tuple[str, int], list[tuple[int, int]]] = {}  # streams of closed pi
 _lingering: list[tuple[ArrayLibrary, list[Any], object]] = []
 
 
-def sweep() -> None:
+def reclaim() -> None:
     """Free what was let go of, where nothing copies any more."""
     for each in tuple(_lingering):
         library, events, _ = each
@@ -249,7 +249,7 @@ def sweep() -> None:
                 _lingering.remove(each)
 
 
-def part(memory: Array, start: int, like: Array) -> Array:
+def slot_view(memory: Array, start: int, like: Array) -> Array:
     """As many bytes of a slot, from `start` on, with the dtype of `like`."""
     if start:
         memory = memory.split([start, memory.size - start])[1]

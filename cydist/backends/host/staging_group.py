@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cydist import _native
 from cydist._native import runs_in_background
 from cydist.backends.host.chunking import CHUNK, same_sizes
-from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, part
+from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, slot_view
 from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
 from cydist.errors import MismatchError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SLOTS = 3
 SLOT_BYTES = 4 << 20
 
-_MAKING = threading.Lock()  # of what several threads may ask for first
+_CREATING = threading.Lock()  # of what several threads may ask for first
 
 
 class StagedGroup(ProcessGroup):
@@ -51,7 +51,7 @@ class StagedGroup(ProcessGroup):
             ranks=host.ranks, backend=host.backend,
         )  # fmt: skip
         self.host = host
-        self._conveyors: dict[int, PinnedPipeline] = {}
+        self._pipelines: dict[int, PinnedPipeline] = {}
         self._chosen: PinnedPipeline | None = None  # of the call that runs
         self._numbered: Call | None = None  # the call whose number was used
         self._cut = False  # into several calls of the host group's, which others must cut, too
@@ -60,7 +60,7 @@ class StagedGroup(ProcessGroup):
     @classmethod
     def of(cls, host: HostGroup) -> StagedGroup:
         """Return the host group's staged group, made at its first use; one for all threads."""
-        with _MAKING:
+        with _CREATING:
             if host._staged is None:
                 host._staged = cls(host)
             return host._staged
@@ -74,12 +74,12 @@ class StagedGroup(ProcessGroup):
         self.host.fail(error, call)
 
     def close(self) -> None:
-        for conveyor in self._conveyors.values():
-            conveyor.close()
-        self._conveyors.clear()
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        self._pipelines.clear()
         self._messages.close()
 
-    def check_takes(self, name: str, array: Array) -> None:
+    def check_accepts(self, name: str, array: Array) -> None:
         current_streams(array, name, self.group_name)
 
     # How calls run.
@@ -99,32 +99,32 @@ class StagedGroup(ProcessGroup):
         assert array is not None
         self.check_usable(name)
         streams = current_streams(array, name, self.group_name)
-        conveyor = self._conveyor(array)
-        events = conveyor.mark(streams)
+        pipeline = self._pipeline(array)
+        events = pipeline.record(streams)
 
         def staged(call: Call) -> None:
             if runs_in_background():
-                conveyor.lib.adopt(conveyor.device)
-            self._chosen, self._cut = conveyor, False
-            conveyor.follow(events)
-            with array_libraries.on_stream(conveyor.device, conveyor.into):
+                pipeline.lib.adopt(pipeline.device)
+            self._chosen, self._cut = pipeline, False
+            pipeline.wait_for_streams(events)
+            with array_libraries.on_stream(pipeline.device, pipeline.into):
                 body(call)
             if async_op:
-                conveyor.finish(StagedCall(self.host, name, call.deadline))
+                pipeline.finish(StagedCall(self.host, name, call.deadline))
 
         work = self.host.execute(name, staged, async_op=async_op, timeout=timeout, result=result)
         if not async_op:
-            conveyor.lead(streams)
+            pipeline.make_streams_wait(streams)
         return work
 
-    def _conveyor(self, array: Array) -> PinnedPipeline:
+    def _pipeline(self, array: Array) -> PinnedPipeline:
         """Return the one for the array's device."""
         index = array.device_index
-        with _MAKING:
-            if index not in self._conveyors:
+        with _CREATING:
+            if index not in self._pipelines:
                 lib = array_libraries.copier_of(array)
-                self._conveyors[index] = PinnedPipeline(lib, index, SLOTS, SLOT_BYTES)
-            return self._conveyors[index]
+                self._pipelines[index] = PinnedPipeline(lib, index, SLOTS, SLOT_BYTES)
+            return self._pipelines[index]
 
     # Point to point.
 
@@ -262,7 +262,7 @@ class StagedGroup(ProcessGroup):
             placed = list(zip(starts, row, strict=True))
 
             def on_slot(memory: Array) -> None:
-                exchange([part(memory, start, piece) for start, piece in placed])
+                exchange([slot_view(memory, start, piece) for start, piece in placed])
 
             return Chunk(
                 sum(piece.nbytes for piece in row),
@@ -272,8 +272,8 @@ class StagedGroup(ProcessGroup):
             )
 
         assert self._chosen is not None
-        turn = StagedCall(self.host, call.name, call.deadline)
-        self._chosen.run([chunk(i) for i in range(count)], turn)
+        staged = StagedCall(self.host, call.name, call.deadline)
+        self._chosen.run([chunk(i) for i in range(count)], staged)
 
     def _run(
         self, call: Call, name: str, inputs: list[Array], outputs: list[Array], *,

@@ -20,7 +20,7 @@ from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCa
 from cydist.backends.host.work import PIECE_TAG
 from cydist.devices import array_libraries
 from cydist.errors import DistTimeoutError, UnsupportedError
-from cydist.executor import THREADS, Attend, TaskWork
+from cydist.executor import THREADS, PollHook, TaskWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -70,14 +70,14 @@ class StagedP2PCalls:
         self._closed = True
         with self._lock:
             idle, self._idle = self._idle, {}
-        for conveyors in idle.values():
-            for conveyor in conveyors:
-                conveyor.close()
+        for pipelines in idle.values():
+            for pipeline in pipelines:
+                pipeline.close()
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
         """As ProcessGroup.isend. The message goes when the current streams have come so far;
         messages to one peer with one tag go in order."""
-        conveyor, events, turn = self._begin("send", array)
+        pipeline, events, staged = self._begin("send", array)
         posted, key = threading.Event(), (peer, tag)
         with self._lock:
             before = self._posted.get(key)
@@ -86,7 +86,7 @@ class StagedP2PCalls:
         def post(data: Array, about: Array | None = None) -> Work:
             """Return the one message that a receive with the user's tag takes."""
             while before is not None and not before.wait(SLICE):
-                if time.monotonic() > turn.deadline:
+                if time.monotonic() > staged.deadline:
                     raise DistTimeoutError(
                         f"send on group {self._host.group_name!r}: timeout: an earlier message to "
                         f"rank {self._host.ranks[peer]} is not on its way yet",
@@ -99,25 +99,25 @@ class StagedP2PCalls:
 
         def body() -> None:
             try:
-                with self._under_way(conveyor, "send"):
-                    conveyor.follow(events)
-                    conveyor.run(self._sent(array, peer, post, turn), turn)
+                with self._under_way(pipeline, "send"):
+                    pipeline.wait_for_streams(events)
+                    pipeline.run(self._sent(array, peer, post, staged), staged)
             finally:
                 posted.set()
                 with self._lock:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        work = StagedP2P(turn, body, self._host._serial.attend)
+        work = StagedP2P(staged, body, self._host._serial.poll_hook)
         THREADS.run(work.run)
         return work
 
     def _sent(
-        self, array: Array, peer: int, post: Callable[..., Work], turn: StagedCall
+        self, array: Array, peer: int, post: Callable[..., Work], staged: StagedCall
     ) -> list[Chunk]:
         if array.nbytes <= STAGED_BYTES:
             only = [(0, array)]
-            return [Chunk(array.nbytes, only, [], lambda m: turn.wait(post(m.typed(array))))]
+            return [Chunk(array.nbytes, only, [], lambda m: staged.wait(post(m.typed(array))))]
         number = next(self._numbers)
         header = _native.empty(HEADER.size)
         memoryview(header)[:] = HEADER.pack(number)
@@ -125,9 +125,9 @@ class StagedP2PCalls:
         def chunk(i: int, piece: Array) -> Chunk:
             def send(memory: Array) -> None:
                 announced = post(header, array) if i == 0 else None
-                turn.wait(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
+                staged.wait(self._host.isend(memory.typed(piece), peer, PIECE_TAG | number))
                 if announced is not None:
-                    turn.wait(announced)
+                    staged.wait(announced)
 
             return Chunk(piece.nbytes, [(0, piece)], [], send)
 
@@ -135,38 +135,40 @@ class StagedP2PCalls:
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         """As ProcessGroup.irecv; complete when the array is written."""
-        conveyor, events, turn = self._begin("recv", array)
+        pipeline, events, staged = self._begin("recv", array)
         whole = array.nbytes <= STAGED_BYTES
         if whole:
             chunk = Chunk(array.nbytes, [], [(0, array)], lambda memory: None)
-            slot = conveyor.load(chunk, turn)
+            slot = pipeline.copy_in(chunk, staged)
             first = self._host.irecv(slot.memory.typed(array), peer, tag)
         else:
             header = _native.empty(HEADER.size)
             first = self._host.irecv(header, peer, tag, about=array)
 
         def body() -> None:
-            with self._under_way(conveyor, "recv"):
-                turn.wait(first)
+            with self._under_way(pipeline, "recv"):
+                staged.wait(first)
                 work._source = first._source
-                conveyor.follow(events)
+                pipeline.wait_for_streams(events)
                 if whole:
-                    conveyor.unload(chunk, slot)
+                    pipeline.copy_out(chunk, slot)
                 else:
-                    conveyor.run(self._received(array, first.source_rank(), header, turn), turn)
-                conveyor.finish(turn)
+                    pipeline.run(self._received(array, first.source_rank(), header, staged), staged)
+                pipeline.finish(staged)
 
-        work = StagedP2P(turn, body, self._host._serial.attend)
+        work = StagedP2P(staged, body, self._host._serial.poll_hook)
         THREADS.run(work.run)
         return work
 
-    def _received(self, array: Array, source: int, header: Array, turn: StagedCall) -> list[Chunk]:
+    def _received(
+        self, array: Array, source: int, header: Array, staged: StagedCall
+    ) -> list[Chunk]:
         (number,) = HEADER.unpack(memoryview(header))
         peer = self._host.get_group_rank(source)
 
         def chunk(piece: Array) -> Chunk:
             def receive(memory: Array) -> None:
-                turn.wait(self._host.irecv(memory.typed(piece), peer, PIECE_TAG | number))
+                staged.wait(self._host.irecv(memory.typed(piece), peer, PIECE_TAG | number))
 
             return Chunk(piece.nbytes, [], [(0, piece)], receive)
 
@@ -179,42 +181,44 @@ class StagedP2PCalls:
         index = array.device_index
         with self._lock:
             idle = self._idle.setdefault(index, [])
-            conveyor = idle.pop() if idle else None
-        if conveyor is None:
-            conveyor = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, STAGED_BYTES)
-        turn = StagedCall(self._host, name, self._host.deadline(None))
-        return conveyor, conveyor.mark(streams), turn
+            pipeline = idle.pop() if idle else None
+        if pipeline is None:
+            pipeline = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, STAGED_BYTES)
+        staged = StagedCall(self._host, name, self._host.deadline(None))
+        return pipeline, pipeline.record(streams), staged
 
     @contextmanager
-    def _under_way(self, conveyor: PinnedPipeline, name: str) -> Iterator[None]:
+    def _under_way(self, pipeline: PinnedPipeline, name: str) -> Iterator[None]:
         """Fail the group if a message fails, and close its pipeline; else keep the pipeline."""
         try:
-            conveyor.lib.adopt(conveyor.device)
+            pipeline.lib.adopt(pipeline.device)
             yield
         except BaseException as error:
             self._host.fail(error, name)
-            conveyor.close()
+            pipeline.close()
             raise
         with self._lock:
-            idle = self._idle.setdefault(conveyor.device, [])
+            idle = self._idle.setdefault(pipeline.device, [])
             keep = not self._closed and len(idle) < MOST_IDLE
             if keep:
-                idle.append(conveyor)
+                idle.append(pipeline)
         if not keep:
-            conveyor.close()
+            pipeline.close()
 
 
 class StagedP2P(TaskWork):
     """A message, as its caller holds it. Its own messages have the group's deadline, unless `due`
     says another."""
 
-    def __init__(self, turn: StagedCall, body: Callable[[], None], attend: Attend | None) -> None:
-        super().__init__(turn.name, body, None, attend)
-        self._turn = turn
+    def __init__(
+        self, staged: StagedCall, body: Callable[[], None], poll_hook: PollHook | None
+    ) -> None:
+        super().__init__(staged.name, body, None, poll_hook)
+        self._staged = staged
 
     def due(self, timeout: float | None) -> None:
         super().due(timeout)
-        self._turn.unbind()
+        self._staged.unbind()
 
 
 def _pieces(array: Array) -> list[Array]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Tags of messages that are not the user's; what each is for is said in abi.pxd.
-NOTES_TAG, ALARM_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["ALARM"]
+NOTES_TAG, FAILURE_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["ALARM"]
 NEWS_TAG = MESSAGE_TAGS["NEWS"]
 PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up to DERIVED_TAG
 DERIVED_TAG = MESSAGE_TAGS["DERIVED"]
@@ -91,7 +91,7 @@ class P2PWork(Work):
 
     def _settle(self) -> None:
         """The message is over: keep how it ended."""
-        self._group.let_go(self._message)
+        self._group.forget_message(self._message)
         if self._error is None:
             try:
                 with self._group.failures(self._name, None, self._due_at):
@@ -105,7 +105,7 @@ class P2PWork(Work):
             self._source = self._group.ranks[source]
 
     def _on_thread(self, task: Callable[[], None]) -> None:
-        if self._poll() or self._group._serial.attend is not None:
+        if self._poll() or self._group._serial.poll_hook is not None:
             task()
         else:
             THREADS.run(task)

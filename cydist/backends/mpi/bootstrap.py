@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cydist.groups.registry import BackendOptions
 
 
-def meet_before_mpi(options: BackendOptions) -> None:
+def check_in_before_mpi(options: BackendOptions) -> None:
     """Let a rank that cannot join tell the others, because MPI's start waits for all of its ranks
     without a deadline."""
     ranks = options.global_ranks_in_group

@@ -26,14 +26,14 @@ class Communicators:
     """
 
     made = 0
-    spent = 0
+    leaked = 0
     begun: ClassVar[list[threading.Event]] = []
 
     @classmethod
-    def few(cls) -> bool:
+    def may_create(cls) -> bool:
         """Return whether one more communicator may be made."""
         made = cls.made
-        return made < COMMUNICATORS and made + cls.spent + len(cls.begun) < WITH_FAILED
+        return made < COMMUNICATORS and made + cls.leaked + len(cls.begun) < WITH_FAILED
 
     @classmethod
     def all_made(cls) -> bool:
@@ -41,7 +41,7 @@ class Communicators:
         return all(each.is_set() for each in cls.begun)
 
     @classmethod
-    def making(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
+    def create(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
         """Yields None again and again until MPI has made a communicator, by `make`, then that; ends
         where MPI has no more of them.
 

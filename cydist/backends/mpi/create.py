@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist.backends.host.shm_setup import offer, share_memory, transport_of
-from cydist.backends.mpi.bootstrap import meet_before_mpi, places_and_hosts, reports_of
+from cydist.backends.mpi.bootstrap import check_in_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.datatypes import use_reductions
 from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Of a broadcast between two ranks that travels with the message that compares the calls, by MPI's
 # name: Open MPI asks the receiver first where a message is longer than 4 KiB with its header.
-RIDING_BYTES = {"MPICH": 4096}
+PAYLOAD_BYTES = {"MPICH": 4096}
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
@@ -38,7 +38,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """
     transport_of("mpi")
     MPI = load()
-    meet_before_mpi(options)
+    check_in_before_mpi(options)
     start(MPI)
     _prepare(MPI)
     sweep()
@@ -90,7 +90,7 @@ def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> A
         made = make()
         made.Set_errhandler(MPI.ERRORS_RETURN)
         return made
-    for made in Communicators.making(MPI, make):
+    for made in Communicators.create(MPI, make):
         if made is not None:
             return made
         if time.monotonic() >= deadline:
@@ -107,6 +107,6 @@ def _prepare(MPI: Any) -> None:
     _native.load_mpi(MPI.__file__)
     name = MPI.get_vendor()[0]
     harmless = tuning_table.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize
-    _native.use_library(int(MPI.IN_PLACE) % 2**64, RIDING_BYTES.get(name, 2048), harmless)
+    _native.use_library(int(MPI.IN_PLACE) % 2**64, PAYLOAD_BYTES.get(name, 2048), harmless)
     use_reductions(MPI)
     leave_with(MPI)

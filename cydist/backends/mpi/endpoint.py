@@ -52,7 +52,7 @@ class MpiEndpoint(Endpoint):
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
-    def attend(self, event: threading.Event, timeout: float | None) -> bool:
+    def poll_hook(self, event: threading.Event, timeout: float | None) -> bool:
         """Wait for what a call in the background sets; the thread there may not call MPI."""
         messages = self.messages
         if not messages.allows():
@@ -60,7 +60,7 @@ class MpiEndpoint(Endpoint):
 
         def done() -> bool:
             if messages.needed():  # which may begin at any time
-                messages.move()
+                messages.progress()
                 return event.is_set()
             return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
 
@@ -86,7 +86,7 @@ class MpiEndpoint(Endpoint):
         """The process ends: tell all members, and go when they do.
 
         MPI's own finalization would wait for them, deaf to what they ask; and without this
-        notice they would wait for us until their deadlines. Raises MismatchError as `settle`.
+        notice they would wait for us until their deadlines. Raises MismatchError as `drain`.
         """
         self.end_together()
         with ExitStack() as leaving:  # all of it, also when one raises
@@ -95,9 +95,9 @@ class MpiEndpoint(Endpoint):
             for known in tuple(self.groups.values()):
                 group: Any = known()
                 if group is not None:
-                    leaving.callback(group.settle)
+                    leaving.callback(group.drain)
 
-    def settles_at_exit(self) -> bool:
+    def drains_at_exit(self) -> bool:
         return False  # its guard sees to it, while MPI still works
 
     def _wait_for_others(self) -> None:

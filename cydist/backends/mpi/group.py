@@ -33,12 +33,12 @@ class MpiGroup(HostGroup):
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.library = self._endpoint.MPI.get_vendor()[0]
-        self.sends_short = not self._endpoint.threads.main_only
+        self.fast_messages = not self._endpoint.threads.main_only
         if not self._endpoint.threads.concurrent:
-            self._serial.attend = self._endpoint.attend
+            self._serial.poll_hook = self._endpoint.poll_hook
         self._comm: Any = None
-        self._met = self._size == 1
-        self._met_for_devices = False
+        self._created = self._size == 1
+        self._created_for_devices = False
 
     def for_device(self, device: str) -> ProcessGroup:
         if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
@@ -48,15 +48,15 @@ class MpiGroup(HostGroup):
             return DeviceGroup.of(self)
         return super().for_device(device)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """As the base class, while MPI works."""
         if not self._endpoint.over():
-            super().settle()
+            super().drain()
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
         """As the base class; what MPI made, first with the rank before this one."""
         if self._comm is not None:
-            self._native.settle(int(deadline * 1e9))
+            self._native.drain(int(deadline * 1e9))
         super().compare_last(deadline, leaves)
 
     def _close(self) -> None:
@@ -69,7 +69,7 @@ class MpiGroup(HostGroup):
             if self._failed is None and self._survivors is None:
                 comm.Free()
             else:
-                Communicators.spent += 1
+                Communicators.leaked += 1
         super()._close()
 
     def trouble_with(self, rank: int) -> str:
@@ -77,7 +77,7 @@ class MpiGroup(HostGroup):
 
     # Messages.
 
-    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+    def accepts_strided(self, array: Array, peer: int | None) -> bool:
         messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
         makes = self._endpoint.threads.concurrent
         return makes and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
@@ -91,12 +91,12 @@ class MpiGroup(HostGroup):
         super().check_usable(name)
         self._endpoint.threads.check(name)
 
-    def hear(self, name: str) -> None:
+    def raise_pending_failure(self, name: str) -> None:
         """As the base class. MPI may have ended a call here with wrong numbers that a neighbour
         has found: a receive that nobody answers waits for the news, which ends it, as it ends when
         nobody is left to tell any."""
-        super().hear(name)
-        if not self._native.comm:
+        super().raise_pending_failure(name)
+        if not self._native.library_comm:
             return
         deadline = time.monotonic() + NEWS_SECONDS
         nothing = _native.asarray(bytearray(1))
@@ -107,7 +107,7 @@ class MpiGroup(HostGroup):
             news.cancel()
         try:
             with self.failures(name, None, deadline):
-                self._native.hear()
+                self._native.poll_control()
         except Exception as error:
             self.fail(error, name)
             raise
@@ -115,11 +115,11 @@ class MpiGroup(HostGroup):
     # Its communicator.
 
     def _run(self, call: Call, *what: Any, **options: Any) -> None:
-        if not self._met:
-            self._meet(call)
+        if not self._created:
+            self._create_communicator(call)
         super()._run(call, *what, **options)
 
-    def _meet(self, call: Call) -> None:
+    def _create_communicator(self, call: Call) -> None:
         """The group's first collective begins: make its communicator, unless it has windows.
 
         It is the group's alone: MPI matches collectives in the order in which a communicator's
@@ -128,8 +128,8 @@ class MpiGroup(HostGroup):
         and the group's calls go over messages.
         """
         if not self._native.windows and self._endpoint.threads.concurrent:
-            self._agree_and_make(call)
-        self._met = True
+            self._agree_and_create(call)
+        self._created = True
 
     def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
         """Return whether MPI itself has this collective on equal blocks, joined and on a device.
@@ -152,30 +152,30 @@ class MpiGroup(HostGroup):
         # The table's limits are for algorithms that cannot reach a device.
         if not tuning_table.leaves_to_library(name, self._size):
             return False
-        if not self._met:
-            self._meet(call)
-        if self._native.windows and not self._met_for_devices:
-            self._agree_and_make(call)
-            self._met_for_devices = True
+        if not self._created:
+            self._create_communicator(call)
+        if self._native.windows and not self._created_for_devices:
+            self._agree_and_create(call)
+            self._created_for_devices = True
         return self._comm is not None
 
-    def _agree_and_make(self, call: Call) -> None:
-        if everywhere(self, call, Communicators.few()):
-            self._make(call)
+    def _agree_and_create(self, call: Call) -> None:
+        if everywhere(self, call, Communicators.may_create()):
+            self._create(call)
 
-    def _make(self, call: Call) -> None:
+    def _create(self, call: Call) -> None:
         """All members have come."""
         MPI = self._endpoint.MPI
-        make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._context)
-        for made in Communicators.making(MPI, make):
+        make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._comm_id)
+        for made in Communicators.create(MPI, make):
             if made is not None:
                 self._comm = made
                 Communicators.made += 1
-                self._native.comm = MPI._handleof(made)
+                self._native.library_comm = MPI._handleof(made)
                 return
             self.check_usable(call.name)  # another thread may have ended the group, or a rank
             with self.failures(call.name, call.seq, call.deadline, call.began):
-                self._native.hear()
+                self._native.poll_control()
             if call.remaining() == 0:
                 raise from_failure(
                     _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,

@@ -96,7 +96,7 @@ def _undue(work: Work) -> Work:
     return work
 
 
-class Differ(Exception):
+class CallsDiffer(Exception):
     """The rank before made another call: its number in the group, ours and theirs."""
 
     def __init__(self, seq: int, ours: str, theirs: str) -> None:
@@ -142,7 +142,7 @@ class CallCheck:
             self.lost = error
 
     @property
-    def busy(self) -> bool:
+    def pending(self) -> bool:
         """Whether there is anything to send, or to wait for."""
         left = self._noted or self._unsent or self._ours
         return bool(left) and not (self.before_left or self.lost)
@@ -167,7 +167,7 @@ class CallCheck:
             number = line.partition(" ")[0]
             other = theirs.get(number, line)
             if line != other:
-                raise Differ(int(number), *(each.partition(" ")[2] for each in (line, other)))
+                raise CallsDiffer(int(number), *(each.partition(" ")[2] for each in (line, other)))
         same = set(self._ours) & set(self._theirs)
         self._ours = [line for line in self._ours if line not in same]
         self._theirs = [line for line in self._theirs if line not in same]

@@ -54,9 +54,9 @@ def make(
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
         # Before they meet: the first rank to finish may fail before the last one has its group.
-        alarm = ControlListener(host) if host.size() > 1 else None
+        control = ControlListener(host) if host.size() > 1 else None
         comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
-        return NcclGroup(binding(), comm, gpu, host, store, priority, alarm)
+        return NcclGroup(binding(), comm, gpu, host, store, priority, control)
     except BaseException:
         host.destroy()
         raise

@@ -139,7 +139,7 @@ class EnqueueMixin(FailureMixin):
             raise
         except BaseException as error:
             self._watch.drop(flight)
-            self.refused(call, error)
+            self.on_refused(call, error)
             raise
         finally:
             call.over = True

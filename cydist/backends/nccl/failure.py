@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
-from cydist.backends.nccl.call_check import Differ
+from cydist.backends.nccl.call_check import CallsDiffer
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -39,10 +39,11 @@ class FailureMixin(ProcessGroup):
     host: ControlGroup
     gpu: Gpu
     _watch: GroupWatch
-    _alarm: ControlListener | None
+    _control: ControlListener | None
     _lock: threading.RLock  # held by a thread that is in a call, which looks at `_failed` first
     _ended_by: StreamCall | None  # the call in which this rank found what the group failed on
-    _telling: threading.RLock  # held while the others are told; who sees the failure may leave then
+    # held while the others are told; who sees the failure may leave then
+    _broadcasting: threading.RLock
 
     @property
     def comm(self) -> Communicator:
@@ -51,37 +52,37 @@ class FailureMixin(ProcessGroup):
 
     # What the watchdog finds.
 
-    def attend(self) -> None:
+    def prepare_thread(self) -> None:
         """The watchdog's thread, which is on GPU 0 at first, comes to look after this group."""
         self.gpu.adopt()
 
-    def alarm(self) -> DistError | None:
+    def control_error(self) -> DistError | None:
         """Return the failure that another rank reported; None for nothing."""
-        return None if self._alarm is None else self._alarm.heard()
+        return None if self._control is None else self._control.received()
 
     def async_error(self) -> str:
         """Return NCCL's asynchronous error since the last call; "" for none."""
         return self.comm.async_error()
 
-    def late(self, call: StreamCall) -> None:
+    def on_timeout(self, call: StreamCall) -> None:
         """The call's deadline is over."""
-        comparison = self._watch.comparison
+        call_check = self._watch.call_check
         text = f"{self.where(call)}: timeout: the GPU has not come past it"
         ranks: tuple[int, ...] = ()
-        if comparison is not None and call.seq > comparison.before_reached:
+        if call_check is not None and call.seq > call_check.before_reached:
             before = self.ranks[(self._rank - 1) % self._size]
             ranks = (before,)
-            text += f"; rank {before} has reached call #{comparison.before_reached} only"
+            text += f"; rank {before} has reached call #{call_check.before_reached} only"
         self.fail(
             DistTimeoutError(text, op=call.name, seq=call.seq, group=self.group_name, ranks=ranks),
-            self.named(call),
+            self.describe(call),
             call,
         )
 
-    def broken(self, call: StreamCall, why: BaseException | str) -> None:
+    def on_device_error(self, call: StreamCall, why: BaseException | str) -> None:
         """NCCL or the device says that something went wrong."""
         if isinstance(why, str) and "remote" in why:
-            self._bereft(call, f"NCCL says: {why}")
+            self._on_unnamed_loss(call, f"NCCL says: {why}")
             return
         error = DistBackendError(
             f"{self.where(call)}: {'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
@@ -89,41 +90,41 @@ class FailureMixin(ProcessGroup):
         )  # fmt: skip
         if isinstance(why, BaseException):
             error.__cause__ = why
-        self.fail(error, self.named(call), call)
+        self.fail(error, self.describe(call), call)
 
-    def _bereft(self, call: StreamCall, text: str) -> None:
+    def _on_unnamed_loss(self, call: StreamCall, text: str) -> None:
         """NCCL has lost a rank, and does not say which: fail on what another rank tells, or on the
         rank that the host group has lost. The watchdog does not look meanwhile."""
-        found = self._who_is_lost()
+        found = self._find_lost()
         if isinstance(found, DistError):
-            self.heard(found)
+            self.on_control_error(found)
             return
         error = PeerFailedError(
             f"{self.where(call)}: {text}",
             op=call.name, seq=call.seq, group=self.group_name, ranks=found,
         )  # fmt: skip
-        self.fail(error, self.named(call), call)
+        self.fail(error, self.describe(call), call)
 
-    def _who_is_lost(self) -> tuple[int, ...] | DistError:
+    def _find_lost(self) -> tuple[int, ...] | DistError:
         """Wait a moment for the host group's connections, or another rank, to name lost ranks.
 
         Returns their ranks; () when none is known to be lost.
         """
         end = time.monotonic() + LOST_SECONDS
-        comparison = self._watch.comparison
-        while time.monotonic() < end and comparison is not None:
-            if (told := self.alarm()) is not None:
+        call_check = self._watch.call_check
+        while time.monotonic() < end and call_check is not None:
+            if (told := self.control_error()) is not None:
                 return told
-            lost = None if self._alarm is None else self._alarm.lost
-            for error in (lost, comparison.lost, self.host.error):
+            lost = None if self._control is None else self._control.lost
+            for error in (lost, call_check.lost, self.host.error):
                 if isinstance(error, PeerFailedError) and error.ranks:  # others name living ones
                     return tuple(error.ranks)
-            with contextlib.suppress(Differ):
-                comparison.step()
+            with contextlib.suppress(CallsDiffer):
+                call_check.step()
             time.sleep(0.01)
         return ()
 
-    def differ(self, found: Differ) -> None:
+    def on_mismatch(self, found: CallsDiffer) -> None:
         """This rank and the one before are in different calls."""
         before = self.ranks[(self._rank - 1) % self._size]
         name = found.ours.partition(" ")[0]
@@ -136,7 +137,7 @@ class FailureMixin(ProcessGroup):
             f"{name} #{found.seq}",
         )  # fmt: skip
 
-    def lost(self, call: StreamCall, error: BaseException) -> None:
+    def on_lost_peer(self, call: StreamCall, error: BaseException) -> None:
         """The rank before is lost, or says that the group has failed."""
         kind = type(error) if isinstance(error, DistError) else PeerFailedError
         self.fail(
@@ -145,25 +146,26 @@ class FailureMixin(ProcessGroup):
                 op=call.name, seq=call.seq, group=self.group_name,
                 ranks=getattr(error, "ranks", ()),
             ),
-            self.named(call), call,
+            self.describe(call), call,
         )  # fmt: skip
 
-    def refused(self, call: StreamCall, error: BaseException) -> None:
+    def on_refused(self, call: StreamCall, error: BaseException) -> None:
         """Something was raised while the call was enqueued: fail, and raise what it means."""
         if self._failed is not None:  # it was ended from outside
             raise self.failure_of(call) from error
         meaning = self.binding.meaning(error)
         if meaning is None:
-            self.fail(error, self.named(call), call)
+            self.fail(error, self.describe(call), call)
             return
-        if meaning.status == REMOTE:  # as `broken`, which a call right behind another comes before
+        # as `on_device_error`, which a call right behind another comes before
+        if meaning.status == REMOTE:
             self._refused_by_remote(call, f"NCCL refuses it: {meaning}")
             raise self.failure_of(call) from error
         failed = DistBackendError(
             f"{self.where(call)}: NCCL refuses it: {meaning}",
             op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
-        self.fail(failed, self.named(call), call)
+        self.fail(failed, self.describe(call), call)
         raise failed from error
 
     def _refused_by_remote(self, call: StreamCall, text: str) -> None:
@@ -173,7 +175,7 @@ class FailureMixin(ProcessGroup):
             while self._failed is None and time.monotonic() < end:
                 time.sleep(0.01)
         if self._failed is None:
-            self._bereft(call, text)
+            self._on_unnamed_loss(call, text)
 
     # Failing.
 
@@ -181,15 +183,15 @@ class FailureMixin(ProcessGroup):
         self, error: BaseException, call: str = "", ended_by: StreamCall | None = None
     ) -> None:
         """Also ends the communicator, which ends what runs on the GPU, and tells the others."""
-        with self._telling:
+        with self._broadcasting:
             if self._failed is not None:
                 return
             self._ended_by = ended_by
             super().fail(error, call)
             self._watch.stop()
             ending = self._ending(abort=True)  # which may take its time
-            if self._alarm is not None:
-                self._alarm.tell(error)
+            if self._control is not None:
+                self._control.tell(error)
             self.host.fail(error, call)
         _joined(ending)
         self._end_process(error)
@@ -205,7 +207,7 @@ class FailureMixin(ProcessGroup):
             sys.stderr.flush()
             os._exit(1)
 
-    def heard(self, error: DistError) -> None:
+    def on_control_error(self, error: DistError) -> None:
         """Fail this rank because another has failed, which notifies all ranks itself."""
         if self._failed is None:
             ProcessGroup.fail(self, error)
@@ -218,7 +220,7 @@ class FailureMixin(ProcessGroup):
         super().abort()
         self.host.abort()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """End the calls under way here, and take no more; the others are not told."""
         if self._failed is None:
             ProcessGroup.fail(
@@ -267,8 +269,8 @@ class FailureMixin(ProcessGroup):
     def check_usable(self, name: str) -> None:
         """Also learns here what the host group has been told."""
         if self._failed is None and self.host.error is not None:
-            if (told := self.alarm()) is not None:
-                self.heard(told)
+            if (told := self.control_error()) is not None:
+                self.on_control_error(told)
             else:
                 self.fail(self.host.error, name)
         super().check_usable(name)
@@ -298,7 +300,7 @@ class FailureMixin(ProcessGroup):
 
     # For people.
 
-    def named(self, call: Call) -> str:
+    def describe(self, call: Call) -> str:
         """ "all_reduce #12"; messages have no number."""
         return f"{call.name} #{call.seq}" if call.seq else call.name
 
@@ -307,8 +309,8 @@ class FailureMixin(ProcessGroup):
         here = self.ranks[self._rank]
         waited = max(0.0, time.monotonic() - call.began)
         return (
-            f"{self.named(call)} on group {self.group_name!r} (rank {here}, {waited:.3g} s after "
-            "it began)"
+            f"{self.describe(call)} on group {self.group_name!r} (rank {here}, {waited:.3g} s "
+            "after it began)"
         )
 
     def last_call(self) -> Call | None:

@@ -28,7 +28,7 @@ from cydist.backends.nccl.reductions import (
     reduction,
 )
 from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch, InFlight, StreamCall
-from cydist.backends.nccl.work import StreamWork, short_way
+from cydist.backends.nccl.work import StreamWork, new_enqueuer
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.process_group import Call, ProcessGroup
@@ -52,7 +52,7 @@ class NcclGroup(EnqueueMixin):
     alarm   listens on it since before the first rank had its group; None in a group of one rank
     """
 
-    joins_calls = True
+    coalesces_calls = True
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class NcclGroup(EnqueueMixin):
         host: ControlGroup,
         store: MembershipStore | None,
         high_priority: bool,
-        alarm: ControlListener | None,
+        control: ControlListener | None,
     ) -> None:
         super().__init__(
             host.rank(), host.size(), timeout=host.timeout, name=host.group_name,
@@ -78,22 +78,22 @@ class NcclGroup(EnqueueMixin):
         self._runner = Runner(binding, comm, gpu)
         self._stream = gpu.stream(high_priority)
         self._lock = comm.calls
-        comparison = CallCheck(HostNeighbours(host)) if self._size > 1 else None
-        self._alarm = alarm
-        self._telling = threading.RLock()
+        call_check = CallCheck(HostNeighbours(host)) if self._size > 1 else None
+        self._control = control
+        self._broadcasting = threading.RLock()
         self._ended_by: StreamCall | None = None
-        self._watch = GroupWatch(self, comparison)
+        self._watch = GroupWatch(self, call_check)
         WATCHDOG.add(self._watch)
         self._flight: InFlight | None = None  # of the call that is being enqueued
         self._stream_now = 0
         self._capturing = False
-        self._collected: list[Item] | None = None  # inside `together`
+        self._collected: list[Item] | None = None  # inside `coalesced`
         self._messages: list[tuple[Item, StreamWork]] = []
         self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs go on using
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
-        self.short_streams = short_way(self, comm, self._watch, self._lock, self._stream)
+        self.fast_streams = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
 
     @property
     def comm(self) -> Communicator:
@@ -111,7 +111,7 @@ class NcclGroup(EnqueueMixin):
             )
         return self
 
-    def on_host(self) -> ProcessGroup:
+    def as_host_group(self) -> ProcessGroup:
         return self.host
 
     # What other ranks hear of a call, and how it becomes NCCL's.
@@ -122,8 +122,8 @@ class NcclGroup(EnqueueMixin):
             self._noted.append(text)
             return
         call.agreed = True
-        if self._watch.comparison is not None and not self._capturing:
-            self._watch.comparison.note(call.seq, f"{call.name} {text}")
+        if self._watch.call_check is not None and not self._capturing:
+            self._watch.call_check.note(call.seq, f"{call.name} {text}")
 
     def _run(
         self, plan: plans.Plan, arrays: Sequence[Array], factor: complex | None = None
@@ -140,7 +140,7 @@ class NcclGroup(EnqueueMixin):
             self._flight.keep = (self._flight.keep, scratch)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def coalesced(self) -> Iterator[None]:
         """The calls made inside become one of NCCL's groups, which begins at the end."""
         with self._lock:
             self._collected = []
@@ -162,7 +162,7 @@ class NcclGroup(EnqueueMixin):
 
     # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
 
-    def takes_gaps(self, array: Array, peer: int | None) -> bool:
+    def accepts_strided(self, array: Array, peer: int | None) -> bool:
         return True
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
@@ -180,7 +180,7 @@ class NcclGroup(EnqueueMixin):
         return work
 
     def _message(self, name: str, kind: str, array: Array, peer: int) -> StreamWork:
-        """One message, on the group's stream; inside `together` it begins with the others."""
+        """One message, on the group's stream; inside `coalesced` it begins with the others."""
         self._checked(name, [array])
         here = plans.BufferRange(0)
         if kind == "send":
@@ -230,7 +230,7 @@ class NcclGroup(EnqueueMixin):
         except BaseException as error:
             for flight in flights:
                 self._watch.drop(flight)
-            self.refused(flights[0].call, error)
+            self.on_refused(flights[0].call, error)
             raise
 
     # Collectives. What all ranks must agree on is noted first.
@@ -262,12 +262,14 @@ class NcclGroup(EnqueueMixin):
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         how, factor = self._how(call, output, op)
         counts = tuple(each.size for each in inputs)
-        self._note(call, f"of {plans.shown(counts)} {output.dtype_name}, op {how.name}")
+        self._note(call, f"of {plans.describe_counts(counts)} {output.dtype_name}, op {how.name}")
         plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        self._note(call, f"of {plans.shown([each.size for each in outputs])} {array.dtype_name}")
+        self._note(
+            call, f"of {plans.describe_counts([each.size for each in outputs])} {array.dtype_name}"
+        )
         sizes = tuple(each.nbytes for each in outputs)
         self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
 
@@ -318,7 +320,7 @@ class NcclGroup(EnqueueMixin):
         host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
         members = [self.ranks[rank] for rank in ranks]
         store = self.store.part(f"{name}/nccl", members, f"making group {name!r}")
-        with store.told_on_error(self.ranks[self._rank]):
+        with store.report_error(self.ranks[self._rank]):
             return make(host, store_exchange(store, host), store, self.high_priority)
 
     def shrink(
@@ -335,7 +337,7 @@ class NcclGroup(EnqueueMixin):
         from cydist.backends.nccl.create import make
 
         wanted = self.high_priority if pg_options is None else high_priority(pg_options)
-        self.give_up()
+        self.abandon()
         host: Any = self.host.shrink(excluded, deadline, abort=abort)
         return make(host, HostExchange(host), None, wanted)
 
@@ -347,7 +349,7 @@ class NcclGroup(EnqueueMixin):
         """Wait for what is under way, until its deadlines; then leave."""
         watch = self._watch
         while watch.oldest is not None and self._failed is None:
-            watch.tick()
+            watch.poll()
             time.sleep(0.001)
         if self._failed is None:
             watch.leave(LEAVE_SECONDS)
@@ -355,5 +357,5 @@ class NcclGroup(EnqueueMixin):
             # Calls are waited for by their events. A lost device has lost its streams, too.
             with suppress(Exception):
                 self.gpu.drop_stream(self._stream)
-        with self._telling:  # by the thread that found the failure
+        with self._broadcasting:  # by the thread that found the failure
             self.host.destroy()

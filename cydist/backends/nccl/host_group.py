@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from cydist import _native, errors
 from cydist.backends.host.group import HostGroup
-from cydist.backends.host.work import ALARM_TAG
+from cydist.backends.host.work import FAILURE_TAG
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import Call, ProcessGroup
     from cydist.work import Work
 
-ALARM_BYTES = 8192
-TELLING_SECONDS = 0.5
+FAILURE_BYTES = 8192
+SEND_SECONDS = 0.5
 
 
 class ControlGroup(HostGroup):
@@ -41,8 +41,8 @@ class ControlListener:
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
         self._lock = threading.Lock()  # the watchdog asks, and who makes a call
-        self._heard = _native.empty(ALARM_BYTES)
-        self._coming: Work | None = host.irecv(self._heard, None, ALARM_TAG)
+        self._heard = _native.empty(FAILURE_BYTES)
+        self._coming: Work | None = host.irecv(self._heard, None, FAILURE_TAG)
         self.lost: BaseException | None = None  # why nobody can tell anything any more
         self._coming.due(None)  # all may be well for longer than a call may take
 
@@ -55,16 +55,16 @@ class ControlListener:
             "seq": getattr(error, "seq", None),
             "ranks": list(getattr(error, "ranks", ()))[:16],
         }
-        array = _native.empty(ALARM_BYTES)
-        memoryview(array)[:] = json.dumps(words).encode()[:ALARM_BYTES].ljust(ALARM_BYTES)
+        array = _native.empty(FAILURE_BYTES)
+        memoryview(array)[:] = json.dumps(words).encode()[:FAILURE_BYTES].ljust(FAILURE_BYTES)
         others = [rank for rank in range(self._host.size()) if rank != self._host.rank()]
-        end = time.monotonic() + TELLING_SECONDS
+        end = time.monotonic() + SEND_SECONDS
         with contextlib.suppress(errors.DistError):
-            for work in [self._host.isend(array, rank, ALARM_TAG) for rank in others]:
+            for work in [self._host.isend(array, rank, FAILURE_TAG) for rank in others]:
                 with contextlib.suppress(errors.DistError):
                     work.wait(max(0.0, end - time.monotonic()))
 
-    def heard(self) -> errors.DistError | None:
+    def received(self) -> errors.DistError | None:
         """Return the error that another rank told of, as one of this rank's, once; None while all
         is quiet."""
         with self._lock:

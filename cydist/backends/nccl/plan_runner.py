@@ -43,7 +43,7 @@ class Runner:
 
         All k-th phases of NCCL's calls begin and end together, as on all other ranks.
         """
-        if len(items) == 1 and (alone := items[0].plan.alone) is not None:
+        if len(items) == 1 and (alone := items[0].plan.single_call) is not None:
             _, arrays, factor = items[0]
             self._call(alone, _finder(arrays, ()), factor, stream)
             self._drop_premuls()

@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     scratch: tuple[int, ...] = ()
 
     @property
-    def alone(self) -> Transfer | None:
+    def single_call(self) -> Transfer | None:
         """The one call that it is, if it is no more than that."""
         if len(self.phases) == 1 and not self.scratch:
             phase = self.phases[0]
@@ -193,7 +193,7 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_all_reduce(rank, p, count, how)
-    before, source, result, after, scratch = _dressed(p, count, how)
+    before, source, result, after, scratch = _with_scratch(p, count, how)
     transfer = Transfer("all_reduce", source, result, count * how.width, how.type_code, how.op)
     return Plan((*before, *_together([transfer]), *after), scratch)
 
@@ -205,7 +205,7 @@ def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_reduce(rank, p, count, root, how)
-    before, source, result, after, scratch = _dressed(p, count, how)
+    before, source, result, after, scratch = _with_scratch(p, count, how)
     transfer = Transfer("reduce", source, result, count * how.width, how.type_code, how.op, root)
     return Plan((*before, *_together([transfer]), *(after if rank == root else ())), scratch)
 
@@ -258,7 +258,7 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     return Plan(tuple(phases), tuple(scratch))
 
 
-def _dressed(
+def _with_scratch(
     p: int, count: int, how: Reduction
 ) -> tuple[tuple[Phase, ...], BufferRange, BufferRange, tuple[Phase, ...], tuple[int, ...]]:
     """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
@@ -368,7 +368,7 @@ def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction)
     return Plan(phases, (scratch,))
 
 
-def shown(counts: Sequence[int]) -> str:
+def describe_counts(counts: Sequence[int]) -> str:
     """Counts of blocks for a note: "3 * 4", or all of them."""
     if len(set(counts)) == 1:
         return f"{len(counts)} * {counts[0]}"

@@ -88,7 +88,7 @@ class Reduction(NamedTuple):
 
 
 @cache
-def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
+def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reduction:
     """Return how the operation is done on this dtype, for which it is known to be defined.
 
     alone       in a group of one rank? Its contribution is the result, which NCCL copies as bytes;
@@ -96,7 +96,7 @@ def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
                 2.29.7 it leaves elements at the end out (NVIDIA/nccl#1950), and it has no such
                 kernel for floats of 8 bits.
     """
-    if alone:
+    if single_rank:
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
         return Reduction(kind.name, SUM, "uint8", width=ITEMSIZES[dtype], scale=scale)
     if dtype == "bool":
@@ -118,16 +118,16 @@ def reduction(kind: RedOpType, dtype: str, alone: bool = False) -> Reduction:
     return Reduction(kind.name, op, dtype)
 
 
-def at_once(kind: RedOpType, dtype: str, alone: bool) -> tuple[int, int, int, str] | None:
+def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, int, str] | None:
     """Of a reduction that is one call of NCCL's and no more: NCCL's type and operation, how many
     of its elements make up one of the user's, and the operation's name. None for others, and for
     floats of 8 bits of several ranks, which not every GPU reduces.
 
     alone       in a group of one rank?
     """
-    if not supports(int(kind), DTYPES[dtype]) or (dtype in SMALL_FLOATS and not alone):
+    if not supports(int(kind), DTYPES[dtype]) or (dtype in SMALL_FLOATS and not single_rank):
         return None
-    how = reduction(kind, dtype, alone)
+    how = reduction(kind, dtype, single_rank)
     if how.op is None or how.wide or how.odd or how.scale:
         return None
     return how.type_code, how.op, how.width, how.name

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cydist.backends.nccl.call_check import CallCheck, Differ
+from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
 from cydist.errors import DistError
 from cydist.groups.process_group import Call
 
@@ -57,7 +57,7 @@ class InFlight:
 class WatchedGroup(Protocol):
     """A group, as the watchdog sees it."""
 
-    def attend(self) -> None:
+    def prepare_thread(self) -> None:
         """The calling thread looks from now on, until it looks at another group."""
 
     def is_over(self, flight: InFlight) -> bool:
@@ -66,22 +66,22 @@ class WatchedGroup(Protocol):
     def async_error(self) -> str:
         """Return NCCL's asynchronous error; "" for none."""
 
-    def alarm(self) -> DistError | None:
+    def control_error(self) -> DistError | None:
         """Return the failure that another rank reported; None for nothing."""
 
-    def heard(self, error: DistError) -> None:
+    def on_control_error(self, error: DistError) -> None:
         """It did tell: fail."""
 
-    def late(self, call: StreamCall) -> None:
+    def on_timeout(self, call: StreamCall) -> None:
         """The call's deadline is over: fail."""
 
-    def broken(self, call: StreamCall, why: BaseException | str) -> None:
+    def on_device_error(self, call: StreamCall, why: BaseException | str) -> None:
         """The device or NCCL says that something went wrong: fail."""
 
-    def differ(self, found: Differ) -> None:
+    def on_mismatch(self, found: CallsDiffer) -> None:
         """The ranks are in different calls: fail."""
 
-    def lost(self, call: StreamCall, error: BaseException) -> None:
+    def on_lost_peer(self, call: StreamCall, error: BaseException) -> None:
         """The rank before is lost, or has failed: fail."""
 
 
@@ -94,11 +94,11 @@ class GroupWatch:
     def __init__(
         self,
         group: WatchedGroup,
-        comparison: CallCheck | None,
+        call_check: CallCheck | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
-        self.comparison = comparison
+        self.call_check = call_check
         self._clock = clock
         self._flights: deque[InFlight] = deque()
         self._spare: deque[Any] = deque()
@@ -126,19 +126,19 @@ class GroupWatch:
         return self._flights[0].call if self._flights else None
 
     @property
-    def busy(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether any call is in flight."""
         return not self.ended and bool(
-            self._flights or (self.comparison is not None and self.comparison.busy)
+            self._flights or (self.call_check is not None and self.call_check.pending)
         )
 
-    def attend(self) -> None:
+    def prepare_thread(self) -> None:
         """The watchdog's thread is about to look: also where the device cannot be used."""
         if not self.ended:
             with contextlib.suppress(Exception):
-                self._group.attend()
+                self._group.prepare_thread()
 
-    def tick(self) -> None:
+    def poll(self) -> None:
         """Look once."""
         fail = None
         with self._lock:
@@ -152,34 +152,34 @@ class GroupWatch:
         """Return how the group has to fail; None while no failure is known."""
         group = self._group
         try:
-            self._retire()
+            self._complete()
         except Exception as raised:
             call, found = self._flights[0].call, raised
-            return lambda: group.broken(call, found)
-        if (told := group.alarm()) is not None:
+            return lambda: group.on_device_error(call, found)
+        if (told := group.control_error()) is not None:
             error = told
-            return lambda: group.heard(error)
-        if self.comparison is not None:
+            return lambda: group.on_control_error(error)
+        if self.call_check is not None:
             try:
-                self.comparison.step()
-            except Differ as differ:
+                self.call_check.step()
+            except CallsDiffer as differ:
                 difference = differ
-                return lambda: group.differ(difference)
+                return lambda: group.on_mismatch(difference)
         if not self._flights:
             return None
         call = self._flights[0].call
         if text := group.async_error():
-            return lambda: group.broken(call, text)
-        if self.comparison is not None and (lost := self.comparison.lost) is not None:
+            return lambda: group.on_device_error(call, text)
+        if self.call_check is not None and (lost := self.call_check.lost) is not None:
             # A failed rank says why before it leaves: that may have arrived at the next poll.
             if self._seen_lost:
-                return lambda: group.lost(call, lost)
+                return lambda: group.on_lost_peer(call, lost)
             self._seen_lost = True
         # One behind the first may be due before it.
         first = min((flight.call for flight in tuple(self._flights)), key=lambda c: c.deadline)
-        return (lambda: group.late(first)) if self._clock() > first.deadline else None
+        return (lambda: group.on_timeout(first)) if self._clock() > first.deadline else None
 
-    def _retire(self) -> None:
+    def _complete(self) -> None:
         by_stream: dict[int, list[InFlight]] = {}
         for flight in tuple(self._flights):
             if flight.event is None:
@@ -210,8 +210,8 @@ class GroupWatch:
     def leave(self, seconds: float) -> None:
         """The group ends, and the next rank is told: by this thread alone."""
         self.take_over()
-        if self.comparison is not None:
-            self.comparison.leave(seconds)
+        if self.call_check is not None:
+            self.call_check.leave(seconds)
 
 
 class Watchdog:
@@ -247,9 +247,9 @@ class Watchdog:
                 watches = list(self._watches)
             for watch in watches:
                 with contextlib.suppress(Exception):  # it has failed, for the calls to find
-                    watch.attend()
-                    watch.tick()
-                if watch.busy:
+                    watch.prepare_thread()
+                    watch.poll()
+                if watch.in_flight:
                     self._work.set()
             del watches
 

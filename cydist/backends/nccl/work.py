@@ -109,11 +109,11 @@ class StreamWork(Work):
         return self._error is not None or self._group.is_over(self.flight)
 
 
-def short_way(
+def new_enqueuer(
     group: EnqueueMixin, comm: Communicator, watch: GroupWatch, lock: threading.RLock, stream: int
 ) -> fast_nccl.Enqueuer:
     """Create the fast-path enqueuer of a group."""
     return fast_nccl.Enqueuer(
-        group, comm, watch, lock, stream, loaded_torch, partial(at_once, alone=group.size() == 1),
-        StreamCall, InFlight, StreamWork,
+        group, comm, watch, lock, stream, loaded_torch,
+        partial(at_once, single_rank=group.size() == 1), StreamCall, InFlight, StreamWork,
     )  # fmt: skip

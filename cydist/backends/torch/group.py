@@ -147,7 +147,7 @@ class TorchGroup(ProcessGroup):
             deadline = time.monotonic() + GRACE  # what was sent still arrives
             for each in list(self._under_way):
                 if isinstance(each, TorchMessage) and each.sends:
-                    each.done_by(deadline)
+                    each.wait_until(deadline)
         if self._under_way:
             self._cut()
         deadline = time.monotonic() + GRACE
@@ -179,12 +179,14 @@ class TorchGroup(ProcessGroup):
         except Exception as error:
             if time.monotonic() >= deadline and not self._destroyed and self._told() is None:
                 peer = None if posted is None else posted.peer
-                raise self.late(name, seq, waited, peer) from error
+                raise self.timeout_error(name, seq, waited, peer) from error
             raise self._meaning(error, name, seq, posted) from error
         finally:
             self._under_way.discard(token)
 
-    def late(self, name: str, seq: int | None, waited: float, peer: int | None) -> DistError:
+    def timeout_error(
+        self, name: str, seq: int | None, waited: float, peer: int | None
+    ) -> DistError:
         """Return the error of a call that is not over after so many seconds."""
         failure = _native.Failure("timeout", -1 if peer is None else peer)
         return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
@@ -249,7 +251,7 @@ class TorchGroup(ProcessGroup):
         THREADS.run(run)
         return work
 
-    def _swap(
+    def exchange_arrays(
         self,
         call: Call,
         sends: Sequence[tuple[Array, int]],
@@ -270,9 +272,9 @@ class TorchGroup(ProcessGroup):
         work = TaskWork(call.name, finish, None)
         given = call.remaining()
         THREADS.run(work.run)
-        if not work.done_by(call.deadline):
+        if not work.wait_until(call.deadline):
             peer = next((message.peer for message in messages if not message.over), None)
-            raise self.late(call.name, call.seq, given, peer)
+            raise self.timeout_error(call.name, call.seq, given, peer)
         work.wait()
 
     # torch's own collectives.
@@ -305,7 +307,7 @@ class TorchGroup(ProcessGroup):
                 if work.is_completed():
                     raise
             if call.remaining() <= 0:
-                raise self.late(call.name, call.seq, given, None)
+                raise self.timeout_error(call.name, call.seq, given, None)
 
     def _reduction(self, array: Array, op: Op) -> tuple[Any, Any] | None:
         """torch's dtype and reduction where they mean the same; None: they do not."""

@@ -185,7 +185,7 @@ class TorchMessage(TaskWork):
 
     def _late(self, waited: float) -> DistError:
         posted = self._posted
-        return self._group.late(posted.name, None, waited, posted.peer)
+        return self._group.timeout_error(posted.name, None, waited, posted.peer)
 
     def _expire(self, late: DistTimeoutError) -> None:
         """Also fails the group."""

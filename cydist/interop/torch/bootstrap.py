@@ -11,13 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cydist.api.process_groups import obey_settings
+from cydist.api.process_groups import apply_settings
 from cydist.backends.host.addresses import where_to_listen
 from cydist.groups.world import DEFAULT_GROUP, World
 from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous.handlers import rendezvous_by
 from cydist.stores import PrefixStore
-from cydist.stores.membership_store import released_on_error
+from cydist.stores.membership_store import close_on_error
 from cydist.tuning import file as tuning_file
 from cydist.waiting import duration
 
@@ -43,17 +43,17 @@ def create(options: Any, pg_options: object = None) -> Group:
     if ranks and isinstance(default, Group):
         return default.part(ranks, options.group_id, timeout, options.store)
     rank, size = options.group_rank, options.group_size
-    obey_settings()
-    meeting, rank, size = rendezvous_by(
+    apply_settings()
+    ranks_store, rank, size = rendezvous_by(
         PrefixStore(NAME, options.store),
         lambda deadline: where_to_listen(options.store, deadline),
         rank=rank, world_size=size, timeout=timeout,
     )  # fmt: skip
-    with released_on_error(meeting):
+    with close_on_error(ranks_store):
         if not ranks:  # by the default group alone: they hold for the process
-            with meeting.told_on_error(rank):
-                tuning_file.share(meeting, rank)
-        world = World(meeting, rank, size, timeout, "tcp")
+            with ranks_store.report_error(rank):
+                tuning_file.share(ranks_store, rank)
+        world = World(ranks_store, rank, size, timeout, "tcp")
         host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
     if ranks:
         host.ranks = tuple(ranks)

@@ -165,7 +165,7 @@ class Group(dist.ProcessGroup):
         members = tuple(ranks)
         count = self._parts[members] = self._parts.get(members, 0) + 1
         # torch may give a name again, when the group that had it is gone or to a part of another
-        # parent. Ours begins with the parent's and tells of whom and which it is: see context_of.
+        # parent. Ours begins with the parent's and tells of whom and which it is: see comm_id_of.
         whose = "_".join(map(str, members))
         unique = f"{self.host.group_name}:{name.replace('/', '|')}/{whose}/{count}"
         host = self.host.subgroup(members, unique, timeout)

@@ -44,15 +44,16 @@ from cydist._native.pipeline cimport (
     block_of, block_start, copy, copy_block, segment_of, segments_in,
 )
 from cydist._native.exposure cimport (
-    Access, begin_visits, differ, end_visits, fetch, look, parts_of, pull, push, run, shown, within,
+    Access, begin_access_to_all, differ, end_access_to_all, fetch, check_call, parts_of, pull, push,
+    run, published_blocks, mapped_address,
 )
-from cydist._native.size_exchange cimport Move, agree, gathering, scattering
+from cydist._native.size_exchange cimport BlockMove, agree, gathering, scattering
 from cydist._native.window_protocol cimport FEW_RANKS, part_bytes, slot_of
 
 
 cdef enum:
-    NEAR_BYTES = 4096           # fits into the nearest cache from several ranks
-    VISIT_PIECES = 256          # in a row: a megabyte between two checks of the clock
+    CACHED_BYTES = 4096         # fits into the nearest cache from several ranks
+    ACCESS_PIECES = 256         # in a row: a megabyte between two checks of the clock
 
 
 # Blocks that move
@@ -62,8 +63,8 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    """Move equal amounts on all ranks: the root pushes the end of the array, the others pull the
-    rest."""
+    """BlockMove equal amounts on all ranks: the root pushes the end of the array, the others pull
+    the rest."""
     cdef Block head = c.outputs[0]
     cdef Block tail
     cdef int k, peer, status = OK
@@ -71,11 +72,11 @@ cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
     head.nbytes -= tail.nbytes
     tail.ptr = head.ptr + head.nbytes
     if t.rank != c.root:
-        return pull(t, c, a, c.root, head, shown(t, c.root, a)[0].ptr)
+        return pull(t, c, a, c.root, head, published_blocks(t, c.root, a)[0].ptr)
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
         if status == OK:
-            status = push(t, c, a, peer, shown(t, peer, a)[0].ptr + head.nbytes, tail)
+            status = push(t, c, a, peer, published_blocks(t, peer, a)[0].ptr + head.nbytes, tail)
     return status
 
 
@@ -88,7 +89,7 @@ cdef int all_gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
         if status == OK:
-            status = pull(t, c, a, peer, c.outputs[peer], shown(t, peer, a)[0].ptr)
+            status = pull(t, c, a, peer, c.outputs[peer], published_blocks(t, peer, a)[0].ptr)
     return status
 
 
@@ -97,7 +98,7 @@ cdef void keep_input(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = gathering(t, c)
+    cdef BlockMove m = gathering(t, c)
     cdef bint over
     cdef int status = agree(t, c, &m, &over)
     if status != OK or over:
@@ -108,12 +109,12 @@ cdef int gather(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef char *place = shown(t, c.root, a)[t.rank].ptr
+    cdef char *place = published_blocks(t, c.root, a)[t.rank].ptr
     return push(t, c, a, c.root, place, c.inputs[0]) if t.rank != c.root else OK
 
 
 cdef int scatter(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = scattering(t, c)
+    cdef BlockMove m = scattering(t, c)
     cdef bint over
     cdef int status = agree(t, c, &m, &over)
     if status != OK or over:
@@ -124,7 +125,7 @@ cdef int scatter(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef char *place = shown(t, c.root, a)[t.rank].ptr
+    cdef char *place = published_blocks(t, c.root, a)[t.rank].ptr
     return pull(t, c, a, c.root, c.outputs[0], place) if t.rank != c.root else OK
 
 
@@ -141,7 +142,7 @@ cdef int all_to_all_body(Comm *t, Call *c, Access *a) noexcept nogil:
     cdef int k, peer, status
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
-        given = shown(t, peer, a) + t.rank
+        given = published_blocks(t, peer, a) + t.rank
         status = differ(t, c, a, peer, given.nbytes, c.outputs[peer].nbytes)
         if status == OK:
             status = pull(t, c, a, peer, c.outputs[peer], given.ptr)
@@ -156,7 +157,7 @@ cdef void keep_block(Comm *t, Call *c) noexcept nogil:
 
 # Blocks that are reduced
 
-ctypedef struct Sum:            # one block, to which every rank exposes a contribution
+ctypedef struct BlockSum:       # one block, to which every rank exposes a contribution
     Block own
     int entry                   # which of a peer's blocks holds its contribution,
     size_t offset               # and how many bytes into it
@@ -176,7 +177,7 @@ cdef inline char *scratch_of(Comm *t, const Access *a, int peer, size_t part) no
     return slot_of(t, t.rank, a.step + 1 + k % a.scratch) + k // a.scratch * part
 
 
-cdef int reduce_block(Comm *t, Call *c, Access *a, const Sum *m) noexcept nogil:
+cdef int reduce_block(Comm *t, Call *c, Access *a, const BlockSum *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
     cdef const void *few[2 * FEW_RANKS]
     cdef const void **sources = two_for_each(t, few)
@@ -198,49 +199,52 @@ cdef int reduce_block(Comm *t, Call *c, Access *a, const Sum *m) noexcept nogil:
     return status
 
 
-cdef bint lies_here(Comm *t, const Access *a, const Sum *m, const void **sources,
+cdef bint lies_here(Comm *t, const Access *a, const BlockSum *m, const void **sources,
                     char **results) noexcept nogil:
     """Find a sum's contributions and destinations; False: not all of them are mapped here."""
     cdef int peer
     for peer in range(t.size):
         results[peer] = m.result if peer == t.rank else NULL
-        sources[peer] = within(t, peer, shown(t, peer, a)[m.entry].ptr + m.offset, m.own.nbytes)
+        sources[peer] = mapped_address(t, peer,
+                                       published_blocks(t, peer, a)[m.entry].ptr + m.offset,
+                                       m.own.nbytes)
         if sources[peer] == NULL:
             return False
         if peer != t.rank and m.to_first <= peer < m.to_end:
-            results[peer] = within(t, peer, shown(t, peer, a)[m.to_entry].ptr + m.offset,
-                                   m.own.nbytes)
+            results[peer] = mapped_address(t, peer,
+                                           published_blocks(t, peer, a)[m.to_entry].ptr + m.offset,
+                                           m.own.nbytes)
             if results[peer] == NULL:
                 return False
     return True
 
 
-cdef int reduce_here(Comm *t, Call *c, Access *a, const Sum *m, const void **sources,
+cdef int reduce_here(Comm *t, Call *c, Access *a, const BlockSum *m, const void **sources,
                      char **results) noexcept nogil:
     """Sum contributions that are mapped here, and copy the sum piece by piece from the cache.
 
     Every other call begins at the end, where the previous one stopped. If a program reduces the
     same array again, the caches still hold that part.
     """
-    cdef size_t pieces = segments_in(m.own.nbytes, NEAR_BYTES)
+    cdef size_t pieces = segments_in(m.own.nbytes, CACHED_BYTES)
     cdef size_t start, i, at = 0
     cdef bint backwards = c.fingerprint.seq % 2 != 0
     cdef int first = t.rank, status = OK
     while results[first] == NULL:       # only one rank's output gets the sum
         first = (first + 1) % t.size
     for i in range(pieces):
-        if i % VISIT_PIECES == 0:
-            status = begin_visits(t, c, a)
+        if i % ACCESS_PIECES == 0:
+            status = begin_access_to_all(t, c, a)
             if status != OK:
                 return status
-        start = (pieces - 1 - i if backwards else i) * NEAR_BYTES
+        start = (pieces - 1 - i if backwards else i) * CACHED_BYTES
         advance(t, <ptrdiff_t>(start - at), sources, results)
         at = start
-        reduce_piece(t, c, min(<size_t>NEAR_BYTES, m.own.nbytes - at), first, sources, results)
-        if i % VISIT_PIECES == VISIT_PIECES - 1 or i == pieces - 1:
-            status = end_visits(t, c, a)
+        reduce_piece(t, c, min(<size_t>CACHED_BYTES, m.own.nbytes - at), first, sources, results)
+        if i % ACCESS_PIECES == ACCESS_PIECES - 1 or i == pieces - 1:
+            status = end_access_to_all(t, c, a)
             if status == OK:
-                status = look(t, c, a, -1)
+                status = check_call(t, c, a, -1)
             if status != OK:
                 return status
     return OK
@@ -264,7 +268,7 @@ cdef inline void reduce_piece(Comm *t, Call *c, size_t nbytes, int first,
             copy(results[peer], results[first], nbytes)
 
 
-cdef int reduce_segment(Comm *t, Call *c, Access *a, const Sum *m, Block segment,
+cdef int reduce_segment(Comm *t, Call *c, Access *a, const BlockSum *m, Block segment,
                         size_t part, const void **sources) noexcept nogil:
     cdef size_t start = segment.ptr - m.own.ptr
     cdef Block into
@@ -274,32 +278,33 @@ cdef int reduce_segment(Comm *t, Call *c, Access *a, const Sum *m, Block segment
     for k in range(t.size - 1):
         peer = (t.rank + 1 + k) % t.size
         into.ptr = scratch_of(t, a, peer, part)
-        status = fetch(t, c, a, peer, into, shown(t, peer, a)[m.entry].ptr + m.offset + start,
+        status = fetch(t, c, a, peer, into,
+                       published_blocks(t, peer, a)[m.entry].ptr + m.offset + start,
                        &sources[peer])
         if status != OK:
             return status
     # A rank without a destination for the sum overwrites the segment that was pulled first.
     into.ptr = m.result + start if m.result != NULL else slot_of(t, t.rank, a.step + 1)
-    status = begin_visits(t, c, a)      # some sources may be in place
+    status = begin_access_to_all(t, c, a)  # some sources may be in place
     if status == OK:
         c.op.combine_all(c.op, into.ptr, sources, t.size, into.nbytes // c.op.itemsize)
-        status = end_visits(t, c, a)
+        status = end_access_to_all(t, c, a)
     if status != OK:
         return status
     for k in range(m.to_end - m.to_first):
         peer = m.to_first + (k + t.rank) % (m.to_end - m.to_first)
         if peer != t.rank:
             status = push(t, c, a, peer,
-                          shown(t, peer, a)[m.to_entry].ptr + m.offset + start, into)
+                          published_blocks(t, peer, a)[m.to_entry].ptr + m.offset + start, into)
             if status != OK:
                 return status
     return OK
 
 
-cdef Sum part_of_sum(Comm *t, Call *c, char *result) noexcept nogil:
+cdef BlockSum part_of_sum(Comm *t, Call *c, char *result) noexcept nogil:
     """Return block r of an array that all ranks reduce. A peer's table lists its input, then its
     output."""
-    cdef Sum m
+    cdef BlockSum m
     m.own = block_of(c.inputs[0], t.rank, t.size, c.op.itemsize)
     m.entry = 0
     m.offset = m.own.ptr - c.inputs[0].ptr
@@ -315,7 +320,7 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int all_reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr)
+    cdef BlockSum m = part_of_sum(t, c, c.outputs[0].ptr)
     return reduce_block(t, c, a, &m)
 
 
@@ -325,7 +330,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef Sum m = part_of_sum(t, c, c.outputs[0].ptr if t.rank == c.root else NULL)
+    cdef BlockSum m = part_of_sum(t, c, c.outputs[0].ptr if t.rank == c.root else NULL)
     m.to_first = c.root
     m.to_end = c.root + 1
     return reduce_block(t, c, a, &m)
@@ -336,7 +341,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int reduce_scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef Sum m
+    cdef BlockSum m
     m.own = c.inputs[t.rank]
     m.entry = t.rank
     m.offset = 0
@@ -347,7 +352,7 @@ cdef int reduce_scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 # Scans
 
-ctypedef struct Sums:           # of one block: one sum for each rank
+ctypedef struct PrefixSums:     # of one block: one sum for each rank
     Block own
     int own_too                 # 1: a rank's sum includes its own contribution; 0: it does not
     int lowest                  # the first rank that gets a sum
@@ -364,7 +369,7 @@ cdef void keep_first(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int scan_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef Sums m
+    cdef PrefixSums m
     m.own_too = 1
     m.lowest = 1 if c.op.finish == NULL else 0
     return sum_block(t, c, a, &m)
@@ -375,7 +380,7 @@ cdef int exscan(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int exscan_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    cdef Sums m
+    cdef PrefixSums m
     m.own_too = 0
     m.lowest = 1
     return sum_block(t, c, a, &m)
@@ -395,7 +400,7 @@ cdef Block own_share(Comm *t, Call *c) noexcept nogil:
     return block
 
 
-cdef int sum_block(Comm *t, Call *c, Access *a, Sums *m) noexcept nogil:
+cdef int sum_block(Comm *t, Call *c, Access *a, PrefixSums *m) noexcept nogil:
     cdef size_t part = part_bytes(t, c, parts_of(t, a.scratch), c.op.itemsize)
     cdef const void *few[2 * FEW_RANKS]
     cdef const void **sources = two_for_each(t, few)
@@ -412,7 +417,7 @@ cdef int sum_block(Comm *t, Call *c, Access *a, Sums *m) noexcept nogil:
     return status
 
 
-cdef int sum_segment(Comm *t, Call *c, Access *a, const Sums *m, Block segment, size_t part,
+cdef int sum_segment(Comm *t, Call *c, Access *a, const PrefixSums *m, Block segment, size_t part,
                      const void **sources) noexcept nogil:
     cdef char **results = <char **>(sources + t.size)
     cdef size_t offset = segment.ptr - c.inputs[0].ptr
@@ -423,25 +428,27 @@ cdef int sum_segment(Comm *t, Call *c, Access *a, const Sums *m, Block segment, 
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
         sum.ptr = scratch_of(t, a, peer, part)
-        results[peer] = within(t, peer, shown(t, peer, a)[1].ptr + offset, sum.nbytes)
+        results[peer] = mapped_address(t, peer, published_blocks(t, peer, a)[1].ptr + offset,
+                                       sum.nbytes)
         if results[peer] == NULL:
             results[peer] = sum.ptr     # no lower rank's sum includes its contribution
         if peer < t.size - 1 + m.own_too:
-            status = fetch(t, c, a, peer, sum, shown(t, peer, a)[0].ptr + offset, &sources[peer])
+            status = fetch(t, c, a, peer, sum, published_blocks(t, peer, a)[0].ptr + offset,
+                           &sources[peer])
             if status != OK:
                 return status
-    status = begin_visits(t, c, a)      # some of these may be in place
+    status = begin_access_to_all(t, c, a)  # some of these may be in place
     if status != OK:
         return status
     for peer in range(t.size - 1, m.lowest - 1, -1):
         c.op.combine_all(c.op, results[peer], sources, peer + m.own_too,
                          sum.nbytes // c.op.itemsize)
-    status = end_visits(t, c, a)
+    status = end_access_to_all(t, c, a)
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
         if status == OK and peer >= m.lowest:
             sum.ptr = results[peer]
-            status = push(t, c, a, peer, shown(t, peer, a)[1].ptr + offset, sum)
+            status = push(t, c, a, peer, published_blocks(t, peer, a)[1].ptr + offset, sum)
     return status
 
 

@@ -9,7 +9,7 @@ from cydist._native.algorithm_table cimport Entry, find, index_of
 from cydist._native.pipeline cimport STREAM_BYTES, copy, copy_block, segment_of, segments_in
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.window_protocol cimport (
-    call_of, claim, consume, hear, hear_all, part_bytes, publish, slot_of,
+    call_of, acquire_slot, consume, wait_for_peer, wait_for_all, part_bytes, publish, slot_of,
 )
 from cydist._native.sync cimport (
     GRACE_NS, SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64,
@@ -17,7 +17,7 @@ from cydist._native.sync cimport (
 
 
 cdef enum:
-    ASKING_BYTES = 65536
+    NEGOTIATED_BYTES = 65536
     NO = 1                      # the values of a step's note
     YES = 2
 
@@ -27,65 +27,65 @@ cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: several peers
 # Whether to expose, and the order of steps
 
 cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, Alone alone, Body body) noexcept nogil:
+             int seconds, LocalWork local_work, Body body) noexcept nogil:
     """Expose these blocks, run the body, and return when all ranks are done."""
     cdef Access a
     cdef bint usable = False
-    cdef bint early = alone != NULL and first[0].nbytes >= STREAM_BYTES
+    cdef bint early = local_work != NULL and first[0].nbytes >= STREAM_BYTES
     cdef Trial *trial
     cdef int64_t began = 0
     cdef int i, status = OK
     patiently(c)
     a.scratch = scratch_slots(t, c)
-    if a.scratch > 0 and t.windows.reach == 0:
-        status = find_reach(t, c)
+    if a.scratch > 0 and t.windows.reachable == 0:
+        status = probe_reachability(t, c)
     if status != OK:
         return status
-    if a.scratch == 0 or (t.windows.reach < 0 and not worth_asking(t, c, first[0].nbytes)):
-        return without(t, c)
+    if a.scratch == 0 or (t.windows.reachable < 0 and not should_negotiate(t, c, first[0].nbytes)):
+        return fall_back_to_windows(t, c)
     a.step = t.windows.step
-    a.look = now_ns() + SLICE_NS
+    a.next_check = now_ns() + SLICE_NS
     trial = trial_of(t, c, first, firsts)
-    status = show(t, c, first, firsts, second, seconds,
-                  trial == NULL or direct_is_due(trial, now_ns()))
+    status = publish_blocks(t, c, first, firsts, second, seconds,
+                            trial == NULL or should_try_direct(trial, now_ns()))
     if status == OK:
         if early:
-            alone(t, c)
-        status = hear_all(t, c, a.step)
+            local_work(t, c)
+        status = wait_for_all(t, c, a.step)
     if status == OK:
         began = now_ns()
-        usable = all_say_yes(t, a.step)
+        usable = all_agree(t, a.step)
         if not usable:
             status = consume(t, c, a.step + 1, True)
         else:
-            status = claim(t, c, a.step + <uint64_t>a.scratch, t.windows.slot_bytes)
+            status = acquire_slot(t, c, a.step + <uint64_t>a.scratch, t.windows.slot_bytes)
             if status == OK:
                 status = body(t, c, &a)
     if status == OK and usable:
         for i in range(a.scratch):
             publish(t, c, a.step + 1 + i, 0)
-        if alone != NULL and not early:
-            alone(t, c)         # while the others finish
+        if local_work != NULL and not early:
+            local_work(t, c)    # while the others finish
         status = consume(t, c, a.step + 1 + <uint64_t>a.scratch, True)
     if status != OK:
-        bar_the_others(t, c)
+        revoke_access(t, c)
         return status
     t.windows.step += 1 + (a.scratch if usable else 0)
     if not usable:
-        status = without(t, c)
+        status = fall_back_to_windows(t, c)
     if trial != NULL and status == OK:
-        learn(&trial.direct_ns if usable else &trial.windows_ns, began)
+        record_time(&trial.direct_ns if usable else &trial.windows_ns, began)
     return status
 
 
-cdef inline bint worth_asking(const Comm *t, const Call *c, size_t nbytes) noexcept nogil:
+cdef inline bint should_negotiate(const Comm *t, const Call *c, size_t nbytes) noexcept nogil:
     """Return whether to try exposure though ranks cannot access each other: all arrays may be in
     shared memory, and be so long that one more step costs little. The same on all ranks."""
     return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
-            and nbytes >= ASKING_BYTES)
+            and nbytes >= NEGOTIATED_BYTES)
 
 
-cdef int without(Comm *t, Call *c) noexcept nogil:
+cdef int fall_back_to_windows(Comm *t, Call *c) noexcept nogil:
     """Run the call through windows."""
     cdef int collective = c.fingerprint.collective
     return find(b"staged" if collective == ALL_REDUCE else b"flat", collective).run(t, c)
@@ -106,47 +106,47 @@ cdef int scratch_slots(Comm *t, Call *c) noexcept nogil:
     return slots
 
 
-cdef uint64_t beacon = now_ns()     # the word that peers try to read
+cdef uint64_t probe_word = now_ns()  # the word that peers try to read
 
 
-cdef int find_reach(Comm *t, Call *c) noexcept nogil:
+cdef int probe_reachability(Comm *t, Call *c) noexcept nogil:
     """Find whether all ranks can access all ranks' memory, in two steps; all learn the same."""
     cdef uint64_t step = t.windows.step
-    cdef uint64_t *light = <uint64_t *>slot_of(t, t.rank, step)
+    cdef uint64_t *published = <uint64_t *>slot_of(t, t.rank, step)
     cdef uint64_t seen
     cdef bint yes = True
     cdef int peer
-    cdef int status = claim(t, c, step, t.windows.slot_bytes)
+    cdef int status = acquire_slot(t, c, step, t.windows.slot_bytes)
     if status == OK:
-        light[0] = <uint64_t>&beacon
-        light[1] = beacon
+        published[0] = <uint64_t>&probe_word
+        published[1] = probe_word
         publish(t, c, step, 0)
-        status = hear_all(t, c, step)
+        status = wait_for_all(t, c, step)
     for peer in range(t.size):
         if status == OK:
-            light = <uint64_t *>slot_of(t, peer, step)
-            seen = ~light[1]
-            yes = (yes and t.windows.pull(t, peer, <char *>&seen, <char *>light[0],
-                                          sizeof(uint64_t)) == OK and seen == light[1]
-                   and t.windows.push(t, peer, <char *>light[0], <char *>&seen, 0) == OK)
+            published = <uint64_t *>slot_of(t, peer, step)
+            seen = ~published[1]
+            yes = (yes and t.windows.pull(t, peer, <char *>&seen, <char *>published[0],
+                                          sizeof(uint64_t)) == OK and seen == published[1]
+                   and t.windows.push(t, peer, <char *>published[0], <char *>&seen, 0) == OK)
     if status == OK:
-        status = claim(t, c, step + 1, 0)
+        status = acquire_slot(t, c, step + 1, 0)
     if status == OK:
-        answer(t, c, step + 1, yes)
-        status = hear_all(t, c, step + 1)
+        vote(t, c, step + 1, yes)
+        status = wait_for_all(t, c, step + 1)
     if status == OK:
-        t.windows.reach = 1 if all_say_yes(t, step + 1) else -1
+        t.windows.reachable = 1 if all_agree(t, step + 1) else -1
         status = consume(t, c, step + 2, True)
         t.windows.step += 2
     return status
 
 
-cdef inline void answer(Comm *t, Call *c, uint64_t step, bint yes) noexcept nogil:
+cdef inline void vote(Comm *t, Call *c, uint64_t step, bint yes) noexcept nogil:
     head_of(t.windows, t.rank, step).call.note = YES if yes else NO
     publish(t, c, step, 0)
 
 
-cdef bint all_say_yes(Comm *t, uint64_t step) noexcept nogil:
+cdef bint all_agree(Comm *t, uint64_t step) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         if call_of(t, peer, step).note != YES:
@@ -154,13 +154,13 @@ cdef bint all_say_yes(Comm *t, uint64_t step) noexcept nogil:
     return True
 
 
-cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-              int seconds, bint yes) noexcept nogil:
+cdef int publish_blocks(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
+                        int seconds, bint yes) noexcept nogil:
     """Publish where these blocks are, and whether this rank agrees to exposure."""
     cdef uint64_t step = t.windows.step
     cdef Block *table = <Block *>slot_of(t, t.rank, step)
     cdef int i
-    cdef int status = claim(t, c, step, t.windows.slot_bytes)
+    cdef int status = acquire_slot(t, c, step, t.windows.slot_bytes)
     if status != OK:
         return status
     for i in range(firsts + seconds):
@@ -169,7 +169,7 @@ cdef int show(Comm *t, Call *c, const Block *first, int firsts, const Block *sec
         if i > 0 and table[i - 1].ptr + table[i - 1].nbytes != table[i].ptr:
             yes = yes and readable(t, table[i - 1])
     yes = yes and readable(t, table[firsts + seconds - 1])
-    answer(t, c, step, yes)
+    vote(t, c, step, yes)
     return OK
 
 
@@ -179,35 +179,35 @@ cdef bint readable(Comm *t, Block block) noexcept nogil:
     cdef const char *last = block.ptr + block.nbytes - 1
     cdef char byte
     cdef int i
-    if block.nbytes == 0 or within(t, t.rank, block.ptr, block.nbytes) != NULL:
+    if block.nbytes == 0 or mapped_address(t, t.rank, block.ptr, block.nbytes) != NULL:
         return True
     for i in range(KNOWN_ARRAYS):
         if w.known[i] == last:
             return True
-    if w.reach < 0 or w.pull(t, t.rank, &byte, last, 1) != OK:
+    if w.reachable < 0 or w.pull(t, t.rank, &byte, last, 1) != OK:
         return False
     w.known[w.next_known] = last
     w.next_known = (w.next_known + 1) % KNOWN_ARRAYS
     return True
 
 
-cdef inline bint visits(const Windows *w, int peer, int rank) noexcept nogil:
-    cdef uint64_t visiting = load_u64(&w.of[peer].flags.visiting)
-    return visiting == <uint64_t>rank + 1 or visiting == EVERYBODY
+cdef inline bint is_accessing(const Windows *w, int peer, int rank) noexcept nogil:
+    cdef uint64_t accessing = load_u64(&w.of[peer].flags.accessing)
+    return accessing == <uint64_t>rank + 1 or accessing == EVERYBODY
 
 
-cdef void bar_the_others(Comm *t, Call *c) noexcept nogil:
+cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
     """Revoke access to this rank's arrays after a failure, and wait for accesses under way."""
     cdef Windows *w = t.windows
     cdef int64_t until = now_ns() + GRACE_NS
     cdef int peer
-    swap_u64(&w.of[t.rank].flags.barred, 1)
+    swap_u64(&w.of[t.rank].flags.revoked, 1)
     fence()
     for peer in range(t.size):
         # A rank that has announced its departure may have a thread that still copies.
-        while peer != t.rank and visits(w, peer, t.rank) and not w.ended(t, peer):
+        while peer != t.rank and is_accessing(w, peer, t.rank) and not w.ended(t, peer):
             if now_ns() >= until:
-                c.visited = True
+                c.still_accessed = True
                 break
             sched_yield()
 
@@ -243,14 +243,14 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
         judge = c.root
     if (t.rank != judge or adaptive == NULL
             or c.fingerprint.algorithm != <uint32_t>index_of(adaptive)
-            or within(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
+            or mapped_address(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
         return NULL
     while length < LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
         length += 1
-    return &trials[t.context % GROUPS][collective][length]
+    return &trials[t.comm_id % GROUPS][collective][length]
 
 
-cdef bint direct_is_due(Trial *trial, int64_t now) noexcept nogil:
+cdef bint should_try_direct(Trial *trial, int64_t now) noexcept nogil:
     cdef bint slower = trial.direct_ns > trial.windows_ns
     if trial.direct_ns == 0 or trial.windows_ns == 0:
         return trial.direct_ns == 0
@@ -260,69 +260,69 @@ cdef bint direct_is_due(Trial *trial, int64_t now) noexcept nogil:
     return slower
 
 
-cdef void learn(int64_t *way_ns, int64_t began) noexcept nogil:
+cdef void record_time(int64_t *average_ns, int64_t began) noexcept nogil:
     """Record a time. A shorter one counts at once; a single call may be slow for any reason."""
     cdef int64_t taken = now_ns() - began
-    if way_ns[0] != 0 and taken > way_ns[0]:
-        taken = way_ns[0] + (min(taken, 2 * way_ns[0]) - way_ns[0]) // 4 + 1
-    way_ns[0] = taken
+    if average_ns[0] != 0 and taken > average_ns[0]:
+        taken = average_ns[0] + (min(taken, 2 * average_ns[0]) - average_ns[0]) // 4 + 1
+    average_ns[0] = taken
 
 
 # Moving bytes
 
-cdef inline bint is_barred(Comm *t, int peer) noexcept nogil:
-    return load_u64(&t.windows.of[peer].flags.barred) != 0
+cdef inline bint is_revoked(Comm *t, int peer) noexcept nogil:
+    return load_u64(&t.windows.of[peer].flags.revoked) != 0
 
 
-cdef inline bint begin_visit(Comm *t, int peer) noexcept nogil:
+cdef inline bint begin_access(Comm *t, int peer) noexcept nogil:
     """Announce an access to a peer's arrays; False: access is revoked."""
-    swap_u64(&t.windows.of[t.rank].flags.visiting, <uint64_t>peer + 1)
+    swap_u64(&t.windows.of[t.rank].flags.accessing, <uint64_t>peer + 1)
     fence()
     reach(SEND_MID)
-    return not is_barred(t, peer)
+    return not is_revoked(t, peer)
 
 
-cdef inline bint end_visit(Comm *t, int peer) noexcept nogil:
+cdef inline bint end_access(Comm *t, int peer) noexcept nogil:
     """End an access. False: the peer did not wait, so the data may not be what it gave."""
     fence()
-    cdef bint barred = is_barred(t, peer)
-    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-    return not barred
+    cdef bint revoked = is_revoked(t, peer)
+    store_u64(&t.windows.of[t.rank].flags.accessing, 0)
+    return not revoked
 
 
-cdef int begin_visits(Comm *t, Call *c, Access *a) noexcept nogil:
-    swap_u64(&t.windows.of[t.rank].flags.visiting, EVERYBODY)
+cdef int begin_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil:
+    swap_u64(&t.windows.of[t.rank].flags.accessing, EVERYBODY)
     fence()
     reach(SEND_MID)
-    cdef int peer = first_barred(t)
+    cdef int peer = first_revoked(t)
     if peer < 0:
         return OK
-    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-    return refused(t, c, a, peer, UNREACHABLE)
+    store_u64(&t.windows.of[t.rank].flags.accessing, 0)
+    return access_failed(t, c, a, peer, UNREACHABLE)
 
 
-cdef int end_visits(Comm *t, Call *c, Access *a) noexcept nogil:
+cdef int end_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil:
     fence()
-    cdef int peer = first_barred(t)
-    store_u64(&t.windows.of[t.rank].flags.visiting, 0)
-    return OK if peer < 0 else refused(t, c, a, peer, UNREACHABLE)
+    cdef int peer = first_revoked(t)
+    store_u64(&t.windows.of[t.rank].flags.accessing, 0)
+    return OK if peer < 0 else access_failed(t, c, a, peer, UNREACHABLE)
 
 
-cdef int first_barred(Comm *t) noexcept nogil:
+cdef int first_revoked(Comm *t) noexcept nogil:
     """Return a peer that has revoked access; -1: none."""
     cdef int peer
     for peer in range(t.size):
-        if is_barred(t, peer):
+        if is_revoked(t, peer):
             return peer
     return -1
 
 
-cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
+cdef int check_call(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
     """Check now and then whether the call must end."""
     cdef int64_t now = now_ns()
     cdef int status = OK
-    if now >= a.look:
-        a.look = now + SLICE_NS
+    if now >= a.next_check:
+        a.next_check = now + SLICE_NS
         status = slice_end(t, c.deadline_ns)
         if status == OK and peer >= 0 and t.windows.ended(t, peer):
             status = PEER_LOST      # another process may get its pid, which accesses use
@@ -331,11 +331,11 @@ cdef int look(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
     return status
 
 
-cdef int refused(Comm *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
+cdef int access_failed(Comm *t, Call *c, const Access *a, int peer, int status) noexcept nogil:
     """Find out why a peer's memory could not be accessed."""
-    if is_barred(t, peer):
+    if is_revoked(t, peer):
         # It has failed and will not reach another call: waiting for that one tells why.
-        status = hear(t, c, peer, a.step + 1 + <uint64_t>a.scratch)
+        status = wait_for_peer(t, c, peer, a.step + 1 + <uint64_t>a.scratch)
         if status != OK:
             return status
     c.failed_peer = peer
@@ -345,7 +345,7 @@ cdef int refused(Comm *t, Call *c, const Access *a, int peer, int status) noexce
 
 cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
-    cdef char *here = within(t, peer, theirs, into.nbytes)
+    cdef char *here = mapped_address(t, peer, theirs, into.nbytes)
     cdef size_t most = VISIT_BYTES if here == NULL else LONG_VISIT_BYTES
     cdef Block piece
     cdef size_t i
@@ -354,14 +354,14 @@ cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
         return OK
     for i in range(segments_in(into.nbytes, most)):
         piece = segment_of(into, i, most)
-        status = OK if begin_visit(t, peer) else UNREACHABLE
+        status = OK if begin_access(t, peer) else UNREACHABLE
         if status == OK and here != NULL:
             copy_block(piece.ptr, here + i * most, piece.nbytes)
         elif status == OK:
             status = t.windows.pull(t, peer, piece.ptr, theirs + i * most, piece.nbytes)
-        if not end_visit(t, peer) or status != OK:
-            return refused(t, c, a, peer, UNREACHABLE if status == OK else status)
-        status = look(t, c, a, peer)
+        if not end_access(t, peer) or status != OK:
+            return access_failed(t, c, a, peer, UNREACHABLE if status == OK else status)
+        status = check_call(t, c, a, peer)
         if status != OK:
             return status
     return OK
@@ -369,7 +369,7 @@ cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
 
 cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
               Block source) noexcept nogil:
-    cdef char *here = within(t, peer, theirs, source.nbytes)
+    cdef char *here = mapped_address(t, peer, theirs, source.nbytes)
     cdef Block piece
     cdef size_t i
     cdef int status = OK
@@ -377,14 +377,14 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
         return OK
     for i in range(segments_in(source.nbytes, VISIT_BYTES)):
         piece = segment_of(source, i, VISIT_BYTES)
-        status = OK if begin_visit(t, peer) else UNREACHABLE
+        status = OK if begin_access(t, peer) else UNREACHABLE
         if status == OK and here != NULL:
             copy(here + i * VISIT_BYTES, piece.ptr, piece.nbytes)
         elif status == OK:
             status = t.windows.push(t, peer, theirs + i * VISIT_BYTES, piece.ptr, piece.nbytes)
-        if not end_visit(t, peer) or status != OK:
-            return refused(t, c, a, peer, UNREACHABLE if status == OK else status)
-        status = look(t, c, a, peer)
+        if not end_access(t, peer) or status != OK:
+            return access_failed(t, c, a, peer, UNREACHABLE if status == OK else status)
+        status = check_call(t, c, a, peer)
         if status != OK:
             return status
     return OK
@@ -407,8 +407,8 @@ cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
 cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil:
     """Find where a peer's contribution can be read: in place during an access, or pulled."""
-    source[0] = within(t, peer, theirs, into.nbytes)
+    source[0] = mapped_address(t, peer, theirs, into.nbytes)
     if source[0] != NULL:
-        return look(t, c, a, peer)
+        return check_call(t, c, a, peer)
     source[0] = into.ptr
     return pull(t, c, a, peer, into, theirs)

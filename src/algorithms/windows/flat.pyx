@@ -28,21 +28,22 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport contribute, copy, largest, segment_of, segments_in
-from cydist._native.size_exchange cimport Move, agree, everybody, gathering, moving, scattering
+from cydist._native.size_exchange cimport BlockMove, agree, everybody, gathering, moving, scattering
 from cydist._native.window_protocol cimport (
-    FEW_RANKS, as_given, claim, hear, hear_all, heard, part_bytes, place_of, publish,
+    FEW_RANKS, as_given, acquire_slot, wait_for_peer, wait_for_all, mark_consumed, part_bytes,
+    place_of, publish,
 )
 
 
 # How a step's data are cut into parts, the same on all ranks
-ctypedef struct Cut:
+ctypedef struct SlotCut:
     size_t part                 # bytes of each part
     size_t used                 # of all parts
     size_t steps
 
 
-cdef bint cut(Comm *t, Call *c, int parts, size_t unit, size_t longest,
-              Cut *out) noexcept nogil:
+cdef bint cut_into_slots(Comm *t, Call *c, int parts, size_t unit, size_t longest,
+                         SlotCut *out) noexcept nogil:
     """Cut into parts for blocks of up to `longest` bytes; False if not one element fits a slot."""
     cdef size_t part = part_bytes(t, c, parts, unit)
     if part == 0:
@@ -59,29 +60,29 @@ cdef bint cut(Comm *t, Call *c, int parts, size_t unit, size_t longest,
 
 # Blocks that move
 
-cdef int move(Comm *t, Call *c, const Move *m) noexcept nogil:
-    cdef bint hears_all = everybody(t, m.from_first, m.from_end)
+cdef int move_blocks(Comm *t, Call *c, const BlockMove *m) noexcept nogil:
+    cdef bint waits_for_all = everybody(t, m.from_first, m.from_end)
     cdef uint64_t step = t.windows.step
-    cdef Cut slot
+    cdef SlotCut slot
     cdef size_t i
     cdef int status = OK
-    if not cut(t, c, m.parts, 1, m.longest, &slot):
+    if not cut_into_slots(t, c, m.parts, 1, m.longest, &slot):
         return NO_MEMORY
     for i in range(slot.steps):
-        status = claim(t, c, step + i, slot.used)
+        status = acquire_slot(t, c, step + i, slot.used)
         if status == OK:
             write(t, m, i, &slot, step + i)
             publish(t, c, step + i, slot.used)
             status = read(t, c, m, i, &slot, step + i)
-        if status == OK and hears_all:
-            status = heard(t, c, step + i)
+        if status == OK and waits_for_all:
+            status = mark_consumed(t, c, step + i)
         if status != OK:
             return status
     t.windows.step += slot.steps
     return OK
 
 
-cdef void write(Comm *t, const Move *m, size_t i, const Cut *slot,
+cdef void write(Comm *t, const BlockMove *m, size_t i, const SlotCut *slot,
                 uint64_t step) noexcept nogil:
     cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
@@ -94,7 +95,7 @@ cdef void write(Comm *t, const Move *m, size_t i, const Cut *slot,
             copy(place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int read(Comm *t, Call *c, const Move *m, size_t i, const Cut *slot,
+cdef int read(Comm *t, Call *c, const BlockMove *m, size_t i, const SlotCut *slot,
               uint64_t step) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
@@ -104,7 +105,7 @@ cdef int read(Comm *t, Call *c, const Move *m, size_t i, const Cut *slot,
         if peer == t.rank:
             copy(segment.ptr, segment_of(m.given[mine], i, slot.part).ptr, segment.nbytes)
             continue
-        status = hear(t, c, peer, step)
+        status = wait_for_peer(t, c, peer, step)
         if status != OK:
             return status
         copy(segment.ptr, place_of(t, peer, step, slot.used) + mine * slot.part, segment.nbytes)
@@ -112,54 +113,54 @@ cdef int read(Comm *t, Call *c, const Move *m, size_t i, const Cut *slot,
 
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = moving(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
+    cdef BlockMove m = moving(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
     if t.rank == c.root:
         m.given = c.inputs
         m.from_end = m.from_first
-    return move(t, c, &m)
+    return move_blocks(t, c, &m)
 
 
 cdef int all_gather(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = moving(1, c.inputs, c.outputs, 0, t.size, largest(c.outputs, t.size))
-    return move(t, c, &m)
+    cdef BlockMove m = moving(1, c.inputs, c.outputs, 0, t.size, largest(c.outputs, t.size))
+    return move_blocks(t, c, &m)
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = gathering(t, c)
+    cdef BlockMove m = gathering(t, c)
     return move_uneven(t, c, &m)
 
 
 cdef int scatter(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = scattering(t, c)
+    cdef BlockMove m = scattering(t, c)
     return move_uneven(t, c, &m)
 
 
 cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
-    cdef Move m = moving(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
+    cdef BlockMove m = moving(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
     return move_uneven(t, c, &m)
 
 
-cdef int move_uneven(Comm *t, Call *c, Move *m) noexcept nogil:
+cdef int move_uneven(Comm *t, Call *c, BlockMove *m) noexcept nogil:
     cdef bint over
     cdef int status = agree(t, c, m, &over)
-    return status if status != OK or over else move(t, c, m)
+    return status if status != OK or over else move_blocks(t, c, m)
 
 
 cdef int barrier(Comm *t, Call *c) noexcept nogil:
     cdef uint64_t step = t.windows.step
-    cdef int status = claim(t, c, step, 0)
+    cdef int status = acquire_slot(t, c, step, 0)
     if status == OK:
         publish(t, c, step, 0)
-        status = hear_all(t, c, step)
+        status = wait_for_all(t, c, step)
     if status == OK:
-        status = heard(t, c, step)
+        status = mark_consumed(t, c, step)
     t.windows.step += 1
     return status
 
 
 # Blocks that are reduced
 
-ctypedef struct Sum:
+ctypedef struct WindowSum:
     int parts                   # 1, or p: part r of every slot is for rank r
     const Block *given          # one for each part
     Block result                # of what ranks from_first .. from_end - 1 give
@@ -167,28 +168,28 @@ ctypedef struct Sum:
     size_t longest              # bytes of the longest block, on every rank
 
 
-cdef int reduce_windows(Comm *t, Call *c, const Sum *m) noexcept nogil:
-    cdef bint hears_all = everybody(t, m.from_first, m.from_end)
+cdef int reduce_windows(Comm *t, Call *c, const WindowSum *m) noexcept nogil:
+    cdef bint waits_for_all = everybody(t, m.from_first, m.from_end)
     cdef const void *few[FEW_RANKS]
     cdef const void **sources = few
     cdef uint64_t step = t.windows.step
-    cdef Cut slot
+    cdef SlotCut slot
     cdef size_t i
     cdef int status = OK
-    if not cut(t, c, m.parts, c.op.itemsize, m.longest, &slot):
+    if not cut_into_slots(t, c, m.parts, c.op.itemsize, m.longest, &slot):
         return NO_MEMORY
     if t.size > FEW_RANKS:
         sources = <const void **>malloc(t.size * sizeof(void *))
         if sources == NULL:
             return NO_MEMORY
     for i in range(slot.steps):
-        status = claim(t, c, step + i, slot.used)
+        status = acquire_slot(t, c, step + i, slot.used)
         if status == OK:
             write_parts(t, c, m, i, &slot, step + i)
             publish(t, c, step + i, slot.used)
             status = reduce_part(t, c, m, i, &slot, step + i, sources)
-        if status == OK and hears_all:
-            status = heard(t, c, step + i)
+        if status == OK and waits_for_all:
+            status = mark_consumed(t, c, step + i)
         if status != OK:
             break
     t.windows.step += slot.steps
@@ -197,7 +198,7 @@ cdef int reduce_windows(Comm *t, Call *c, const Sum *m) noexcept nogil:
     return status
 
 
-cdef inline void write_parts(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
+cdef inline void write_parts(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotCut *slot,
                              uint64_t step) noexcept nogil:
     cdef char *place = place_of(t, t.rank, step, slot.used)
     cdef Block segment
@@ -208,7 +209,7 @@ cdef inline void write_parts(Comm *t, Call *c, const Sum *m, size_t i, const Cut
             contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
 
 
-cdef int reduce_part(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
+cdef int reduce_part(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotCut *slot,
                      uint64_t step, const void **sources) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef Block segment
@@ -216,7 +217,7 @@ cdef int reduce_part(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
     if m.from_first == m.from_end:
         return OK
     for peer in range(m.from_first, m.from_end):
-        status = hear(t, c, peer, step)
+        status = wait_for_peer(t, c, peer, step)
         if status != OK:
             return status
         sources[peer] = place_of(t, peer, step, slot.used) + mine * slot.part
@@ -228,9 +229,9 @@ cdef int reduce_part(Comm *t, Call *c, const Sum *m, size_t i, const Cut *slot,
     return OK
 
 
-cdef Sum summing(Comm *t, int parts, const Block *given, Block result,
-                 size_t longest) noexcept nogil:
-    cdef Sum m
+cdef WindowSum summing(Comm *t, int parts, const Block *given, Block result,
+                       size_t longest) noexcept nogil:
+    cdef WindowSum m
     m.parts = parts
     m.given = given
     m.result = result
@@ -241,12 +242,12 @@ cdef Sum summing(Comm *t, int parts, const Block *given, Block result,
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
-    cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     return reduce_windows(t, c, &m)
 
 
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
-    cdef Sum m = summing(t, 1, c.inputs, c.inputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = summing(t, 1, c.inputs, c.inputs[0], c.inputs[0].nbytes)
     if t.rank == c.root:
         m.result = c.outputs[0]
     else:
@@ -255,18 +256,18 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
-    cdef Sum m = summing(t, t.size, c.inputs, c.outputs[0], largest(c.inputs, t.size))
+    cdef WindowSum m = summing(t, t.size, c.inputs, c.outputs[0], largest(c.inputs, t.size))
     return reduce_windows(t, c, &m)
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
-    cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank + 1
     return reduce_windows(t, c, &m)
 
 
 cdef int exscan(Comm *t, Call *c) noexcept nogil:
-    cdef Sum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank
     return reduce_windows(t, c, &m)
 

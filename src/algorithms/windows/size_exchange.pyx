@@ -9,16 +9,18 @@ from cydist._native.abi cimport (
     EVEN, LINE, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, head_of,
 )
 from cydist._native.pipeline cimport copy, largest
-from cydist._native.window_protocol cimport call_of, claim, hear, heard, place_of, publish
+from cydist._native.window_protocol cimport (
+    call_of, acquire_slot, wait_for_peer, mark_consumed, place_of, publish,
+)
 
 
 cdef enum:
     MOST_CARRIED = 16320        # longest block for which two copies are faster than exposure
 
 
-cdef Move moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
-                 size_t longest) noexcept nogil:
-    cdef Move m
+cdef BlockMove moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
+                      size_t longest) noexcept nogil:
+    cdef BlockMove m
     m.parts = parts
     m.given = given
     m.due = due
@@ -28,12 +30,12 @@ cdef Move moving(int parts, const Block *given, const Block *due, int from_first
     return m
 
 
-cdef Move gathering(Comm *t, Call *c) noexcept nogil:
+cdef BlockMove gathering(Comm *t, Call *c) noexcept nogil:
     return moving(1, c.inputs, c.outputs, 0, t.size if t.rank == c.root else 0,
                   c.inputs[0].nbytes)
 
 
-cdef Move scattering(Comm *t, Call *c) noexcept nogil:
+cdef BlockMove scattering(Comm *t, Call *c) noexcept nogil:
     return moving(t.size, c.inputs if t.rank == c.root else NULL, c.outputs, c.root, c.root + 1,
                   c.outputs[0].nbytes)
 
@@ -57,7 +59,7 @@ cdef inline char *blocks_at(Comm *t, int rank, uint64_t step, size_t nbytes) noe
     return place_of(t, rank, step, TINY_BYTES + nbytes)
 
 
-cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil:
+cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
     cdef uint64_t step = t.windows.step
     cdef size_t most
     cdef bint from_root = c.fingerprint.collective == SCATTER
@@ -70,25 +72,25 @@ cdef int agree(Comm *t, Call *c, Move *m, bint *over) noexcept nogil:
     if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
         return NO_MEMORY
     most = most_carried(t, m.parts)
-    status = claim(t, c, step, t.windows.slot_bytes)     # some rank may need this many
+    status = acquire_slot(t, c, step, t.windows.slot_bytes)  # some rank may need this many
     if status != OK:
         return status
     publish(t, c, step, write(t, m, step, most))
     m.longest = 0
     for r in range(first, end):
-        status = hear(t, c, r, step)
+        status = wait_for_peer(t, c, r, step)
         if status != OK:
             return status
         m.longest = max(m.longest, call_of(t, r, step).note)
     over[0] = most > 0 and m.longest <= most
     status = read(t, c, m, step, most, over[0])
     if status == OK and everybody(t, first, end):
-        status = heard(t, c, step)
+        status = mark_consumed(t, c, step)
     t.windows.step += 1
     return status
 
 
-cdef size_t write(Comm *t, const Move *m, uint64_t step, size_t most) noexcept nogil:
+cdef size_t write(Comm *t, const BlockMove *m, uint64_t step, size_t most) noexcept nogil:
     """Write this rank's sizes, and blocks if they are short; return how many bytes."""
     cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
     cdef size_t part = part_of(longest, most)
@@ -104,7 +106,7 @@ cdef size_t write(Comm *t, const Move *m, uint64_t step, size_t most) noexcept n
     return m.parts * part
 
 
-cdef int read(Comm *t, Call *c, const Move *m, uint64_t step, size_t most,
+cdef int read(Comm *t, Call *c, const BlockMove *m, uint64_t step, size_t most,
               bint carried) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
     cdef size_t part, size

@@ -25,7 +25,7 @@ from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport block_of, contribute, copy, segment_of, segments_in
 from cydist._native.window_protocol cimport (
-    FEW_RANKS, as_given, claim, consume, hear_all, part_bytes, publish, slot_of,
+    FEW_RANKS, as_given, acquire_slot, consume, wait_for_all, part_bytes, publish, slot_of,
 )
 
 
@@ -67,11 +67,11 @@ cdef int stage(Comm *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     cdef char *slot = slot_of(t, t.rank, step)
     cdef int status = OK
     if k <= s.total:
-        status = claim(t, c, step, t.windows.slot_bytes)
+        status = acquire_slot(t, c, step, t.windows.slot_bytes)
     if status == OK and k < s.total:
-        show(t, c, segment_of(c.inputs[0], k, s.segment), slot)
+        write_contribution(t, c, segment_of(c.inputs[0], k, s.segment), slot)
     if status == OK and k > 0:
-        status = hear_all(t, c, step - 1)
+        status = wait_for_all(t, c, step - 1)
     if status != OK:
         return status
     if 0 < k <= s.total:
@@ -84,7 +84,7 @@ cdef int stage(Comm *t, Call *c, const Stage *s, size_t k) noexcept nogil:
     return consume(t, c, step, True) if k > 0 else OK
 
 
-cdef inline void show(Comm *t, Call *c, Block segment, char *slot) noexcept nogil:
+cdef inline void write_contribution(Comm *t, Call *c, Block segment, char *slot) noexcept nogil:
     """Publish all blocks, or all but this rank's."""
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef size_t before = block.ptr - segment.ptr

@@ -48,7 +48,7 @@ cdef int compare(Comm *t, Call *c, int peer, uint64_t step,
     return MISMATCH
 
 
-cdef int suspect(Comm *t, Call *c, uint64_t last) noexcept nogil:
+cdef int check_mismatch(Comm *t, Call *c, uint64_t last) noexcept nogil:
     """Look, after a long wait in a step, for a peer in another call than this rank."""
     cdef const Fingerprint *ours
     cdef uint64_t step = t.windows.consumed
@@ -78,8 +78,8 @@ cdef bint sent_for_another(Comm *t, Call *c) noexcept nogil:
     return True
 
 
-cdef int reach(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
-               uint64_t step) noexcept nogil:
+cdef int await_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
+                    uint64_t step) noexcept nogil:
     """Wait in a step for a peer's flag."""
     cdef Windows *w = t.windows
     cdef int64_t until, patience = SUSPICION_NS
@@ -96,11 +96,11 @@ cdef int reach(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
         status = t.wait_flag(t, flag, value, until)
         if status == TIMEOUT:
             # A rank that found a mismatch has stopped: the peer may never arrive.
-            if suspect(t, c, step) != OK or sent_for_another(t, c):
+            if check_mismatch(t, c, step) != OK or sent_for_another(t, c):
                 return MISMATCH
             if now_ns() < c.deadline_ns:
-                if t.board != NULL:
-                    t.board.ask(t, peer)
+                if t.control != NULL:
+                    t.control.probe(t, peer)
                 if patience < LONGEST_SUSPICION_NS:
                     patience *= 2
                 continue
@@ -111,19 +111,19 @@ cdef int reach(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
     return OK
 
 
-cdef int hear(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil:
+cdef int wait_for_peer(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil:
     cdef int status = OK
     if peer != t.rank:
-        status = reach(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
+        status = await_flag(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
         if status == OK:
             status = compare(t, c, peer, step, call_of(t, t.rank, step))
     return status
 
 
-cdef int hear_all(Comm *t, Call *c, uint64_t step) noexcept nogil:
+cdef int wait_for_all(Comm *t, Call *c, uint64_t step) noexcept nogil:
     cdef int peer, status
     for peer in range(t.size):
-        status = hear(t, c, peer, step)
+        status = wait_for_peer(t, c, peer, step)
         if status != OK:
             return status
     return OK
@@ -143,16 +143,16 @@ cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
     while step < steps:
         if not patient and not all_posted(t, step):
             break
-        status = hear_all(t, c, step)
+        status = wait_for_all(t, c, step)
         if status != OK:
             break
         step += 1
     if step > t.windows.consumed:
-        settle(t, step)
+        release_slots(t, step)
     return status
 
 
-cdef int look_for_late(Comm *t, Call *c) noexcept nogil:
+cdef int find_departed(Comm *t, Call *c) noexcept nogil:
     """Return the status of a rank that left the group before reaching this rank's step, OK if there
     is none. Only called while free slots remain."""
     cdef uint64_t step = t.windows.consumed
@@ -167,10 +167,10 @@ cdef int look_for_late(Comm *t, Call *c) noexcept nogil:
     return OK
 
 
-cdef int heard(Comm *t, Call *c, uint64_t step) noexcept nogil:
+cdef int mark_consumed(Comm *t, Call *c, uint64_t step) noexcept nogil:
     if t.windows.consumed < step:
         return consume(t, c, step + 1, True)
-    settle(t, step + 1)
+    release_slots(t, step + 1)
     return OK
 
 
@@ -179,7 +179,7 @@ cdef inline uint64_t some_slots(const Windows *w) noexcept nogil:
     return w.slots // 2 if w.slots > 1 else 1
 
 
-cdef inline void settle(Comm *t, uint64_t steps) noexcept nogil:
+cdef inline void release_slots(Comm *t, uint64_t steps) noexcept nogil:
     """Record that this rank has consumed `steps` steps, and the others what they published."""
     cdef Windows *w = t.windows
     cdef uint64_t *own = &w.of[t.rank].flags.consumed
@@ -208,7 +208,7 @@ cdef inline void note_released(Comm *t) noexcept nogil:
     t.windows.released = least
 
 
-cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
+cdef int acquire_slot(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     cdef Windows *w = t.windows
     cdef uint64_t ahead = w.slots if nbytes > w.short_bytes else w.heads
     cdef uint64_t needed = step + 1 - ahead
@@ -217,7 +217,7 @@ cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
     if step - w.consumed >= some_slots(w):
         status = consume(t, c, step, False)
         if status == OK and step > w.consumed and (step - w.consumed) % w.slots == 0:
-            status = look_for_late(t, c)
+            status = find_departed(t, c)
     if status != OK or step < ahead:
         return status
     if w.consumed < needed:
@@ -229,7 +229,7 @@ cdef int claim(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil:
         return status
     for peer in range(t.size):
         if status == OK and peer != t.rank:
-            status = reach(t, c, peer, &w.of[peer].flags.consumed, needed, step)
+            status = await_flag(t, c, peer, &w.of[peer].flags.consumed, needed, step)
     if status == OK:
         note_released(t)
     return status

@@ -14,7 +14,7 @@ from cydist._native.linux cimport (
     pthread_mutex_unlock,
 )
 from cydist._native.inproc_mailbox cimport (
-    Box, End, cancel, contradicted, drop_context, enter_context, free_box, init_box, leave,
+    Box, End, cancel, contradicted, drop_comm, enter_comm, free_box, init_box, leave_hub,
     left_over, recv, send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
@@ -48,16 +48,16 @@ cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
 
 # Python's objects
 
-ctypedef struct Segment:        # the windows of one group
-    Segment *next
-    uint64_t context
+ctypedef struct SharedWindows:  # the windows of one group
+    SharedWindows *next
+    uint64_t comm_id
     char *memory                # NULL until a rank asks for it
     size_t nbytes
     int members
     int left                    # members whose view is closed
 
 
-cdef bint map_segment(Segment *segment, size_t nbytes) noexcept nogil:
+cdef bint map_segment(SharedWindows *segment, size_t nbytes) noexcept nogil:
     """Map zeroed memory. Pages that no group touches cost nothing."""
     cdef void *memory = mmap(
         NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
@@ -68,7 +68,7 @@ cdef bint map_segment(Segment *segment, size_t nbytes) noexcept nogil:
     return True
 
 
-cdef void free_segment(Segment *segment) noexcept nogil:
+cdef void free_segment(SharedWindows *segment) noexcept nogil:
     if segment.memory != NULL:
         munmap(segment.memory, segment.nbytes)
     free(segment)
@@ -83,7 +83,7 @@ cdef class Hub:
     cdef readonly size_t slot_bytes
     cdef Box *boxes
     cdef pthread_mutex_t lock           # of the segments
-    cdef Segment *segments
+    cdef SharedWindows *segments
     cdef set ranks                      # of ranks that have a link
     cdef object __weakref__
 
@@ -103,7 +103,7 @@ cdef class Hub:
                 raise MemoryError(f"no memory for {size} ranks")
 
     def __dealloc__(self):
-        cdef Segment *segment
+        cdef SharedWindows *segment
         cdef int i
         while self.segments != NULL:
             segment = self.segments
@@ -116,46 +116,47 @@ cdef class Hub:
             free_box(&self.boxes[i])
         free(self.boxes)
 
-    cdef Segment **place_of(self, uint64_t context) noexcept:
+    cdef SharedWindows **place_of(self, uint64_t comm_id) noexcept:
         """Return where the group's segment is, or would be; the lock is held."""
-        cdef Segment **place = &self.segments
-        while place[0] != NULL and place[0].context != context:
+        cdef SharedWindows **place = &self.segments
+        while place[0] != NULL and place[0].comm_id != comm_id:
             place = &place[0].next
         return place
 
-    cdef Segment *entered(self, Segment **place, uint64_t context, int members) noexcept:
+    cdef SharedWindows *entered(self, SharedWindows **place, uint64_t comm_id,
+                                int members) noexcept:
         """Return the group's segment; the first rank to ask or leave makes it. NULL: no memory."""
         if place[0] == NULL:
-            place[0] = <Segment *>calloc(1, sizeof(Segment))
+            place[0] = <SharedWindows *>calloc(1, sizeof(SharedWindows))
             if place[0] != NULL:
-                place[0].context = context
+                place[0].comm_id = comm_id
                 place[0].members = members
         return place[0]
 
-    cdef char *segment(self, uint64_t context, int members) except NULL:
+    cdef char *segment(self, uint64_t comm_id, int members) except NULL:
         """Return the memory of a group's windows, zeroed by the first rank that asks."""
         cdef size_t nbytes = members * window_bytes(self.slots, self.slot_bytes)
-        cdef Segment *segment
+        cdef SharedWindows *segment
         pthread_mutex_lock(&self.lock)
-        segment = self.entered(self.place_of(context), context, members)
+        segment = self.entered(self.place_of(comm_id), comm_id, members)
         if segment != NULL and segment.memory == NULL and segment.members == members:
             map_segment(segment, nbytes)
         pthread_mutex_unlock(&self.lock)
         if segment != NULL and segment.members != members:
             raise ValueError(
-                f"context {context:#x} belongs to a group of {segment.members} ranks, not {members}"
+                f"context {comm_id:#x} belongs to a group of {segment.members} ranks, not {members}"
             )
         if segment == NULL or segment.memory == NULL:
             raise MemoryError(f"no memory for the windows of {members} ranks")
         return segment.memory
 
-    cdef void leave_segment(self, uint64_t context, int members) noexcept:
+    cdef void leave_segment(self, uint64_t comm_id, int members) noexcept:
         """Record that a member leaves, even if it had not asked; the last one frees the memory."""
-        cdef Segment **place
-        cdef Segment *segment
+        cdef SharedWindows **place
+        cdef SharedWindows *segment
         pthread_mutex_lock(&self.lock)
-        place = self.place_of(context)
-        segment = self.entered(place, context, members)
+        place = self.place_of(comm_id)
+        segment = self.entered(place, comm_id, members)
         if segment != NULL:
             segment.left += 1
             if segment.left >= segment.members:
@@ -231,13 +232,13 @@ cdef class InprocLink(Link):
         t.left_over = left_over
         cdef int status
         with nogil:
-            status = enter_context(&self.end, t)
+            status = enter_comm(&self.end, t)
         if status != OK:
             raise MemoryError("no memory for a group")
         return 0
 
     cdef int open_windows(self, Comm *t) except -1:
-        cdef char *memory = self.hub.segment(t.context, t.size)
+        cdef char *memory = self.hub.segment(t.comm_id, t.size)
         cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
         if windows == NULL:
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
@@ -255,21 +256,21 @@ cdef class InprocLink(Link):
 
     cdef void close_view(self, Comm *t) noexcept:
         with nogil:
-            drop_context(&self.end, t.context)
+            drop_comm(&self.end, t.comm_id)
         free(t.windows)
         t.windows = NULL
-        self.hub.leave_segment(t.context, t.size)
+        self.hub.leave_segment(t.comm_id, t.size)
 
     def close(self):
         """Leave: ranks that wait for this one, now or later, learn that it is lost."""
         if not self.closed:
             self.closed = True
             with nogil:
-                leave(&self.end)
+                leave_hub(&self.end)
 
     def __dealloc__(self):
         if self.hub is not None and not self.closed and self.pid == getpid():
-            leave(&self.end)
+            leave_hub(&self.end)
 
     def lost(self, int peer):
         """Return why this peer cannot be reached any more, for people; "" while it can."""

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, MISMATCH, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Fingerprint,
+    ANY_SOURCE, CLOSED, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Fingerprint,
     Request, has_left, now_ns, slice_end,
 )
 from cydist._native.pipeline cimport copy
@@ -17,10 +17,10 @@ from cydist._native.linux cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from cydist._native.matching cimport (
-    Chosen, Item, add_arrived, add_posted, any_arrived, any_item, any_of_context, any_posted,
-    close_context, compare, contradicted as contradicted_in, find_arrived, find_posted, free_item,
+    Chosen, Item, add_arrived, add_posted, any_arrived, any_item, any_of_comm, any_posted,
+    close_comm, compare, contradicted as contradicted_in, find_arrived, find_posted, free_item,
     free_queues, group_rank, init_queues, is_closed, left_over as left_over_in, new_item,
-    note_farewell, of_context, open_context, remove,
+    note_farewell, of_comm, open_comm, remove,
 )
 from cydist._native.sync cimport (
     YIELDS, add_u32, futex_wait, futex_wake, load_int, load_u32, pause, sched_yield, slice_until,
@@ -45,9 +45,9 @@ cdef void free_box(Box *box) noexcept nogil:
 cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
     """Complete a request that belongs to another thread, and touch it no more."""
     store_int(&r.status, status)
-    add_u32(&owner.bell, 1)
+    add_u32(&owner.doorbell, 1)
     if load_u32(&owner.sleepers) != 0:
-        futex_wake(&owner.bell)
+        futex_wake(&owner.doorbell)
 
 
 cdef int deliver(Request *r, const Comm *view, int sender, const Fingerprint *theirs,
@@ -79,12 +79,12 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
         pthread_mutex_unlock(&box.lock)
         free_item(message)
         return PEER_LOST
-    item = find_posted(&box.queues, t.context, end.rank, r.tag)
-    if item == NULL and is_closed(&box.queues, t.context):
+    item = find_posted(&box.queues, t.comm_id, end.rank, r.tag)
+    if item == NULL and is_closed(&box.queues, t.comm_id):
         pthread_mutex_unlock(&box.lock)
         free_item(message)
-        if r.tag == NOTICE_TAG:
-            hear_farewell(end, t.peers[r.peer], t.context)
+        if r.tag == CONTROL_TAG:
+            on_farewell(end, t.peers[r.peer], t.comm_id)
         elif r.nbytes > EAGER_BYTES:
             return PEER_LOST
         r.status = OK               # as if it were copied and then never received
@@ -127,7 +127,7 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
     r.link = NULL
     r.place = box
     pthread_mutex_lock(&box.lock)
-    item = find_arrived(&box.queues, t.context, peer, r.tag)
+    item = find_arrived(&box.queues, t.comm_id, peer, r.tag)
     if item != NULL:
         free_item(receive)
         remove(item)
@@ -136,7 +136,7 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
         else:
             box.held_bytes -= item.nbytes
         pthread_mutex_unlock(&box.lock)
-        take(end, t, r, item)
+        match_receive(end, t, r, item)
         return OK
     lost = CLOSED if box.closed != OK else (PEER_LOST if nobody_left(t, peer) else OK)
     if lost == OK:
@@ -148,16 +148,16 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
     return lost
 
 
-cdef void hear_farewell(End *end, int peer, uint64_t context) noexcept nogil:
+cdef void on_farewell(End *end, int peer, uint64_t comm_id) noexcept nogil:
     """Record a peer's departure from a group: receives that only it could match end."""
     cdef Box *own = &end.boxes[end.rank]
     pthread_mutex_lock(&own.lock)
-    note_farewell(&own.queues, context, peer, 1)
+    note_farewell(&own.queues, comm_id, peer, 1)
     pthread_mutex_unlock(&own.lock)
-    end_hopeless(end, own)
+    end_stranded(end, own)
 
 
-cdef void end_hopeless(End *end, Box *box) noexcept nogil:
+cdef void end_stranded(End *end, Box *box) noexcept nogil:
     cdef Item *item
     while True:
         pthread_mutex_lock(&box.lock)
@@ -172,7 +172,7 @@ cdef void end_hopeless(End *end, Box *box) noexcept nogil:
         free_item(item)
 
 
-cdef void take(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
+cdef void match_receive(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
     """Receive a message that was claimed from this rank's box, and complete its send."""
     cdef const char *data = item.request.ptr if item.request != NULL else item.data
     r.status = deliver(r, t, item.peer, &item.fingerprint, data, item.nbytes)
@@ -222,10 +222,10 @@ cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     until = slice_until(now, deadline_ns)
     while True:
         add_u32(&own.sleepers, 1)
-        seen = load_u32(&own.bell)
+        seen = load_u32(&own.doorbell)
         status = load_int(&r.status)
         if status == PENDING:
-            futex_wait(&own.bell, seen, until - now)
+            futex_wait(&own.doorbell, seen, until - now)
         add_u32(&own.sleepers, <uint32_t>-1)
         status = load_int(&r.status)
         if status != PENDING:
@@ -280,11 +280,11 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
 
 # Leaving
 
-cdef int enter_context(End *end, Comm *t) noexcept nogil:
+cdef int enter_comm(End *end, Comm *t) noexcept nogil:
     cdef Box *own = &end.boxes[end.rank]
     cdef int status
     pthread_mutex_lock(&own.lock)
-    status = open_context(&own.queues, t)
+    status = open_comm(&own.queues, t)
     pthread_mutex_unlock(&own.lock)
     return status
 
@@ -307,7 +307,7 @@ cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
     while True:
         pthread_mutex_lock(&box.lock)
         if only != NULL:
-            item = any_of_context(&box.queues, only[0], chosen, argument)
+            item = any_of_comm(&box.queues, only[0], chosen, argument)
         else:
             item = any_posted(&box.queues, chosen, argument)
             if item == NULL:
@@ -329,25 +329,25 @@ cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
 
 ctypedef struct Sent:
     int rank
-    uint64_t context
+    uint64_t comm_id
 
 
-cdef bint mine_in_context(const Item *item, const void *context) noexcept nogil:
-    cdef const Sent *mine = <const Sent *>context
-    return (item.request != NULL and item.context == mine.context
+cdef bint mine_in_comm(const Item *item, const void *argument) noexcept nogil:
+    cdef const Sent *mine = <const Sent *>argument
+    return (item.request != NULL and item.comm_id == mine.comm_id
             and item.view.peers[item.view.rank] == mine.rank)
 
 
-cdef void drop_context(End *end, uint64_t context) noexcept nogil:
-    cdef Sent mine = Sent(end.rank, context)
+cdef void drop_comm(End *end, uint64_t comm_id) noexcept nogil:
+    cdef Sent mine = Sent(end.rank, comm_id)
     cdef Box *own = &end.boxes[end.rank]
     cdef int i
     pthread_mutex_lock(&own.lock)
-    close_context(&own.queues, context)
+    close_comm(&own.queues, comm_id)
     pthread_mutex_unlock(&own.lock)
-    drop(end, &end.boxes[end.rank], &context, of_context, &context)
+    drop(end, &end.boxes[end.rank], &comm_id, of_comm, &comm_id)
     for i in range(end.size):
-        drop(end, &end.boxes[i], &context, mine_in_context, &mine)
+        drop(end, &end.boxes[i], &comm_id, mine_in_comm, &mine)
 
 
 cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
@@ -355,7 +355,7 @@ cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
     complete(&end.boxes[rank], item.request, CLOSED if rank == end.rank else PEER_LOST)
 
 
-cdef void leave(End *end) noexcept nogil:
+cdef void leave_hub(End *end) noexcept nogil:
     """Leave: from now on no rank can send to this rank, or waits for it."""
     cdef Box *own = &end.boxes[end.rank]
     cdef int i
@@ -366,4 +366,4 @@ cdef void leave(End *end) noexcept nogil:
     for i in range(end.size):
         drop(end, &end.boxes[i], NULL, sent_in_place, &end.rank)
         if i != end.rank:
-            end_hopeless(end, &end.boxes[i])
+            end_stranded(end, &end.boxes[i])

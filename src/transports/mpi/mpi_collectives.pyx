@@ -6,7 +6,7 @@ neighbours agree, all ranks do. A call whose numbers have arrived does not wait 
 no rank waits that would not wait in MPI. The next call of the group waits for it, or the group's
 end, briefly. A rank that leaves a call which the rank before it has not entered tells that rank
 which call it was. If MPI might write beyond an array while ranks disagree, all agree before it
-begins: see `harmless`.
+begins: see `is_length_safe`.
 A short broadcast of two ranks travels with the root's fingerprint and not through MPI's broadcast,
 which would take another message. Most other exchanges of two ranks are one message each way, see
 mpi_pairwise.pyx.
@@ -17,14 +17,17 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, ELSEWHERE, JOINED, MISMATCH,
-    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, WORD_TAG, Block, Call, Comm,
+    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, CHECK_TAG, Block, Call,
+    Comm,
     Fingerprint, Request, now_ns, patiently, slice_end,
 )
 from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send, withdraw
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
-from cydist._native.mpi_messages cimport Mpi, MpiRequest, added, mpi_of, new_move, next_of, refused
-from cydist._native.mpi_pairwise cimport is_pairs, swap, wait_beside
+from cydist._native.mpi_messages cimport (
+    Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+)
+from cydist._native.mpi_pairwise cimport is_pairwise, exchange_pair, wait_beside
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
@@ -37,19 +40,19 @@ cdef enum:
     SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
-cdef size_t riding_bytes = 0    # limit for a broadcast that travels with a fingerprint
-cdef size_t harmless_bytes = 0  # limit for an MPI call that ranks may disagree on
+cdef size_t payload_bytes = 0   # limit for a broadcast that travels with a fingerprint
+cdef size_t safe_bytes = 0      # limit for an MPI call that ranks may disagree on
 cdef Handle types[DTYPES]
 cdef Handle operations[DTYPES][OPS]
 
 
-def use_library(size_t its_in_place, size_t most_riding_bytes, size_t most_harmless_bytes) -> None:
+def use_library(size_t its_in_place, size_t most_payload_bytes, size_t most_safe_bytes) -> None:
     """Set MPI_IN_PLACE; the limit of a two-rank broadcast that travels with the root's fingerprint;
     and the size up to which MPI writes nowhere else when ranks disagree."""
-    global in_place, riding_bytes, harmless_bytes
+    global in_place, payload_bytes, safe_bytes
     in_place = <void *>its_in_place
-    riding_bytes = most_riding_bytes
-    harmless_bytes = most_harmless_bytes
+    payload_bytes = most_payload_bytes
+    safe_bytes = most_safe_bytes
 
 
 def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
@@ -71,7 +74,7 @@ cdef inline bint reduces(const Call *c) noexcept nogil:
     return c.op != NULL
 
 
-cdef bint is_mpis(const Comm *t, const Call *c) noexcept nogil:
+cdef bint is_for_library(const Comm *t, const Call *c) noexcept nogil:
     """Return whether MPI has this call. All ranks decide alike."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
@@ -87,7 +90,7 @@ cdef bint is_mpis(const Comm *t, const Call *c) noexcept nogil:
     return c.inputs[0].nbytes <= most
 
 
-cdef bint adjoining(const Block *blocks, int count) noexcept nogil:
+cdef bint are_adjacent(const Block *blocks, int count) noexcept nogil:
     cdef int i
     for i in range(1, count):
         if blocks[i].ptr != blocks[i - 1].ptr + blocks[i - 1].nbytes:
@@ -101,8 +104,8 @@ cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
     cdef int size = t.size, i
     cdef bint many_in = collective == ALL_TO_ALL or collective == REDUCE_SCATTER
     cdef bint many_out = collective == ALL_TO_ALL or collective == ALL_GATHER
-    cdef bint packs = many_in and not adjoining(c.inputs, size)
-    cdef bint unpacks = many_out and not adjoining(c.outputs, size)
+    cdef bint packs = many_in and not are_adjacent(c.inputs, size)
+    cdef bint unpacks = many_out and not are_adjacent(c.outputs, size)
     cdef size_t total = 0
     memset(b, 0, sizeof(Buffers))
     if c.inputs != NULL:
@@ -157,56 +160,59 @@ cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
     cdef void *source = b.input
     cdef int count
     if collective == BARRIER:
-        return lib.ibarrier(t.comm, request)
+        return lib.ibarrier(t.library_comm, request)
     if collective == ALL_GATHER:
         if b.gathered == NULL and b.input == c.outputs[t.rank].ptr:
             source = in_place
-        return lib.iallgather(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte, t.comm,
+        return lib.iallgather(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte,
+                              t.library_comm,
                               request)
     if collective == ALL_TO_ALL:
-        return lib.ialltoall(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte, t.comm,
+        return lib.ialltoall(source, <int>each, mpi.byte, b.output, <int>each, mpi.byte,
+                             t.library_comm,
                              request)
     if collective == REDUCE_SCATTER:
         return lib.ireduce_scatter_block(source, b.output, <int>(each // unit(c)), kind, op,
-                                         t.comm, request)
+                                         t.library_comm, request)
     count = <int>(min(each - start, step_bytes(mpi, c)) // unit(c))
     if collective == BROADCAST:
-        return lib.ibcast(b.input + start, count, mpi.byte, c.root, t.comm, request)
+        return lib.ibcast(b.input + start, count, mpi.byte, c.root, t.library_comm, request)
     source = b.input + start
     if b.output == b.input:
         source = in_place
     if collective == ALL_REDUCE:
-        return lib.iallreduce(source, b.output + start, count, kind, op, t.comm, request)
+        return lib.iallreduce(source, b.output + start, count, kind, op, t.library_comm, request)
     if t.rank != c.root:
-        return lib.ireduce(b.input + start, NULL, count, kind, op, c.root, t.comm, request)
-    return lib.ireduce(source, b.output + start, count, kind, op, c.root, t.comm, request)
+        return lib.ireduce(b.input + start, NULL, count, kind, op, c.root, t.library_comm, request)
+    return lib.ireduce(source, b.output + start, count, kind, op, c.root, t.library_comm, request)
 
 
 cdef int begin(Comm *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     cdef int i, count = calls_for(mpi, c), code = SUCCESS, status = OK
-    cdef MpiRequest *move
+    cdef MpiRequest *mpi_request
     if count == 0:
         r.status = OK
         return OK
     pthread_mutex_lock(&net.lock)
-    mpi.far.needed = True
-    move = new_move(mpi, r, t.context, -1, count)
-    if move == NULL:
+    mpi.foreign.needed = True
+    mpi_request = new_mpi_request(mpi, r, t.comm_id, -1, count)
+    if mpi_request == NULL:
         pthread_mutex_unlock(&net.lock)
         return NO_MEMORY
-    move.borrows = True
+    mpi_request.borrows = True
     for i in range(count):
         if code == SUCCESS:
-            code = added(move, call_one(t, c, b, i * step_bytes(mpi, c), next_of(move)))
+            code = added(mpi_request,
+                         call_one(t, c, b, i * step_bytes(mpi, c), next_of(mpi_request)))
     if code != SUCCESS:
-        status = refused(mpi, move, code)
+        status = refused(mpi, mpi_request, code)
     pthread_mutex_unlock(&net.lock)
     return status
 
 
-cdef void let_go(Comm *t, Request *r, Buffers *b) noexcept nogil:
+cdef void release_buffers(Comm *t, Request *r, Buffers *b) noexcept nogil:
     """Cancel a failed call. Memory that MPI may still use lives until MPI is done."""
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
@@ -217,7 +223,7 @@ cdef void let_go(Comm *t, Request *r, Buffers *b) noexcept nogil:
     t.cancel(t, r)
 
 
-cdef void note(Call *c, const Request *r, int status) noexcept nogil:
+cdef void record(Call *c, const Request *r, int status) noexcept nogil:
     if status == MISMATCH:
         c.failed_peer = r.source
         c.theirs = r.theirs
@@ -234,7 +240,7 @@ cdef int lost_member(const Comm *t) noexcept nogil:
     return -1
 
 
-cdef int explained(Comm *t, Call *c, Request *check) noexcept nogil:
+cdef int resolve(Comm *t, Call *c, Request *check) noexcept nogil:
     """Find out why MPI reports an error. Ranks mostly disagree, and one that saw how reports it."""
     cdef int status = OK
     cdef int64_t until = now_ns() + EXPLAIN_NS
@@ -256,8 +262,8 @@ cdef int compared(Comm *t, Call *c, Request *check) noexcept nogil:
 cdef int compare(Comm *t, Call *c) noexcept nogil:
     """Compare MPI's last call before any call, also before one that cydist's algorithms run."""
     cdef Checks *checks = <Checks *>t.own
-    cdef Request *check = &checks.of[(checks.turn + 1) & 1].request
-    if checks.turn == 0:        # MPI has run none, as with windows
+    cdef Request *check = &checks.of[(checks.calls + 1) & 1].request
+    if checks.calls == 0:       # MPI has run none, as with windows
         return OK
     if load_int(&check.status) == PENDING:
         patiently(c)
@@ -275,9 +281,9 @@ cdef int waited(Comm *t, Call *c, Request *running, Request *check) noexcept nog
         if status != OK:
             return status
         status = t.wait(t, running, c.deadline_ns)
-    note(c, running, status)
+    record(c, running, status)
     if status == PEER_LOST:
-        status = explained(t, c, check)
+        status = resolve(t, c, check)
     if status == OK and load_int(&check.status) != PENDING:
         status = compared(t, c, check)
     return status
@@ -289,32 +295,32 @@ cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
     """Prepare a message that says which call a rank was in when it left."""
     memset(r, 0, sizeof(Request))
     r.peer = peer
-    r.tag = WORD_TAG
+    r.tag = CHECK_TAG
     r.expected = call
-    r.attended = True
+    r.awaited = True
 
 
 cdef int left_after(Comm *t, Call *c) noexcept nogil:
     """Find out whether the next rank had made this call when it left. OK, MISMATCH, or PEER_LOST:
     it has reported no call of this number."""
-    cdef Request word
-    address(&word, &c.fingerprint, (t.rank + 1) % t.size)
-    cdef int status = t.recv(t, &word)
+    cdef Request check
+    address(&check, &c.fingerprint, (t.rank + 1) % t.size)
+    cdef int status = t.recv(t, &check)
     if status == OK:
-        status = load_int(&word.status)
-        withdraw(t, &word, 1)
-    if status != MISMATCH or word.theirs.seq != c.fingerprint.seq:
+        status = load_int(&check.status)
+        withdraw(t, &check, 1)
+    if status != MISMATCH or check.theirs.seq != c.fingerprint.seq:
         return OK if status == OK else PEER_LOST
-    note(c, &word, MISMATCH)
+    record(c, &check, MISMATCH)
     return MISMATCH
 
 
-cdef int settle(Comm *t, Call *c) noexcept nogil:
+cdef int drain(Comm *t, Call *c) noexcept nogil:
     cdef Checks *checks = <Checks *>t.own
-    cdef Check *last = &checks.of[(checks.turn + 1) & 1]
-    cdef Request word
+    cdef Check *last = &checks.of[(checks.calls + 1) & 1]
+    cdef Request check
     cdef int status
-    if checks.turn == 0:
+    if checks.calls == 0:
         return OK
     c.fingerprint = last.fingerprint
     status = left_after(t, c)
@@ -323,28 +329,28 @@ cdef int settle(Comm *t, Call *c) noexcept nogil:
     if status == ABORTED:                       # withdrawn before: the group has failed
         return OK
     if status == TIMEOUT:
-        address(&word, &last.fingerprint, (t.rank + t.size - 1) % t.size)
-        if t.send(t, &word) == OK:
-            t.wait(t, &word, now_ns() + SOON_NS)
-            withdraw(t, &word, 1)
+        address(&check, &last.fingerprint, (t.rank + t.size - 1) % t.size)
+        if t.send(t, &check) == OK:
+            t.wait(t, &check, now_ns() + SOON_NS)
+            withdraw(t, &check, 1)
     return OK if status == TIMEOUT or status == PEER_LOST else status
 
 
-cdef bint rides(const Comm *t, const Call *c) noexcept nogil:
+cdef bint carries_payload(const Comm *t, const Call *c) noexcept nogil:
     """Return whether the call's data travel with the fingerprint."""
     return (t.size == 2 and c.fingerprint.collective == BROADCAST
             and c.fingerprint.flags & JOINED == 0       # only MPI reads a GPU's memory
-            and c.inputs[0].nbytes <= riding_bytes)
+            and c.inputs[0].nbytes <= payload_bytes)
 
 
-cdef bint harmless(const Comm *t, const Call *c) noexcept nogil:
+cdef bint is_length_safe(const Comm *t, const Call *c) noexcept nogil:
     """Return whether MPI may begin the call while other ranks may be in another one. Short messages
     do no harm, and a rank may send as many bytes as all its blocks have together."""
     cdef int collective = c.fingerprint.collective
     cdef bint in_blocks = (collective == ALL_GATHER or collective == REDUCE_SCATTER
                            or collective == ALL_TO_ALL)
     return (collective == BARRIER
-            or c.inputs[0].nbytes <= harmless_bytes // (t.size if in_blocks else 1))
+            or c.inputs[0].nbytes <= safe_bytes // (t.size if in_blocks else 1))
 
 
 cdef int agree(Comm *t, Call *c) noexcept nogil:
@@ -368,21 +374,21 @@ cdef int run_after(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogi
     if status == OK:
         status = waited(t, c, running, &agreed)
         if status != OK:
-            let_go(t, running, b)
+            release_buffers(t, running, b)
     return status
 
 
 cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
     """Run MPI's call, or a short broadcast, alongside the comparison with the neighbours."""
     cdef Checks *checks = <Checks *>t.own
-    cdef Check *check = &checks.of[checks.turn & 1]
+    cdef Check *check = &checks.of[checks.calls & 1]
     cdef Request sent
     cdef Block out = Block(NULL, 0)     # data that travel with the fingerprints
     cdef Block into = Block(NULL, 0)
     cdef int status = OK
-    checks.turn += 1
+    checks.calls += 1
     check.fingerprint = c.fingerprint
-    if not rides(t, c):
+    if not carries_payload(t, c):
         status = begin(t, c, b, running)        # begin with this, since it takes longest
     elif t.rank == c.root:
         out, running.status = c.inputs[0], OK
@@ -400,7 +406,7 @@ cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nog
         if status == OK:
             status = waited(t, c, running, &check.request)
         if status != OK:
-            let_go(t, running, b)
+            release_buffers(t, running, b)
     if status != OK:
         withdraw(t, &sent, 1)
         withdraw(t, &check.request, 1)
@@ -412,11 +418,11 @@ cdef int collective(Comm *t, Call *c) noexcept nogil:
     cdef Buffers b
     cdef bint first             # must all ranks agree before MPI begins?
     cdef int status = OK
-    if is_pairs(t, c) and not rides(t, c):
-        return swap(t, c)
-    if not is_mpis(t, c):
+    if is_pairwise(t, c) and not carries_payload(t, c):
+        return exchange_pair(t, c)
+    if not is_for_library(t, c):
         return ELSEWHERE
-    first = not harmless(t, c)
+    first = not is_length_safe(t, c)
     if first:
         status = agree(t, c)
     if status == OK:

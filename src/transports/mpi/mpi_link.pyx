@@ -12,14 +12,15 @@ from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
-from cydist._native.mpi_collectives cimport Checks, collective, compare, settle
+from cydist._native.mpi_collectives cimport Checks, collective, compare, drain
 from cydist._native.mpi_messages cimport (
-    INLINE_BYTES, MpiRequest, Mpi, SLOTS, Slot, drop_moves, init_mpi, listen, may_call, mpi_of,
+    INLINE_BYTES, MpiRequest, Mpi, SLOTS, HeaderSlot, drop_mpi_requests, init_mpi, listen, may_call,
+    mpi_of,
     progress,
 )
 from cydist._native.shm_peers cimport LocalPeersHandle
-from cydist._native.stream_send cimport is_near
-from cydist._native.stream_progress cimport progress as move_all
+from cydist._native.stream_send cimport is_local
+from cydist._native.stream_progress cimport progress as progress_all
 from cydist._native.stream cimport DIED, Net
 from cydist._native.stream_link cimport MessageLink
 from cydist._native.sync cimport SPINS, cores, sched_yield
@@ -55,11 +56,11 @@ cdef void end_slots(Mpi *mpi) noexcept nogil:
 
 
 cdef bint all_linger(const Mpi *mpi) noexcept nogil:
-    cdef const MpiRequest *move = mpi.moves.next
-    while move != &mpi.moves:
-        if not move.lingers:
+    cdef const MpiRequest *mpi_request = mpi.requests.next
+    while mpi_request != &mpi.requests:
+        if not mpi_request.lingers:
             return False
-        move = move.next
+        mpi_request = mpi_request.next
     return True
 
 
@@ -96,13 +97,13 @@ cdef class MpiLink(MessageLink):
         self.mpi.callers = callers
         self.mpi.one = pthread_self()
         self.mpi.piece_bytes = MESSAGE_BYTES
-        self.mpi.far.needed = size > 1
+        self.mpi.foreign.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
-        self.mpi.slots = <Slot *>calloc(SLOTS, sizeof(Slot))
+        self.mpi.slots = <HeaderSlot *>calloc(SLOTS, sizeof(HeaderSlot))
         self.mpi.under = <int *>calloc(size, sizeof(int))
         if self.mpi.left_at == NULL or self.mpi.slots == NULL or self.mpi.under == NULL:
             raise MemoryError("no memory for a link")
-        self.net.far = &self.mpi.far
+        self.net.foreign = &self.mpi.foreign
         self.net.spins = self.net.most_spins = SPINS // 10 if cores() >= here else 0
         for i in range(SLOTS):
             listen(self.mpi, &self.mpi.slots[i])
@@ -110,7 +111,7 @@ cdef class MpiLink(MessageLink):
     def __dealloc__(self):
         if self.mpi == NULL:
             return
-        self.net.far = NULL
+        self.net.foreign = NULL
         free(self.mpi.under)
         # Memory that MPI may still write to is not freed.
         if self.ended:
@@ -127,7 +128,7 @@ cdef class MpiLink(MessageLink):
         t.lingers = lingers
         t.collective = collective
         t.compare = compare
-        t.settle = settle
+        t.drain = drain
         return 0
 
     cdef void close_view(self, Comm *t) noexcept:
@@ -135,21 +136,21 @@ cdef class MpiLink(MessageLink):
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
-                drop_moves(self.mpi, t.context)
+                drop_mpi_requests(self.mpi, t.comm_id)
                 pthread_mutex_unlock(&self.net.lock)
         free(t.own)
         t.own = NULL
 
-    def share(self, LocalPeersHandle neighbours not None):
+    def share(self, LocalPeersHandle peers_handle not None):
         """As MessageLink's. MPI reaches all other ranks; if there are none, it is not polled."""
-        MessageLink.share(self, neighbours)
-        self.mpi.far.needed = neighbours.table.places < self.size
+        MessageLink.share(self, peers_handle)
+        self.mpi.foreign.needed = peers_handle.table.places < self.size
 
     def describes(self, int peer, size_t nbytes) -> bool:
         """Return whether a message of `nbytes` to or from a named peer may have a layout. It may
         not if it travels with its header, through shared memory, or in pieces."""
         return (0 <= peer < self.size and INLINE_BYTES < nbytes <= self.mpi.piece_bytes
-                and (self.net.nearby == NULL or self.net.nearby.place[peer] < 0))
+                and (self.net.shm == NULL or self.net.shm.place[peer] < 0))
 
     def allows(self) -> bool:
         """Return whether this thread may call MPI."""
@@ -157,13 +158,13 @@ cdef class MpiLink(MessageLink):
 
     def needed(self) -> bool:
         """Return whether MPI has messages to carry: not if all ranks share memory."""
-        return self.mpi.far.needed
+        return self.mpi.foreign.needed
 
-    def move(self) -> None:
+    def progress(self) -> None:
         """Make progress on what has begun, if this thread may."""
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            move_all(self.net)
+            progress_all(self.net)
             pthread_mutex_unlock(&self.net.lock)
 
     def advance(self) -> bool:
@@ -188,7 +189,7 @@ cdef class MpiLink(MessageLink):
 
     def lost(self, int peer):
         """As MessageLink's, where MPI may know of a death."""
-        if 0 <= peer < self.size and self.net.lost[peer] == DIED and not is_near(self.net, peer):
+        if 0 <= peer < self.size and self.net.lost[peer] == DIED and not is_local(self.net, peer):
             return "its process died, says MPI"
         return MessageLink.lost(self, peer)
 

@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, now_ns,
+    CLOSED, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, now_ns,
 )
 from cydist._native.pipeline cimport copy
 from cydist._native.libmpi cimport SUCCESS, Handle, find_dead, is_among, is_done, lib
@@ -18,10 +18,10 @@ from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usle
 from cydist._native.matching cimport (
     Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, is_closed, remove,
 )
-from cydist._native.stream_send cimport begin, complete, forget, is_near
-from cydist._native.stream_peers cimport lose
-from cydist._native.stream_liveness cimport ALL_LANES, hear_farewell
-from cydist._native.stream cimport BEYOND, DIED, LEFT, Incoming, incoming
+from cydist._native.stream_send cimport begin_request, finish_request, forget_request, is_local
+from cydist._native.stream_peers cimport mark_lost
+from cydist._native.stream_liveness cimport ALL_LANES, on_farewell
+from cydist._native.stream cimport FOREIGN, DIED, LEFT, Incoming, incoming
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
@@ -29,19 +29,19 @@ cdef enum:
     PATIENCE_NS = 50000000      # how long a withdrawn message may take to complete
     PAUSE_US = 20
     QUESTIONS = 8               # unfinished requests that are tested before anything else is done
-    TURNS = 2                   # while requests are pending, headers are polled this rarely
+    POLLS_PER_LOOK = 2          # while requests are pending, headers are polled this rarely
 
 
 cdef void init_mpi(Mpi *mpi) noexcept nogil:
-    mpi.moves.next = mpi.moves.prev = &mpi.moves
-    mpi.far.progress = progress
-    mpi.far.allowed = may_call
-    mpi.far.send = begin_send
-    mpi.far.take = take
-    mpi.far.refuse = refuse_item
-    mpi.far.withdraw = withdraw
-    mpi.far.give_up = give_up
-    mpi.far.leave = send_goodbyes
+    mpi.requests.next = mpi.requests.prev = &mpi.requests
+    mpi.foreign.progress = progress
+    mpi.foreign.allowed = may_call
+    mpi.foreign.send = begin_send
+    mpi.foreign.take = match_receive
+    mpi.foreign.refuse = refuse_item
+    mpi.foreign.withdraw = withdraw
+    mpi.foreign.give_up = give_up
+    mpi.foreign.leave = send_goodbyes
 
 
 # A thread that may not call MPI postpones requests: the next one that polls MPI begins them.
@@ -52,173 +52,177 @@ cdef bint may_call(const Net *net) noexcept nogil:
 
 cdef int postpone(Mpi *mpi, Request *r, int peer, int later,
                   const MpiHeader *header) noexcept nogil:
-    cdef MpiRequest *move = new_move(mpi, r, header.context, peer, 0)
-    if move == NULL:
+    cdef MpiRequest *mpi_request = new_mpi_request(mpi, r, header.comm_id, peer, 0)
+    if mpi_request == NULL:
         return NO_MEMORY
-    move.later = later
-    move.header = header[0]
+    mpi_request.later = later
+    mpi_request.header = header[0]
     return OK
 
 
-cdef void begin_postponed(Mpi *mpi, MpiRequest *move) noexcept nogil:
-    cdef Request *r = move.request
-    cdef int later = move.later, peer = move.peer, status
-    cdef MpiHeader header = move.header
-    move.request = NULL
-    end_move(mpi, move, OK)
+cdef void begin_postponed(Mpi *mpi, MpiRequest *mpi_request) noexcept nogil:
+    cdef Request *r = mpi_request.request
+    cdef int later = mpi_request.later, peer = mpi_request.peer, status
+    cdef MpiHeader header = mpi_request.header
+    mpi_request.request = NULL
+    end_mpi_request(mpi, mpi_request, OK)
     if later == TO_RECEIVE:
-        status = pull(mpi, r, header.context, peer, header.under, r.ptr if r != NULL else NULL,
-                      header.nbytes)
+        status = receive_payload(mpi, r, header.comm_id, peer, header.under,
+                                 r.ptr if r != NULL else NULL,
+                                 header.nbytes)
         if status != OK and r != NULL:
-            complete(mpi.net, r, status)
+            finish_request(mpi.net, r, status)
     elif r != NULL:
-        forget(mpi.net, r)
+        forget_request(mpi.net, r)
         status = send(mpi, r, peer, &header)
         if status != PENDING:
-            begin(mpi.net, r)
-            complete(mpi.net, r, status)
+            begin_request(mpi.net, r)
+            finish_request(mpi.net, r, status)
 
 
 # Requests under way in MPI
 
-cdef inline void join_ring(MpiRequest *move, MpiRequest *following) noexcept nogil:
-    move.next = following
-    move.prev = following.prev
-    move.prev.next = move.next.prev = move
+cdef inline void join_ring(MpiRequest *mpi_request, MpiRequest *following) noexcept nogil:
+    mpi_request.next = following
+    mpi_request.prev = following.prev
+    mpi_request.prev.next = mpi_request.next.prev = mpi_request
 
 
-cdef inline void leave_ring(MpiRequest *move) noexcept nogil:
-    move.prev.next = move.next
-    move.next.prev = move.prev
+cdef inline void leave_ring(MpiRequest *mpi_request) noexcept nogil:
+    mpi_request.prev.next = mpi_request.next
+    mpi_request.next.prev = mpi_request.prev
 
 
-cdef MpiRequest *new_move(Mpi *mpi, Request *r, uint64_t context, int peer,
-                          int room) noexcept nogil:
-    cdef MpiRequest *move = <MpiRequest *>calloc(1, sizeof(MpiRequest) + room * sizeof(Handle))
-    if move == NULL:
+cdef MpiRequest *new_mpi_request(Mpi *mpi, Request *r, uint64_t comm_id, int peer,
+                                 int room) noexcept nogil:
+    cdef MpiRequest *mpi_request = <MpiRequest *>calloc(1,
+                                                        sizeof(MpiRequest) + room * sizeof(Handle))
+    if mpi_request == NULL:
         return NULL
-    move.request = r
-    move.context = context
-    move.peer = peer
-    join_ring(move, &mpi.moves)
+    mpi_request.request = r
+    mpi_request.comm_id = comm_id
+    mpi_request.peer = peer
+    join_ring(mpi_request, &mpi.requests)
     if r != NULL:
-        r.link = move
+        r.link = mpi_request
         r.place = mpi
-    return move
+    return mpi_request
 
 
-cdef void end_move(Mpi *mpi, MpiRequest *move, int status) noexcept nogil:
-    cdef Request *r = move.request
-    leave_ring(move)
-    mpi.lingering -= move.lingers
-    free(move.data)
-    free(move)
+cdef void end_mpi_request(Mpi *mpi, MpiRequest *mpi_request, int status) noexcept nogil:
+    cdef Request *r = mpi_request.request
+    leave_ring(mpi_request)
+    mpi.lingering -= mpi_request.lingers
+    free(mpi_request.data)
+    free(mpi_request)
     if r != NULL:
-        complete(mpi.net, r, status)
+        finish_request(mpi.net, r, status)
 
 
-cdef void detach(Mpi *mpi, MpiRequest *move) noexcept nogil:
+cdef void detach(Mpi *mpi, MpiRequest *mpi_request) noexcept nogil:
     """Mark that no thread waits for it any more; MPI goes on."""
-    move.request = NULL
-    if move.borrows:
-        move.lingers = True
+    mpi_request.request = NULL
+    if mpi_request.borrows:
+        mpi_request.lingers = True
         mpi.lingering += 1
 
 
-cdef int refused(Mpi *mpi, MpiRequest *move, int code) noexcept nogil:
+cdef int refused(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil:
     mpi.error = code
     mark_dead(mpi)
-    if move.count > 0:
-        detach(mpi, move)
+    if mpi_request.count > 0:
+        detach(mpi, mpi_request)
     else:
-        move.request = NULL
-        end_move(mpi, move, OK)
+        mpi_request.request = NULL
+        end_mpi_request(mpi, mpi_request, OK)
     return PEER_LOST
 
 
-cdef int pull(Mpi *mpi, Request *r, uint64_t context, int peer, int under, char *ptr,
-              size_t nbytes) noexcept nogil:
+cdef int receive_payload(Mpi *mpi, Request *r, uint64_t comm_id, int peer, int under, char *ptr,
+                         size_t nbytes) noexcept nogil:
     """Begin to receive a payload that a header announced; without a request, to discard it."""
     cdef size_t i, count = pieces(mpi, nbytes)
     cdef int code = SUCCESS
     cdef MpiHeader header
-    cdef MpiRequest *move
+    cdef MpiRequest *mpi_request
     if not may_call(mpi.net):
         memset(&header, 0, sizeof(MpiHeader))
-        header.context, header.under, header.nbytes = context, under, nbytes
+        header.comm_id, header.under, header.nbytes = comm_id, under, nbytes
         return postpone(mpi, r, peer, TO_RECEIVE, &header)
-    move = new_move(mpi, r, context, peer, <int>count)
-    if move == NULL:
+    mpi_request = new_mpi_request(mpi, r, comm_id, peer, <int>count)
+    if mpi_request == NULL:
         return NO_MEMORY
-    move.borrows = r != NULL
+    mpi_request.borrows = r != NULL
     if r == NULL:
         # Without this receive, the sender could not complete.
-        move.data = ptr = <char *>malloc(nbytes)
+        mpi_request.data = ptr = <char *>malloc(nbytes)
         if ptr == NULL:
-            end_move(mpi, move, NO_MEMORY)
+            end_mpi_request(mpi, mpi_request, NO_MEMORY)
             return NO_MEMORY
     if r != NULL and r.layout != 0:     # then there is one piece, see MpiLink.describes
-        code = added(move, lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, next_of(move)))
+        code = added(mpi_request,
+                     lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, next_of(mpi_request)))
         count = 0
     for i in range(count):
         if code == SUCCESS:
-            code = added(move, lib.irecv(
+            code = added(mpi_request, lib.irecv(
                 ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer, under, mpi.comm,
-                next_of(move)))
-    return OK if code == SUCCESS else refused(mpi, move, code)
+                next_of(mpi_request)))
+    return OK if code == SUCCESS else refused(mpi, mpi_request, code)
 
 
-cdef bint ended(Mpi *mpi, MpiRequest *move) noexcept nogil:
+cdef bint collect_ended(Mpi *mpi, MpiRequest *mpi_request) noexcept nogil:
     """Return whether MPI has done all of it, and free it then."""
-    while move.done < move.count and is_done(&move.handles[move.done], &move.error):
-        move.done += 1
-    if move.done < move.count:
+    while (mpi_request.done < mpi_request.count
+           and is_done(&mpi_request.handles[mpi_request.done], &mpi_request.error)):
+        mpi_request.done += 1
+    if mpi_request.done < mpi_request.count:
         return False
-    if move.error != SUCCESS:
-        mpi.error = move.error
+    if mpi_request.error != SUCCESS:
+        mpi.error = mpi_request.error
         mark_dead(mpi)
-    end_move(mpi, move, OK if move.error == SUCCESS else PEER_LOST)
+    end_mpi_request(mpi, mpi_request, OK if mpi_request.error == SUCCESS else PEER_LOST)
     return True
 
 
 cdef bint end_some(Mpi *mpi) noexcept nogil:
     """End finished requests. Testing an unfinished one costs as much as all of MPI's progress, so
     only QUESTIONS of them are tested per call, in turn."""
-    cdef MpiRequest *move = mpi.moves.next
+    cdef MpiRequest *mpi_request = mpi.requests.next
     cdef MpiRequest *following
     cdef int asked = 0
     cdef bint moved = False
-    while move != &mpi.moves and asked < QUESTIONS:
-        following = move.next
-        if move.later != NOTHING:
-            begin_postponed(mpi, move)
-        elif ended(mpi, move):
+    while mpi_request != &mpi.requests and asked < QUESTIONS:
+        following = mpi_request.next
+        if mpi_request.later != NOTHING:
+            begin_postponed(mpi, mpi_request)
+        elif collect_ended(mpi, mpi_request):
             moved = True
         else:
             asked += 1
-        move = following
-    if move != &mpi.moves and asked != 0:
-        leave_ring(&mpi.moves)
-        join_ring(&mpi.moves, move)     # the next call begins here
+        mpi_request = following
+    if mpi_request != &mpi.requests and asked != 0:
+        leave_ring(&mpi.requests)
+        join_ring(&mpi.requests, mpi_request)  # the next call begins here
     return moved
 
 
 cdef bint progress(Net *net) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
-    cdef Slot *slot
+    cdef HeaderSlot *slot
     cdef Handle awaited
     cdef int error = SUCCESS
     if not may_call(net):
         return False
     cdef bint moved = end_some(mpi)     # messages before the departure notice that follows them
-    mpi.turn += 1
-    if mpi.moves.next != &mpi.moves and mpi.turn % TURNS != 0:
+    mpi.polls += 1
+    if mpi.requests.next != &mpi.requests and mpi.polls % POLLS_PER_LOOK != 0:
         return moved
     slot = &mpi.slots[mpi.slot]
     awaited = slot.request
     while slot.request != 0 and is_done(&slot.request, &error):
         if error == SUCCESS:
-            arrived(mpi, &slot.header, slot.data)
+            on_header(mpi, &slot.header, slot.data)
             moved = True
         else:
             mpi.error = error
@@ -234,7 +238,7 @@ cdef bint progress(Net *net) noexcept nogil:
     return moved
 
 
-cdef void listen(Mpi *mpi, Slot *slot) noexcept nogil:
+cdef void listen(Mpi *mpi, HeaderSlot *slot) noexcept nogil:
     cdef int _time
     for _time in range(2):
         if lib.irecv(&slot.header, sizeof(MpiHeader) + INLINE_BYTES, mpi.byte, mpi.any_source,
@@ -251,7 +255,7 @@ cdef int begin_send(Net *net, const Comm *t, Request *r) noexcept nogil:
     cdef MpiHeader header
     cdef int status
     memset(&header, 0, sizeof(MpiHeader))
-    header.context = t.context
+    header.comm_id = t.comm_id
     header.tag = r.tag
     header.nbytes = r.nbytes
     header.peer = net.rank
@@ -260,7 +264,7 @@ cdef int begin_send(Net *net, const Comm *t, Request *r) noexcept nogil:
     if not may_call(net):
         status = postpone(mpi, r, t.peers[r.peer], TO_SEND, &header)
         if status == OK:
-            begin(net, r)
+            begin_request(net, r)
         return status
     status = send(mpi, r, t.peers[r.peer], &header)
     if status == OK:
@@ -286,7 +290,7 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
     cdef size_t nbytes = sizeof(MpiHeader) + (r.nbytes if r != NULL else 0)
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
-    cdef MpiRequest *move
+    cdef MpiRequest *mpi_request
     if mpi.outbox == NULL:
         mpi.outbox = <char *>malloc(sizeof(MpiHeader) + INLINE_BYTES)
         if mpi.outbox == NULL:
@@ -294,63 +298,64 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
     memcpy(mpi.outbox, header, sizeof(MpiHeader))
     if r != NULL:
         copy(mpi.outbox + sizeof(MpiHeader), r.ptr, r.nbytes)
-    code = (lib.issend if header.tag == NOTICE_TAG else lib.isend)(
+    code = (lib.issend if header.tag == CONTROL_TAG else lib.isend)(
         mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
         mpi.error = error if code == SUCCESS else code
         return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
-    move = new_move(mpi, NULL, header.context, peer, 1)
-    if move == NULL:
+    mpi_request = new_mpi_request(mpi, NULL, header.comm_id, peer, 1)
+    if mpi_request == NULL:
         mpi.outbox = NULL       # MPI owns it now
         return NO_MEMORY
-    move.handles[0], move.count = sending, 1
-    move.data, mpi.outbox = mpi.outbox, NULL
+    mpi_request.handles[0], mpi_request.count = sending, 1
+    mpi_request.data, mpi.outbox = mpi.outbox, NULL
     if r == NULL:
         return OK
-    attach(mpi, move, r)
+    attach(mpi, mpi_request, r)
     return PENDING
 
 
 cdef int send_apart(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil:
     cdef size_t i, count = pieces(mpi, r.nbytes)
     cdef int code
-    cdef MpiRequest *move = new_move(mpi, NULL, header.context, peer, 1 + <int>count)
-    if move == NULL:
+    cdef MpiRequest *mpi_request = new_mpi_request(mpi, NULL, header.comm_id, peer, 1 + <int>count)
+    if mpi_request == NULL:
         return NO_MEMORY
-    move.data = <char *>malloc(sizeof(MpiHeader))
-    if move.data == NULL:
-        end_move(mpi, move, OK)
+    mpi_request.data = <char *>malloc(sizeof(MpiHeader))
+    if mpi_request.data == NULL:
+        end_mpi_request(mpi, mpi_request, OK)
         return NO_MEMORY
-    memcpy(move.data, header, sizeof(MpiHeader))
-    code = added(move, lib.isend(move.data, sizeof(MpiHeader), mpi.byte, peer, HEADER_TAG, mpi.comm,
-                                 next_of(move)))
+    memcpy(mpi_request.data, header, sizeof(MpiHeader))
+    code = added(mpi_request, lib.isend(mpi_request.data, sizeof(MpiHeader), mpi.byte, peer,
+                                        HEADER_TAG, mpi.comm,
+                                        next_of(mpi_request)))
     if code == SUCCESS and r.layout != 0:
-        code = added(move, lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm,
-                                     next_of(move)))
+        code = added(mpi_request, lib.isend(r.ptr, 1, r.layout, peer, header.under, mpi.comm,
+                                            next_of(mpi_request)))
         count = 0
     for i in range(count):
         if code == SUCCESS:
-            code = added(move, lib.isend(
+            code = added(mpi_request, lib.isend(
                 r.ptr + i * mpi.piece_bytes, piece(mpi, r.nbytes, i), mpi.byte, peer, header.under,
-                mpi.comm, next_of(move)))
-    move.borrows = move.count > 1       # pieces beyond the header
+                mpi.comm, next_of(mpi_request)))
+    mpi_request.borrows = mpi_request.count > 1  # pieces beyond the header
     if code != SUCCESS:
-        return refused(mpi, move, code)
-    attach(mpi, move, r)
+        return refused(mpi, mpi_request, code)
+    attach(mpi, mpi_request, r)
     return PENDING
 
 
-cdef void attach(Mpi *mpi, MpiRequest *move, Request *r) noexcept nogil:
-    move.request = r
+cdef void attach(Mpi *mpi, MpiRequest *mpi_request, Request *r) noexcept nogil:
+    mpi_request.request = r
     r.status = PENDING
-    r.link = move
+    r.link = mpi_request
     r.place = mpi
-    begin(mpi.net, r)
+    begin_request(mpi.net, r)
 
 
 # Messages that have arrived
 
-cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept nogil:
+cdef void on_header(Mpi *mpi, const MpiHeader *header, const char *data) noexcept nogil:
     cdef Net *net = mpi.net
     cdef Item *item
     cdef Request *r
@@ -358,34 +363,34 @@ cdef void arrived(Mpi *mpi, const MpiHeader *header, const char *data) noexcept 
         on_goodbye(mpi, header.peer)
         return
     if header.under == FAREWELL:
-        hear_farewell(net, header.peer, header.context, ALL_LANES)
+        on_farewell(net, header.peer, header.comm_id, ALL_LANES)
         return
-    item = find_posted(&net.queues, header.context, header.peer, header.tag)
+    item = find_posted(&net.queues, header.comm_id, header.peer, header.tag)
     if item != NULL:
         r = item.request
         r.source = group_rank(item.view, header.peer)
         remove(item)
         free_item(item)
         deliver(mpi, r, header, data, compare(r, &header.fingerprint, header.nbytes))
-    elif net.closed or is_closed(&net.queues, header.context):
+    elif net.closed or is_closed(&net.queues, header.comm_id):
         refuse(mpi, header)
-        if header.tag == NOTICE_TAG and not net.closed:
-            send_goodbye(mpi, header.peer, FAREWELL, header.context)
+        if header.tag == CONTROL_TAG and not net.closed:
+            send_goodbye(mpi, header.peer, FAREWELL, header.comm_id)
     else:
-        keep(net, header, data)
+        queue_unexpected(net, header, data)
 
 
-cdef void keep(Net *net, const MpiHeader *header, const char *data) noexcept nogil:
+cdef void queue_unexpected(Net *net, const MpiHeader *header, const char *data) noexcept nogil:
     """Keep a message that no receive has asked for yet."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
         return
-    item.context = header.context
+    item.comm_id = header.comm_id
     item.tag = header.tag
     item.peer = header.peer
     item.nbytes = header.nbytes
     item.fingerprint = header.fingerprint
-    incoming(item).stage = BEYOND
+    incoming(item).stage = FOREIGN
     incoming(item).id = header.under
     if header.under == 0 and header.nbytes > 0:
         item.data = <char *>malloc(header.nbytes)
@@ -403,20 +408,21 @@ cdef void deliver(Mpi *mpi, Request *r, const MpiHeader *header, const char *dat
     elif header.under == 0:
         copy(r.ptr, data, header.nbytes)
     else:
-        status = pull(mpi, r, header.context, header.peer, header.under, r.ptr, header.nbytes)
+        status = receive_payload(mpi, r, header.comm_id, header.peer, header.under, r.ptr,
+                                 header.nbytes)
         if status == OK:
             return
-    complete(mpi.net, r, status)
+    finish_request(mpi.net, r, status)
 
 
-cdef void take(Net *net, Item *item, Request *r, int fit) noexcept nogil:
+cdef void match_receive(Net *net, Item *item, Request *r, int fit) noexcept nogil:
     cdef MpiHeader header = header_of(item)
     deliver(mpi_of(net), r, &header, item.data, fit)
 
 
 cdef void refuse(Mpi *mpi, const MpiHeader *header) noexcept nogil:
     if header.under > 0:
-        pull(mpi, NULL, header.context, header.peer, header.under, NULL, header.nbytes)
+        receive_payload(mpi, NULL, header.comm_id, header.peer, header.under, NULL, header.nbytes)
 
 
 cdef void refuse_item(Net *net, Item *item) noexcept nogil:
@@ -426,7 +432,7 @@ cdef void refuse_item(Net *net, Item *item) noexcept nogil:
 
 cdef MpiHeader header_of(const Item *item) noexcept nogil:
     cdef MpiHeader header
-    header.context, header.tag, header.nbytes = item.context, item.tag, item.nbytes
+    header.comm_id, header.tag, header.nbytes = item.comm_id, item.tag, item.nbytes
     header.peer, header.under = item.peer, <int>incoming(item).id
     header.fingerprint = item.fingerprint
     return header
@@ -438,40 +444,41 @@ cdef void withdraw(Net *net, Request *r) noexcept nogil:
     """Give a request that MPI has started a short time to complete. Control messages are not waited
     for; MPI owns their memory from now on."""
     cdef Mpi *mpi = mpi_of(net)
-    cdef MpiRequest *move
-    cdef int64_t until = 0 if r.tag == NOTICE_TAG else now_ns() + PATIENCE_NS
+    cdef MpiRequest *mpi_request
+    cdef int64_t until = 0 if r.tag == CONTROL_TAG else now_ns() + PATIENCE_NS
     while (r.status == PENDING and r.link != NULL and (<MpiRequest *>r.link).later == NOTHING
            and now_ns() < until):
         progress(net)
         pthread_mutex_unlock(&net.lock)
         usleep(PAUSE_US)
         pthread_mutex_lock(&net.lock)
-    move = <MpiRequest *>r.link
-    if r.status == PENDING and move != NULL:
-        forget(net, r)
-        detach(mpi, move)
+    mpi_request = <MpiRequest *>r.link
+    if r.status == PENDING and mpi_request != NULL:
+        forget_request(net, r)
+        detach(mpi, mpi_request)
 
 
 cdef void give_up(Net *net, Request *r) noexcept nogil:
     """End a message whose other side left a while ago."""
     cdef Mpi *mpi = mpi_of(net)
-    cdef MpiRequest *move = <MpiRequest *>r.link
-    if (move != NULL and move.peer >= 0 and mpi.left_at[move.peer] != 0
-            and now_ns() > mpi.left_at[move.peer] + GRACE_NS
-            and (move.later != NOTHING or not may_call(net) or not ended(mpi, move))):
-        detach(mpi, move)
-        complete(net, r, PEER_LOST)
+    cdef MpiRequest *mpi_request = <MpiRequest *>r.link
+    if (mpi_request != NULL and mpi_request.peer >= 0 and mpi.left_at[mpi_request.peer] != 0
+            and now_ns() > mpi.left_at[mpi_request.peer] + GRACE_NS
+            and (mpi_request.later != NOTHING or not may_call(net)
+                 or not collect_ended(mpi, mpi_request))):
+        detach(mpi, mpi_request)
+        finish_request(net, r, PEER_LOST)
 
 
-cdef void drop_moves(Mpi *mpi, uint64_t context) noexcept nogil:
-    cdef MpiRequest *move = mpi.moves.next
+cdef void drop_mpi_requests(Mpi *mpi, uint64_t comm_id) noexcept nogil:
+    cdef MpiRequest *mpi_request = mpi.requests.next
     cdef Request *r
-    while move != &mpi.moves:
-        r = move.request
-        if r != NULL and move.context == context:
-            detach(mpi, move)
-            complete(mpi.net, r, CLOSED)
-        move = move.next
+    while mpi_request != &mpi.requests:
+        r = mpi_request.request
+        if r != NULL and mpi_request.comm_id == comm_id:
+            detach(mpi, mpi_request)
+            finish_request(mpi.net, r, CLOSED)
+        mpi_request = mpi_request.next
 
 
 # Departures, announced by a notice or through death
@@ -488,8 +495,8 @@ cdef void mark_dead(Mpi *mpi) noexcept nogil:
         if 0 <= peer < mpi.net.size and mpi.left_at[peer] == 0:
             mpi.left += 1
             mpi.left_at[peer] = now_ns()
-            if not is_near(mpi.net, peer):
-                lose(mpi.net, peer, DIED)
+            if not is_local(mpi.net, peer):
+                mark_lost(mpi.net, peer, DIED)
     free(dead)
 
 
@@ -498,8 +505,8 @@ cdef void on_goodbye(Mpi *mpi, int peer) noexcept nogil:
         mpi.left += 1
         mpi.left_at[peer] = now_ns()
     # The end of a local peer comes after the bytes it wrote to its ring.
-    if not is_near(mpi.net, peer):
-        lose(mpi.net, peer, LEFT)
+    if not is_local(mpi.net, peer):
+        mark_lost(mpi.net, peer, LEFT)
 
 
 cdef void send_goodbyes(Net *net) noexcept nogil:
@@ -512,11 +519,11 @@ cdef void send_goodbyes(Net *net) noexcept nogil:
     progress(net)
 
 
-cdef void send_goodbye(Mpi *mpi, int peer, int what, uint64_t context) noexcept nogil:
+cdef void send_goodbye(Mpi *mpi, int peer, int what, uint64_t comm_id) noexcept nogil:
     """Send a header without a message: GOODBYE or FAREWELL, after all that was sent before."""
     cdef MpiHeader header
     memset(&header, 0, sizeof(MpiHeader))
-    header.context = context
+    header.comm_id = comm_id
     header.peer = mpi.net.rank
     header.under = what
     send_whole(mpi, NULL, peer, &header)

@@ -16,7 +16,9 @@ from cydist._native.abi cimport (
 from cydist._native.pipeline cimport complete, copy_block, post_recv, withdraw
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
-from cydist._native.mpi_messages cimport Mpi, MpiRequest, added, mpi_of, new_move, next_of, refused
+from cydist._native.mpi_messages cimport (
+    Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+)
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
@@ -27,7 +29,7 @@ cdef enum:
     GRACE_NS = 1000000000       # for messages that a rank sent before it left
 
 
-cdef bint is_pairs(const Comm *t, const Call *c) noexcept nogil:
+cdef bint is_pairwise(const Comm *t, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if t.size != 2 or c.fingerprint.flags & JOINED:     # only MPI reads a GPU's memory
         return False
@@ -60,23 +62,26 @@ cdef int begin(Comm *t, Call *c, Request *r) noexcept nogil:
     cdef char *out = c.inputs[peer if c.fingerprint.collective == ALL_TO_ALL else 0].ptr
     cdef char *into = c.inputs[0].ptr if c.fingerprint.collective == BROADCAST \
         else c.outputs[peer].ptr
-    cdef MpiRequest *move
+    cdef MpiRequest *mpi_request
     cdef int status = OK
     pthread_mutex_lock(&net.lock)
-    mpi.far.needed = True
-    move = new_move(mpi, r, t.context, t.peers[peer], sends(t, c) + receives(t, c))
-    if move == NULL:
+    mpi.foreign.needed = True
+    mpi_request = new_mpi_request(mpi, r, t.comm_id, t.peers[peer], sends(t, c) + receives(t, c))
+    if mpi_request == NULL:
         pthread_mutex_unlock(&net.lock)
         return NO_MEMORY
-    move.borrows = True
+    mpi_request.borrows = True
     if receives(t, c):
-        code = added(move, lib.irecv(into, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
+        code = added(mpi_request, lib.irecv(into, nbytes, mpi.byte, peer, tag, t.library_comm,
+                                            next_of(mpi_request)))
         if sends(t, c) and code == SUCCESS:
-            code = added(move, lib.isend(out, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
+            code = added(mpi_request, lib.isend(out, nbytes, mpi.byte, peer, tag, t.library_comm,
+                                                next_of(mpi_request)))
     else:
-        code = added(move, lib.issend(out, nbytes, mpi.byte, peer, tag, t.comm, next_of(move)))
+        code = added(mpi_request, lib.issend(out, nbytes, mpi.byte, peer, tag, t.library_comm,
+                                             next_of(mpi_request)))
     if code != SUCCESS:
-        status = refused(mpi, move, code)
+        status = refused(mpi, mpi_request, code)
     pthread_mutex_unlock(&net.lock)
     return status
 
@@ -89,18 +94,18 @@ cdef void copy_own(const Comm *t, const Call *c) noexcept nogil:
             copy_block(c.outputs[t.rank].ptr, own.ptr, own.nbytes)
 
 
-cdef int heard(Comm *t, Call *c, Request *word) noexcept nogil:
+cdef int why_absent(Comm *t, Call *c, Request *stray) noexcept nogil:
     """Return why the other rank does not enter this call."""
-    cdef int status = complete(t, c, word, 1)
+    cdef int status = complete(t, c, stray, 1)
     return status if status != OK else MISMATCH         # such a message belongs to another call
 
 
-cdef int wait_beside(Comm *t, Call *c, Request *running, Request *word) noexcept nogil:
+cdef int wait_beside(Comm *t, Call *c, Request *running, Request *stray) noexcept nogil:
     cdef int64_t patience = SOON_NS, now = now_ns(), asks_at = now
     cdef int status = TIMEOUT
-    while status == TIMEOUT and now < c.deadline_ns and load_int(&word.status) == PENDING:
-        if t.board != NULL and now >= asks_at:
-            t.board.ask(t, word.peer)
+    while status == TIMEOUT and now < c.deadline_ns and load_int(&stray.status) == PENDING:
+        if t.control != NULL and now >= asks_at:
+            t.control.probe(t, stray.peer)
             patience = min(2 * patience, <int64_t>LONGEST_NS)
             asks_at = now + patience
         # No message of the other rank ends this wait.
@@ -109,30 +114,30 @@ cdef int wait_beside(Comm *t, Call *c, Request *running, Request *word) noexcept
     return status
 
 
-cdef int met(Comm *t, Call *c, Request *running) noexcept nogil:
+cdef int wait_for_pair(Comm *t, Call *c, Request *running) noexcept nogil:
     """Wait for the call. If it takes long the other rank may never enter it. So query it, and check
     whether it sends a message of another call, or has left."""
-    cdef Request word
+    cdef Request stray
     cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
     if status != TIMEOUT:
         return status
-    post_recv(t, c, &word, NULL, 0, running.peer, 0)
-    status = wait_beside(t, c, running, &word)
-    if status == TIMEOUT and load_int(&word.status) == PEER_LOST:
+    post_recv(t, c, &stray, NULL, 0, running.peer, 0)
+    status = wait_beside(t, c, running, &stray)
+    if status == TIMEOUT and load_int(&stray.status) == PEER_LOST:
         status = t.wait(t, running, min(now_ns() + GRACE_NS, c.deadline_ns))
-    if status == TIMEOUT and load_int(&word.status) != PENDING:
-        return heard(t, c, &word)
-    withdraw(t, &word, 1)
+    if status == TIMEOUT and load_int(&stray.status) != PENDING:
+        return why_absent(t, c, &stray)
+    withdraw(t, &stray, 1)
     return status
 
 
-cdef int swap(Comm *t, Call *c) noexcept nogil:
-    cdef Request running, word
+cdef int exchange_pair(Comm *t, Call *c) noexcept nogil:
+    cdef Request running, stray
     cdef int status, peer = 1 - t.rank
     if (<Net *>t.link).lost[t.peers[peer]] != 0 or has_left(t, peer):
         # It was never in this call, or gave it up. This rank's message is still to be sent.
-        post_recv(t, c, &word, NULL, 0, peer, 0)
-        return heard(t, c, &word)
+        post_recv(t, c, &stray, NULL, 0, peer, 0)
+        return why_absent(t, c, &stray)
     memset(&running, 0, sizeof(Request))
     running.peer = peer
     running.tag = c.tag
@@ -141,7 +146,7 @@ cdef int swap(Comm *t, Call *c) noexcept nogil:
     copy_own(t, c)              # before sending, since nothing progresses without calls of MPI
     status = begin(t, c, &running)
     if status == OK:
-        status = met(t, c, &running)
+        status = wait_for_pair(t, c, &running)
         if status != OK:
             t.cancel(t, &running)
     if status != OK and c.failed_peer < 0:

@@ -66,7 +66,7 @@ cdef class Heap:
     def left(self) -> int:
         """Return the bytes that are not allocated."""
         with self.lock:
-            self.take_back()
+            self.reclaim()
             return sum(end - start for start, end in self.free)
 
     def allocate(self, uint64_t nbytes) -> Held:
@@ -85,7 +85,7 @@ cdef class Heap:
             raise MemoryError(f"no shared memory for an array of {nbytes} bytes: this host has "
                               f"{spare} bytes left")
         with self.lock:
-            self.take_back()
+            self.reclaim()
             held = Held.__new__(Held, self, self.first_fit(room), nbytes, room)
         while done < held.room and not error:
             PyErr_CheckSignals()
@@ -109,7 +109,7 @@ cdef class Heap:
         raise MemoryError(f"no {room} bytes in one piece among the {left} that are left of the "
                           f"{self.nbytes} of this rank's part of the host's shared memory")
 
-    cdef int take_back(self) except -1:
+    cdef int reclaim(self) except -1:
         while self.returned:
             start, end = self.returned.popleft()
             i = bisect(self.free, (start, end))

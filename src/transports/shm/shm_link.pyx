@@ -7,7 +7,7 @@ from libc.stdlib cimport calloc, free
 from cydist._native.abi cimport Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows
 from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev
 from cydist._native.shm_memory cimport LEAVING, SharedMemory, whole_pages
-from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_nearby, has_ended
+from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_local_peers, has_ended
 from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
 from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
@@ -18,25 +18,25 @@ cdef enum:
 
 ctypedef struct View:           # the object that t.windows points to
     Windows windows             # must be the first member
-    LocalPeers *nearby
+    LocalPeers *shm
 
 
 cdef bint gone(Comm *t, int peer) noexcept nogil:
     """Return whether this rank has announced its departure or its process has ended."""
-    cdef LocalPeers *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).shm
     cdef int place = n.place[t.peers[peer]]
     return load_int(&n.members[place].left) != 0 or has_ended(n, place)
 
 
 cdef bint ended(Comm *t, int peer) noexcept nogil:
-    cdef LocalPeers *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).shm
     return has_ended(n, n.place[t.peers[peer]])
 
 
 cdef int reach_into(Comm *t, int peer, char *ours, char *theirs, size_t nbytes,
                     bint writing) noexcept nogil:
     """Copy between the memories of two processes."""
-    cdef LocalPeers *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).shm
     cdef int pid = n.pids[n.place[t.peers[peer]]]
     cdef iovec here = iovec(ours, nbytes)
     cdef iovec there = iovec(theirs, nbytes)
@@ -67,14 +67,14 @@ cdef int push(Comm *t, int peer, char *theirs, const char *source,
 
 
 cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
-    cdef LocalPeers *n = (<View *>t.windows).nearby
+    cdef LocalPeers *n = (<View *>t.windows).shm
     cdef uint64_t offset = <uint64_t>theirs - n.members[n.place[t.peers[peer]]].base
     if n.limit <= offset < n.nbytes and nbytes <= n.nbytes - offset:
         return n.base + offset
     return NULL
 
 
-cdef bint all_near(const LocalPeers *n, const Comm *t) noexcept nogil:
+cdef bint all_local(const LocalPeers *n, const Comm *t) noexcept nogil:
     """Return whether all members of the group share memory."""
     cdef int i
     for i in range(t.size):
@@ -97,8 +97,8 @@ cdef class ShmLink(Link):
     cdef readonly Link messages
     cdef readonly SharedMemory memory
     cdef readonly object heap
-    cdef LocalPeersHandle neighbours
-    cdef LocalPeers *nearby
+    cdef LocalPeersHandle peers_handle
+    cdef LocalPeers *shm
     cdef bint closed
     cdef int most_spins
 
@@ -107,10 +107,10 @@ cdef class ShmLink(Link):
         self.memory = memory
         self.rank = messages.rank
         self.size = messages.size
-        self.neighbours = LocalPeersHandle(memory, self.rank, self.size, sharers)
-        self.nearby = self.neighbours.table
-        self.heap = memory.heap(self.nearby.own)
-        messages.share(self.neighbours)
+        self.peers_handle = LocalPeersHandle(memory, self.rank, self.size, sharers)
+        self.shm = self.peers_handle.table
+        self.heap = memory.heap(self.shm.own)
+        messages.share(self.peers_handle)
         self.most_spins = SPINS if cores() >= len(sharers) else 0
 
     cdef int open_view(self, Comm *t) except -1:
@@ -120,9 +120,9 @@ cdef class ShmLink(Link):
         cdef size_t nbytes = t.size * window_bytes(SLOTS, SLOT_BYTES)
         cdef uint64_t offset
         cdef View *view
-        cdef LocalPeers *n = self.nearby
+        cdef LocalPeers *n = self.shm
         cdef int i
-        if not all_near(n, t):
+        if not all_local(n, t):
             return 0
         nbytes = whole_pages(nbytes)
         view = <View *>calloc(1, sizeof(View) + t.size * sizeof(Window))
@@ -131,12 +131,12 @@ cdef class ShmLink(Link):
         with nogil:
             for i in range(n.places):
                 if i != n.own and has_ended(n, i):
-                    self.memory.bury(i)
-            offset = self.memory.open(t.context, t.peers, n.place, t.size, nbytes)
+                    self.memory.mark_dead(i)
+            offset = self.memory.open(t.comm_id, t.peers, n.place, t.size, nbytes)
         if offset == 0:
             free(view)
             return 0
-        view.nearby = n
+        view.shm = n
         view.windows.of = <Window *>(view + 1)
         view.windows.spins = view.windows.most_spins = self.most_spins
         view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
@@ -154,11 +154,11 @@ cdef class ShmLink(Link):
 
     cdef void close_view(self, Comm *t) noexcept:
         self.messages.close_view(t)
-        cdef LocalPeers *n = self.nearby
+        cdef LocalPeers *n = self.shm
         # A forked child leaves no group.
-        if getpid() == self.memory.pid and all_near(n, t):
+        if getpid() == self.memory.pid and all_local(n, t):
             with nogil:
-                self.memory.leave(t.context, t.peers, n.place, t.size, n.own)
+                self.memory.leave(t.comm_id, t.peers, n.place, t.size, n.own)
         free(t.windows)
         t.windows = NULL
 
@@ -167,19 +167,19 @@ cdef class ShmLink(Link):
         if not self.closed:
             self.closed = True
             if getpid() == self.memory.pid:
-                store_int(&self.nearby.members[self.nearby.own].left, LEAVING)
+                store_int(&self.shm.members[self.shm.own].left, LEAVING)
         self.messages.close()
         with nogil:
-            close_nearby(self.nearby)
+            close_local_peers(self.shm)
 
     def lost(self, int peer):
         """Return why this peer cannot be reached any more, for people; "" while it can."""
-        cdef int place = self.nearby.place[peer] if 0 <= peer < self.size else -1
+        cdef int place = self.shm.place[peer] if 0 <= peer < self.size else -1
         if place < 0 or peer == self.rank:
             return self.messages.lost(peer)
-        if load_int(&self.nearby.members[place].left):
+        if load_int(&self.shm.members[place].left):
             return "it closed its connections and left"
         reason = self.messages.lost(peer)
-        if not reason and getpid() == self.memory.pid and has_ended(self.nearby, place):
+        if not reason and getpid() == self.memory.pid and has_ended(self.shm, place):
             return "its process ended without a goodbye: it died"
         return reason

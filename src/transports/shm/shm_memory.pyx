@@ -20,7 +20,7 @@ from cydist._native.linux cimport (
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
     take_pages,
 )
-from cydist._native.sync cimport load_u64, store_int, store_u64, take_turn
+from cydist._native.sync cimport load_u64, store_int, store_u64, compare_swap_u64
 
 from cydist._native.shm_heap import Heap
 
@@ -68,7 +68,7 @@ cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes
     # Advance `used` before any rank records the memory as its own. A death in between then only
     # loses memory; the other order could give it to two groups. If another rank received this
     # range meanwhile, these pages serve that rank.
-    if take_turn(&head.used, &offset, offset + nbytes):
+    if compare_swap_u64(&head.used, &offset, offset + nbytes):
         return offset
     raced[0] = True
     return 0
@@ -76,7 +76,7 @@ cdef uint64_t reserve(SegmentHead *head, int fd, uint64_t limit, uint64_t nbytes
 
 cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcept nogil:
     cdef uint64_t end = offset + nbytes
-    return take_turn(&head.used, &end, offset)
+    return compare_swap_u64(&head.used, &end, offset)
 
 
 cdef class SharedMemory:
@@ -166,9 +166,9 @@ cdef class SharedMemory:
         self.ring_bytes = self.head.ring_bytes
         self.members = <Member *>(self.base + members_at())
         self.pairs = <uint64_t *>(self.members + self.ranks)
-        self.words = <int>words_for(self.ranks)
+        self.words = <int>bitmap_words(self.ranks)
         self.present = self.pairs + <size_t>self.ranks * self.ranks
-        self.buried = self.present + <size_t>PLOTS * self.words
+        self.dead = self.present + <size_t>REGIONS * self.words
 
     def heap(self, uint64_t place):
         """Return the heap of the rank with this number among those who joined."""
@@ -184,130 +184,130 @@ cdef class SharedMemory:
         """Return the bytes that groups have, or that are kept for the next ones."""
         return self.head.used
 
-    cdef uint64_t open(self, uint64_t context, const int *peers, const int *place, int size,
+    cdef uint64_t open(self, uint64_t comm_id, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil:
         cdef uint64_t offset = 0, fresh = 0
         cdef bint raced = True
-        cdef Plot *plot
+        cdef WindowRegion *region
         cdef int i
         lock(self.head)
-        i = self.find(context)
+        i = self.find(comm_id)
         while i < 0 and raced and not self.head.spent and self.find_free(nbytes) < 0:
             # Not under the lock: it takes a while, and a rank that is stopped meanwhile would stop
             # all other ranks of the host.
             unlock(self.head)
             fresh = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
             lock(self.head)
-            i = self.find(context)
+            i = self.find(comm_id)
         if i < 0 and not self.head.spent:
-            i = self.take(nbytes, PLOTS)
+            i = self.take_region(nbytes, REGIONS)
             if i < 0:
                 self.head.spent = 1
             else:
-                plot = &self.head.plot[i]
-                if plot.nbytes != 0:
-                    memset(self.base + plot.offset, 0, plot.nbytes)
+                region = &self.head.region[i]
+                if region.nbytes != 0:
+                    memset(self.base + region.offset, 0, region.nbytes)
                 elif fresh != 0:
-                    plot.offset, fresh = fresh, 0
-                    store_u64(&plot.nbytes, nbytes)
-                self.occupy(i, context, peers, place, size)
+                    region.offset, fresh = fresh, 0
+                    store_u64(&region.nbytes, nbytes)
+                self.assign_region(i, comm_id, peers, place, size)
         if i >= 0:
-            plot = &self.head.plot[i]
-            if plot.members == size and plot.nbytes == nbytes:
-                offset = plot.offset
+            region = &self.head.region[i]
+            if region.members == size and region.nbytes == nbytes:
+                offset = region.offset
         if fresh != 0 and not give_back(self.head, fresh, nbytes):
-            self.spare(fresh, nbytes)       # another rank of the group was first
+            self.free_region(fresh, nbytes)  # another rank of the group was first
         unlock(self.head)
         return offset
 
-    cdef void leave(self, uint64_t context, const int *peers, const int *place, int size,
+    cdef void leave(self, uint64_t comm_id, const int *peers, const int *place, int size,
                     int own) noexcept nogil:
         cdef int i
         lock(self.head)
-        i = self.find(context)
+        i = self.find(comm_id)
         if i < 0 and size > 1:
             # A member that asks later finds no windows, which no other member would use. Without
-            # a free `Plot` to say so, it keeps windows of its own until all members' processes
-            # have ended.
-            i = self.take(0, PLOTS // 2)
+            # a free `WindowRegion` to say so, it keeps windows of its own until all members'
+            # processes have ended.
+            i = self.take_region(0, REGIONS // 2)
             if i >= 0:
-                self.occupy(i, context, peers, place, size)
+                self.assign_region(i, comm_id, peers, place, size)
         if i >= 0:
-            self.strike(i, own)
+            self.drop_member(i, own)
         unlock(self.head)
 
-    cdef void bury(self, int place) noexcept nogil:
+    cdef void mark_dead(self, int place) noexcept nogil:
         cdef uint64_t bit = 1ULL << (place % 64)
         cdef int i
-        if load_u64(&self.buried[place // 64]) & bit:
+        if load_u64(&self.dead[place // 64]) & bit:
             return
         lock(self.head)
-        for i in range(self.head.plots):
-            self.strike(i, place)
-        store_u64(&self.buried[place // 64], self.buried[place // 64] | bit)
+        for i in range(self.head.regions):
+            self.drop_member(i, place)
+        store_u64(&self.dead[place // 64], self.dead[place // 64] | bit)
         unlock(self.head)
 
-    # Called under the lock. A `Plot` is known by its number.
+    # Called under the lock. A `WindowRegion` is known by its number.
 
     cdef bint is_free(self, int i) noexcept nogil:
         cdef const uint64_t *present = self.present + <size_t>i * self.words
         cdef int k
         for k in range(self.words):
-            if self.head.plot[i].members != 0 and present[k] != 0:
+            if self.head.region[i].members != 0 and present[k] != 0:
                 return False
         return True
 
-    cdef int find(self, uint64_t context) noexcept nogil:
-        """Return the group's `Plot`; -1: it has none."""
+    cdef int find(self, uint64_t comm_id) noexcept nogil:
+        """Return the group's `WindowRegion`; -1: it has none."""
         cdef int i
-        for i in range(self.head.plots):
-            if self.head.plot[i].context == context and not self.is_free(i):
+        for i in range(self.head.regions):
+            if self.head.region[i].comm_id == comm_id and not self.is_free(i):
                 return i
         return -1
 
     cdef int find_free(self, uint64_t nbytes) noexcept nogil:
-        """Return a free `Plot` with exactly `nbytes` bytes; -1: none."""
+        """Return a free `WindowRegion` with exactly `nbytes` bytes; -1: none."""
         cdef int i
-        for i in range(self.head.plots):
-            if self.head.plot[i].nbytes == nbytes and self.is_free(i):
+        for i in range(self.head.regions):
+            if self.head.region[i].nbytes == nbytes and self.is_free(i):
                 return i
         return -1
 
-    cdef int take(self, uint64_t nbytes, int most) noexcept nogil:
-        """Return a free `Plot` with `nbytes` bytes, or one without memory.
+    cdef int take_region(self, uint64_t nbytes, int most) noexcept nogil:
+        """Return a free `WindowRegion` with `nbytes` bytes, or one without memory.
 
         -1: none of the first `most` is free.
         """
         cdef int i = self.find_free(nbytes)
         if i < 0:
             i = self.find_free(0)
-        if i < 0 and self.head.plots < most:
-            i = self.head.plots
-            self.head.plots += 1
+        if i < 0 and self.head.regions < most:
+            i = self.head.regions
+            self.head.regions += 1
         return i if i < most else -1
 
-    cdef void spare(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    cdef void free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
         """Keep memory for the next group that asks for this size."""
-        cdef int i = self.take(0, PLOTS)
+        cdef int i = self.take_region(0, REGIONS)
         if i >= 0:
-            self.head.plot[i].offset = offset
-            store_u64(&self.head.plot[i].nbytes, nbytes)
+            self.head.region[i].offset = offset
+            store_u64(&self.head.region[i].nbytes, nbytes)
 
-    cdef void occupy(self, int i, uint64_t context, const int *peers, const int *place,
-                     int size) noexcept nogil:
-        """Assign a free `Plot` to this group."""
+    cdef void assign_region(self, int i, uint64_t comm_id, const int *peers, const int *place,
+                            int size) noexcept nogil:
+        """Assign a free `WindowRegion` to this group."""
         cdef uint64_t *present = self.present + <size_t>i * self.words
         cdef int k, at
-        store_int(&self.head.plot[i].members, 0)
-        self.head.plot[i].context = context
+        store_int(&self.head.region[i].members, 0)
+        self.head.region[i].comm_id = comm_id
         for k in range(self.words):
             present[k] = 0
         for k in range(size):
             at = place[peers[k]]
-            present[at // 64] |= (1ULL << (at % 64)) & ~self.buried[at // 64]
-        store_int(&self.head.plot[i].members, size)
+            present[at // 64] |= (1ULL << (at % 64)) & ~self.dead[at // 64]
+        store_int(&self.head.region[i].members, size)
 
-    cdef void strike(self, int i, int place) noexcept nogil:
+    cdef void drop_member(self, int i, int place) noexcept nogil:
         """Record that this member has left, or will never join."""
         cdef uint64_t *word = self.present + <size_t>i * self.words + place // 64
         store_u64(word, word[0] & ~(1ULL << (place % 64)))
@@ -315,10 +315,10 @@ cdef class SharedMemory:
 
 cdef uint64_t head_bytes(int ranks) noexcept nogil:
     return whole_pages(members_at() + ranks * (sizeof(Member) + ranks * sizeof(uint64_t))
-                       + (PLOTS + 1) * words_for(ranks) * sizeof(uint64_t))
+                       + (REGIONS + 1) * bitmap_words(ranks) * sizeof(uint64_t))
 
 
-cdef inline uint64_t words_for(int ranks) noexcept nogil:
+cdef inline uint64_t bitmap_words(int ranks) noexcept nogil:
     return (ranks + 63) // 64
 
 

@@ -53,7 +53,7 @@ cdef class LocalPeersHandle:
         cdef int i, place, peer, pid
         if rank not in sharers or len(sharers) > memory.ranks:
             raise ValueError(f"rank {rank} shares no memory with {sharers}")
-        n = new_nearby(size, len(sharers))
+        n = new_local_peers(size, len(sharers))
         if n == NULL:
             raise MemoryError(f"no memory for {size} ranks")
         self.table = n
@@ -72,11 +72,11 @@ cdef class LocalPeersHandle:
 
     def __dealloc__(self):
         if self.table != NULL:
-            close_nearby(self.table)
+            close_local_peers(self.table)
         free(self.table)
 
 
-cdef LocalPeers *new_nearby(int size, int places) noexcept nogil:
+cdef LocalPeers *new_local_peers(int size, int places) noexcept nogil:
     cdef size_t nbytes = sizeof(LocalPeers) + (size + 4 * places) * sizeof(int)
     cdef LocalPeers *n = <LocalPeers *>calloc(1, nbytes)
     cdef int i
@@ -87,13 +87,13 @@ cdef LocalPeers *new_nearby(int size, int places) noexcept nogil:
     n.ranks = n.place + size
     n.pids = n.ranks + places
     n.watched = n.pids + places
-    n.bells = n.watched + places
-    n.bell[0] = n.bell[1] = -1
+    n.doorbells = n.watched + places
+    n.doorbell[0] = n.doorbell[1] = -1
     for i in range(size):
         n.place[i] = -1
     for i in range(places):
         n.watched[i] = UNWATCHED
-        n.bells[i] = -1
+        n.doorbells[i] = -1
     return n
 
 
@@ -130,15 +130,15 @@ cdef bint has_ended(LocalPeers *n, int place) noexcept nogil:
     return ended
 
 
-cdef void close_nearby(LocalPeers *n) noexcept nogil:
+cdef void close_local_peers(LocalPeers *n) noexcept nogil:
     cdef int i
     # In a forked child the thread that held `busy` does not exist.
     if n.pid == getpid():
         lock_watched(n)
     for i in range(2):
-        close_one(&n.bell[i])
+        close_one(&n.doorbell[i])
     for i in range(n.places):
-        close_one(&n.bells[i])
+        close_one(&n.doorbells[i])
         close_one(&n.watched[i])
         n.watched[i] = CLOSED
     store_int(&n.busy, 0)
@@ -152,26 +152,26 @@ cdef void close_one(int *fd) noexcept nogil:
 
 # Doorbells
 
-cdef int hang_bell(LocalPeers *n) noexcept nogil:
+cdef int create_doorbell(LocalPeers *n) noexcept nogil:
     cdef Member *member = &n.members[n.own]
     cdef stat_t status
-    if pipe2(n.bell, O_CLOEXEC | O_NONBLOCK) != 0:
-        n.bell[0] = n.bell[1] = -1
+    if pipe2(n.doorbell, O_CLOEXEC | O_NONBLOCK) != 0:
+        n.doorbell[0] = n.doorbell[1] = -1
         return NO_MEMORY
-    if fstat(n.bell[0], &status) != 0:
+    if fstat(n.doorbell[0], &status) != 0:
         return NO_MEMORY
-    member.bell_inode = status.st_ino
-    store_int(&member.bell, n.bell[0] + 1)
+    member.doorbell_inode = status.st_ino
+    store_int(&member.doorbell, n.doorbell[0] + 1)
     return OK
 
 
-cdef void open_bell(LocalPeers *n, int place) noexcept nogil:
+cdef void open_doorbell(LocalPeers *n, int place) noexcept nogil:
     """Open a rank's doorbell. If that fails, the rank wakes when its slice of sleep ends."""
     cdef Member *member = &n.members[place]
     cdef char path[64]
     cdef stat_t status
-    cdef int fd, number = load_int(&member.bell) - 1
-    if number < 0 or n.bells[place] >= 0:
+    cdef int fd, number = load_int(&member.doorbell) - 1
+    if number < 0 or n.doorbells[place] >= 0:
         return
     snprintf(path, sizeof(path), b"/proc/%d/fd/%d", n.pids[place], number)
     # For reading as well: writing to a pipe without readers would raise a signal.
@@ -180,49 +180,49 @@ cdef void open_bell(LocalPeers *n, int place) noexcept nogil:
         return
     # The process may have ended, and another one have its pid.
     if fstat(fd, &status) != 0 or not S_ISFIFO(status.st_mode) \
-            or status.st_ino != member.bell_inode:
+            or status.st_ino != member.doorbell_inode:
         close(fd)
         return
-    n.bells[place] = fd
+    n.doorbells[place] = fd
 
 
-cdef void ring_bell(LocalPeers *n, int place) noexcept nogil:
+cdef void ring_doorbell(LocalPeers *n, int place) noexcept nogil:
     cdef Member *member = &n.members[place]
     fence()
     if load_u32(&member.asleep) == 0:
         return
     store_u32(&member.asleep, 0)
-    open_bell(n, place)
-    if n.bells[place] >= 0 and write(n.bells[place], b"", 1) < 0:
+    open_doorbell(n, place)
+    if n.doorbells[place] >= 0 and write(n.doorbells[place], b"", 1) < 0:
         return                      # the pipe is full: the rank will wake
 
 
-cdef void fall_asleep(LocalPeers *n) noexcept nogil:
+cdef void announce_sleep(LocalPeers *n) noexcept nogil:
     n.asleep += 1
     store_u32(&n.members[n.own].asleep, 1)
     fence()
 
 
-cdef void wake_up(LocalPeers *n) noexcept nogil:
+cdef void end_sleep(LocalPeers *n) noexcept nogil:
     n.asleep -= 1
     # The sender may have meant another sleeping thread of this rank.
     store_u32(&n.members[n.own].asleep, n.asleep != 0)
     fence()
 
 
-cdef void silence_bell(LocalPeers *n) noexcept nogil:
+cdef void drain_doorbell(LocalPeers *n) noexcept nogil:
     cdef char nothing[NOTHING]
-    while read(n.bell[0], nothing, NOTHING) == NOTHING:
+    while read(n.doorbell[0], nothing, NOTHING) == NOTHING:
         pass
 
 
-cdef void tell_news(LocalPeers *n, int place) noexcept nogil:
-    add_u32(&n.members[place].news, 1)
-    ring_bell(n, place)
+cdef void notify_peer(LocalPeers *n, int place) noexcept nogil:
+    add_u32(&n.members[place].events, 1)
+    ring_doorbell(n, place)
 
 
-cdef void spread_news(LocalPeers *n) noexcept nogil:
+cdef void notify_all(LocalPeers *n) noexcept nogil:
     cdef int place
     for place in range(n.places):
         if place != n.own:
-            tell_news(n, place)
+            notify_peer(n, place)

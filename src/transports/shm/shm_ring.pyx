@@ -3,9 +3,9 @@ from libc.stdint cimport uint64_t
 
 from cydist._native.pipeline cimport copy
 from cydist._native.shm_memory cimport PORTION, give_back, reserve
-from cydist._native.shm_peers cimport LocalPeers, ring_bell, tell_news
+from cydist._native.shm_peers cimport LocalPeers, ring_doorbell, notify_peer
 from cydist._native.sync cimport (
-    fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64, take_turn,
+    fence, load_int, load_u32, load_u64, store_int, store_u32, store_u64, compare_swap_u64,
 )
 
 cdef enum:
@@ -14,7 +14,7 @@ cdef enum:
 
 # Pairs
 
-cdef uint64_t *pair_word(const LocalPeers *n, int place) noexcept nogil:
+cdef uint64_t *pair_entry(const LocalPeers *n, int place) noexcept nogil:
     cdef int low = min(n.own, place), high = max(n.own, place)
     return &n.pairs[<size_t>low * n.ranks_of_memory + high]
 
@@ -24,7 +24,7 @@ cdef inline uint64_t each_bytes(const LocalPeers *n) noexcept nogil:
 
 
 cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil:
-    cdef uint64_t *word = pair_word(n, place)
+    cdef uint64_t *word = pair_entry(n, place)
     cdef uint64_t found = load_u64(word)
     cdef uint64_t offset = 0
     cdef bint raced = True
@@ -34,11 +34,11 @@ cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil:
             found = load_u64(word)
     if found != 0:
         return found
-    if not take_turn(word, &found, NO_RINGS if offset == 0 else offset):
+    if not compare_swap_u64(word, &found, NO_RINGS if offset == 0 else offset):
         if offset != 0:         # the other rank was first
             give_back(n.head, offset, 2 * each_bytes(n))
         return found
-    tell_news(n, place)
+    notify_peer(n, place)
     return NO_RINGS if offset == 0 else offset
 
 
@@ -66,11 +66,11 @@ cdef inline void put(const LocalPeers *n, Ring *ring, const char *bytes,
     ring.at += nbytes
 
 
-cdef inline size_t room_in(const LocalPeers *n, const Ring *ring) noexcept nogil:
+cdef inline size_t free_bytes(const LocalPeers *n, const Ring *ring) noexcept nogil:
     return n.ring_bytes - (ring.at - ring.seen)
 
 
-cdef inline bint look_at_head(const LocalPeers *n, Ring *ring) noexcept nogil:
+cdef inline bint refresh_head(const LocalPeers *n, Ring *ring) noexcept nogil:
     """Read the reader's head; False: it is impossible."""
     ring.seen = load_u64(&ring.control.head)
     if ring.at - ring.seen <= n.ring_bytes:
@@ -79,12 +79,13 @@ cdef inline bint look_at_head(const LocalPeers *n, Ring *ring) noexcept nogil:
     return False
 
 
-cdef bint has_room(LocalPeers *n, Ring *ring) noexcept nogil:
-    return not look_at_head(n, ring) or room_in(n, ring) >= PORTION
+cdef bint has_space(LocalPeers *n, Ring *ring) noexcept nogil:
+    return not refresh_head(n, ring) or free_bytes(n, ring) >= PORTION
 
 
-cdef bint has_room_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil:
-    return room_in(n, ring) >= nbytes or not look_at_head(n, ring) or room_in(n, ring) >= nbytes
+cdef bint has_space_for(LocalPeers *n, Ring *ring, size_t nbytes) noexcept nogil:
+    return (free_bytes(n, ring) >= nbytes or not refresh_head(n, ring)
+            or free_bytes(n, ring) >= nbytes)
 
 
 cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header,
@@ -92,18 +93,18 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
     cdef uint64_t began = ring.at
     cdef size_t part
     cdef bint first = True
-    if room_in(n, ring) < header_bytes + nbytes and not look_at_head(n, ring):
+    if free_bytes(n, ring) < header_bytes + nbytes and not refresh_head(n, ring):
         return -1
-    part = min(header_bytes, room_in(n, ring))
+    part = min(header_bytes, free_bytes(n, ring))
     put(n, ring, header, part)
     if part < header_bytes:
         nbytes = 0              # new room is for the rest of the header
     while nbytes != 0:
-        part = min(nbytes, min(<size_t>PORTION, room_in(n, ring)))
+        part = min(nbytes, min(<size_t>PORTION, free_bytes(n, ring)))
         if part == 0:
-            if not look_at_head(n, ring):
+            if not refresh_head(n, ring):
                 return -1
-            if room_in(n, ring) == 0:
+            if free_bytes(n, ring) == 0:
                 break
             continue
         put(n, ring, data, part)
@@ -113,20 +114,20 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
             store_u64(&ring.control.tail, ring.at)
             if first:
                 first = False
-                ring_bell(n, place)
+                ring_doorbell(n, place)
     if ring.at != began:
         store_u64(&ring.control.tail, ring.at)
-        ring_bell(n, place)
+        ring_doorbell(n, place)
     return <ssize_t>(ring.at - began)
 
 
-cdef bint want_room(LocalPeers *n, Ring *ring) noexcept nogil:
-    store_u32(&ring.control.wants_room, 1)
+cdef bint request_space(LocalPeers *n, Ring *ring) noexcept nogil:
+    store_u32(&ring.control.wants_space, 1)
     fence()
-    return not has_room(n, ring)
+    return not has_space(n, ring)
 
 
-cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil:
+cdef const char *readable_bytes(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil:
     cdef size_t place = ring.at & (n.ring_bytes - 1)
     cdef uint64_t there = ring.seen - ring.at
     if there == 0:
@@ -139,7 +140,7 @@ cdef const char *unread(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogi
     return ring.data + place
 
 
-cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil:
+cdef void advance_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil:
     cdef bint nearly_empty = ring.seen - ring.at < n.ring_bytes // SEEN_FULL
     ring.at += nbytes
     store_u64(&ring.control.head, ring.at)
@@ -148,12 +149,12 @@ cdef void was_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept
     if nearly_empty:
         return
     fence()
-    if load_u32(&ring.control.wants_room) != 0:
-        store_u32(&ring.control.wants_room, 0)
-        ring_bell(n, place)
+    if load_u32(&ring.control.wants_space) != 0:
+        store_u32(&ring.control.wants_space, 0)
+        ring_doorbell(n, place)
 
 
-cdef void say_over(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil:
+cdef void close_writer(LocalPeers *n, int place, Ring *ring, int how) noexcept nogil:
     if ring.control != NULL and load_int(&ring.control.over) == 0:
         store_int(&ring.control.over, how)
-        ring_bell(n, place)
+        ring_doorbell(n, place)

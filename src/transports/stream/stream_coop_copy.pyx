@@ -5,17 +5,18 @@ from libc.stdint cimport int64_t, uint64_t
 from cydist._native.abi cimport PAGE, now_ns
 from cydist._native.failpoints cimport RECV_MID, SEND_MID, reach
 from cydist._native.linux cimport iovec, process_vm_readv, process_vm_writev
-from cydist._native.shm_peers cimport LocalPeers, has_ended, ring_bell
+from cydist._native.shm_peers cimport LocalPeers, has_ended, ring_doorbell
 from cydist._native.shm_ring cimport Control
 from cydist._native.stream cimport CoopCopy
 from cydist._native.sync cimport (
-    GRACE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64, take_turn,
+    GRACE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64,
+    compare_swap_u64,
 )
 
 cdef enum:
     LEAST_PIECE = 32768
     MOST_PIECE = 262144
-    TURN_BYTES = 1048576        # copied before other connections are served again
+    BYTES_AT_ONCE = 1048576     # copied before other connections are served again
 
 # `claims`: the receiver's count, the sender's, whether it is closed, and the message's name.
 cdef enum:
@@ -62,7 +63,7 @@ cdef uint64_t claim(Control *control, const CoopCopy *j, uint64_t one) noexcept 
     """Return the number of a piece to copy, counted from this side's end; j.pieces: none."""
     cdef uint64_t claims = load_u64(&control.claims)
     while is_open(claims, j.name) and front_of(claims) + back_of(claims) < j.pieces:
-        if take_turn(&control.claims, &claims, claims + one):
+        if compare_swap_u64(&control.claims, &claims, claims + one):
             return front_of(claims) if one == 1 else back_of(claims)
     return j.pieces
 
@@ -71,13 +72,13 @@ cdef bint close_claims(Control *control, const CoopCopy *j, uint64_t *claims) no
     """Close the claims; False: they were closed before. `claims` gets their value at that time."""
     claims[0] = load_u64(&control.claims)
     while is_open(claims[0], j.name):
-        if take_turn(&control.claims, claims, claims[0] | CLOSED):
+        if compare_swap_u64(&control.claims, claims, claims[0] | CLOSED):
             return True
     return False
 
 
 cdef int copy_piece(Connection *c, const CoopCopy *j, uint64_t index, bint writing) noexcept nogil:
-    cdef LocalPeers *n = c.net.nearby
+    cdef LocalPeers *n = c.net.shm
     cdef int pid = n.pids[n.place[c.peer]]
     cdef size_t start = index * j.piece
     cdef iovec here = iovec(j.ours + start, min(j.piece, j.nbytes - start))
@@ -98,32 +99,32 @@ cdef int copy_piece(Connection *c, const CoopCopy *j, uint64_t index, bint writi
 
 # Receiving
 
-cdef bint can_join(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil:
-    return (c.near and c.inbound.control != NULL and c.taking.pieces == 0 and not c.apart
-            and theirs != 0 and nbytes >= JOINT_BYTES
+cdef bint can_coop_copy(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil:
+    return (c.local and c.inbound.control != NULL and c.coop_recv.pieces == 0 and not c.no_coop_copy
+            and theirs != 0 and nbytes >= COOP_BYTES
             and load_int(&c.inbound.control.failed) == 0)
 
 
-cdef void open_joint(Connection *c, uint64_t name, uint64_t theirs, char *into,
-                     size_t nbytes) noexcept nogil:
+cdef void open_coop_copy(Connection *c, uint64_t name, uint64_t theirs, char *into,
+                         size_t nbytes) noexcept nogil:
     cdef Control *control = c.inbound.control
-    describe(&c.taking, name, into, theirs, nbytes)
+    describe(&c.coop_recv, name, into, theirs, nbytes)
     store_u64(&control.into, <uint64_t>into)
     store_u64(&control.pushed, 0)
-    swap_u64(&control.claims, c.taking.name << NAME_SHIFT)
+    swap_u64(&control.claims, c.coop_recv.name << NAME_SHIFT)
 
 
-cdef inline bint heard_all(const Connection *c) noexcept nogil:
+cdef inline bint knows_withdrawals(const Connection *c) noexcept nogil:
     return load_u64(&c.inbound.control.withdrawn) == c.withdrawals
 
 
-cdef int take_some(Connection *c) noexcept nogil:
+cdef int pull_pieces(Connection *c) noexcept nogil:
     cdef Control *control = c.inbound.control
-    cdef CoopCopy *j = &c.taking
+    cdef CoopCopy *j = &c.coop_recv
     cdef uint64_t index, claims
     cdef size_t done = 0
     cdef int how
-    while done < TURN_BYTES:
+    while done < BYTES_AT_ONCE:
         if load_int(&control.failed) != 0:
             return FAILED
         index = claim(control, j, 1)
@@ -142,25 +143,25 @@ cdef int take_some(Connection *c) noexcept nogil:
             or load_u64(&control.pushed) != back_of(claims)):
         return IDLE
     fence()                     # all was copied before `withdrawn` is read
-    if not heard_all(c) or not close_claims(control, j, &claims):
+    if not knows_withdrawals(c) or not close_claims(control, j, &claims):
         return IDLE             # the sender has given up: it reports so
     j.pieces = 0
     return WHOLE
 
 
-cdef bint stop_taking(Connection *c) noexcept nogil:
+cdef bint stop_pulling(Connection *c) noexcept nogil:
     cdef Control *control = c.inbound.control
-    cdef LocalPeers *n = c.net.nearby
+    cdef LocalPeers *n = c.net.shm
     cdef int64_t until = now_ns() + GRACE_NS
     cdef uint64_t claims
-    close_claims(control, &c.taking, &claims)
-    c.taking.pieces = 0
+    close_claims(control, &c.coop_recv, &claims)
+    c.coop_recv.pieces = 0
     # If many ranks share a core, one yield may take long.
     while load_u64(&control.pushed) != back_of(claims) and load_int(&control.failed) == 0:
         if has_ended(n, n.place[c.peer]):
             break
         if now_ns() >= until:
-            c.apart = True
+            c.no_coop_copy = True
             return False
         sched_yield()
     return True
@@ -168,24 +169,24 @@ cdef bint stop_taking(Connection *c) noexcept nogil:
 
 # Sending
 
-cdef void join(Connection *c, Out *out, uint64_t name) noexcept nogil:
+cdef void join_coop_copy(Connection *c, Out *out, uint64_t name) noexcept nogil:
     cdef Control *control = c.outbound.control
     if load_int(&control.failed) != 0 or not is_open(load_u64(&control.claims), name_of(name)):
         return                  # it cannot be copied, or the receiver has taken all pieces
-    describe(&c.giving, name, <char *>out.data, load_u64(&control.into), out.left)
-    c.given = out
+    describe(&c.coop_send, name, <char *>out.data, load_u64(&control.into), out.left)
+    c.coop_out = out
 
 
-cdef int give_some(Connection *c) noexcept nogil:
+cdef int push_pieces(Connection *c) noexcept nogil:
     cdef Control *control = c.outbound.control
-    cdef CoopCopy *j = &c.giving
+    cdef CoopCopy *j = &c.coop_send
     cdef uint64_t index
     cdef size_t done = 0
-    while done < TURN_BYTES and not j.rung:
+    while done < BYTES_AT_ONCE and not j.rung:
         index = claim(control, j, BACK)
         if index == j.pieces:
             j.rung = True       # the receiver may sleep until the last piece is there
-            ring_bell(c.net.nearby, c.net.nearby.place[c.peer])
+            ring_doorbell(c.net.shm, c.net.shm.place[c.peer])
             break
         reach(SEND_MID)
         if not is_open(load_u64(&control.claims), j.name):
@@ -196,7 +197,7 @@ cdef int give_some(Connection *c) noexcept nogil:
         if copy_piece(c, j, j.pieces - 1 - index, True) != MOVED:
             j.rung = True
             store_int(&control.failed, 1)
-            ring_bell(c.net.nearby, c.net.nearby.place[c.peer])
+            ring_doorbell(c.net.shm, c.net.shm.place[c.peer])
             break
         j.pushed += 1
         store_u64(&control.pushed, j.pushed)
@@ -204,23 +205,23 @@ cdef int give_some(Connection *c) noexcept nogil:
     return MOVED if done != 0 else IDLE
 
 
-cdef void stop_giving(Connection *c) noexcept nogil:
+cdef void stop_pushing(Connection *c) noexcept nogil:
     cdef uint64_t claims
-    close_claims(c.outbound.control, &c.giving, &claims)
-    c.given = NULL
+    close_claims(c.outbound.control, &c.coop_send, &claims)
+    c.coop_out = NULL
 
 
-cdef void take_back(Connection *c) noexcept nogil:
+cdef void withdraw_coop_copy(Connection *c) noexcept nogil:
     cdef Control *control = c.outbound.control
-    if c.near and control != NULL:
+    if c.local and control != NULL:
         store_u64(&control.withdrawn, control.withdrawn + 1)
         fence()
 
 
-cdef bint joint_waits(const Connection *c) noexcept nogil:
+cdef bint coop_copy_waits(const Connection *c) noexcept nogil:
     cdef uint64_t claims
-    cdef const CoopCopy *j = &c.taking
-    if c.given != NULL and not c.giving.rung:
+    cdef const CoopCopy *j = &c.coop_recv
+    if c.coop_out != NULL and not c.coop_send.rung:
         return True
     if j.pieces == 0 or j.lost:
         return False
@@ -229,4 +230,4 @@ cdef bint joint_waits(const Connection *c) noexcept nogil:
         return False
     return (front_of(claims) + back_of(claims) < j.pieces
             or load_int(&c.inbound.control.failed) != 0
-            or (load_u64(&c.inbound.control.pushed) == back_of(claims) and heard_all(c)))
+            or (load_u64(&c.inbound.control.pushed) == back_of(claims) and knows_withdrawals(c)))

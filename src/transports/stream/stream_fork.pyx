@@ -7,7 +7,7 @@ from cydist._native.linux cimport (
     close, pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from cydist._native.shm_peers cimport close_nearby
+from cydist._native.shm_peers cimport close_local_peers
 from cydist._native.stream cimport LIVE, WANTED, Net
 
 cdef extern from "<fcntl.h>" nogil:
@@ -123,8 +123,8 @@ cdef void abandon(Net *net) noexcept nogil:
 
 
 cdef void close_descriptors(Net *net) noexcept nogil:
-    if net.nearby != NULL:
-        close_nearby(net.nearby)
+    if net.shm != NULL:
+        close_local_peers(net.shm)
     if net.epoll >= 0:
         close(net.epoll)
     if net.wake >= 0:

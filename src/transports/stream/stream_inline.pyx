@@ -5,10 +5,10 @@ from libc.string cimport memcmp, memcpy
 from cydist._native.abi cimport OK, PENDING, Comm, Fingerprint, Request
 from cydist._native.linux cimport pthread_mutex_trylock, pthread_mutex_unlock
 from cydist._native.matching cimport find_arrived, find_posted
-from cydist._native.stream_send cimport post_send, release
-from cydist._native.stream_peers cimport unread_by
-from cydist._native.stream_progress cimport is_costly
-from cydist._native.shm_ring cimport has_room_for, unread, was_read
+from cydist._native.stream_send cimport post_send, return_credit
+from cydist._native.stream_peers cimport has_unread
+from cydist._native.stream_progress cimport is_slow_poll
+from cydist._native.shm_ring cimport has_space_for, readable_bytes, advance_read
 from cydist._native.stream cimport LIVE, Connection, Net
 from cydist._native.wire cimport EAGER, MAGIC, Header
 from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
@@ -23,10 +23,10 @@ cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
     cdef Connection *c
     cdef int status = PENDING
     r.link = NULL
-    if r.nbytes > INLINE_BYTES or net.nearby == NULL or pthread_mutex_trylock(&net.lock) != 0:
+    if r.nbytes > INLINE_BYTES or net.shm == NULL or pthread_mutex_trylock(&net.lock) != 0:
         return PENDING
     c = net.connections[t.peers[r.peer] * net.lanes]
-    if c != NULL and c.near and c.state == LIVE and c.inbound.control != NULL:
+    if c != NULL and c.local and c.state == LIVE and c.inbound.control != NULL:
         if nothing_else(net, NULL if sending else c):
             status = send_now(net, c, t, r) if sending else recv_now(net, c, t, r)
     pthread_mutex_unlock(&net.lock)
@@ -35,20 +35,20 @@ cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
 
 cdef inline bint nothing_else(Net *net, const Connection *but) noexcept nogil:
     """Return whether no other message has arrived. A control message may report a failure."""
-    cdef Connection *c = net.near
-    if (load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard
-            or is_costly(net, net.tests + 1)):
+    cdef Connection *c = net.local
+    if (load_u32(&net.shm.members[net.shm.own].events) != net.shm.events_seen
+            or is_slow_poll(net, net.tests + 1)):
         return False
     net.tests += 1
     while c != NULL:
-        if c != but and c.state == LIVE and c.near and unread_by(c):
+        if c != but and c.state == LIVE and c.local and has_unread(c):
             return False
-        c = c.next_near
+        c = c.next_local
     return True
 
 
 cdef inline int send_now(Net *net, Connection *c, Comm *t, Request *r) noexcept nogil:
-    if c.out != NULL or not has_room_for(net.nearby, &c.outbound, sizeof(Header) + r.nbytes):
+    if c.out != NULL or not has_space_for(net.shm, &c.outbound, sizeof(Header) + r.nbytes):
         return PENDING
     return post_send(net, t, r) or r.status
 
@@ -60,11 +60,11 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     cdef size_t nbytes = 0
     cdef int _look, looks = 1 + net.spins // (SPINS // LOOKS)     # few if spinning does not pay
     if (c.header_read != 0 or c.to_read != 0 or c.over != 0
-            or find_arrived(&net.queues, t.context, c.peer, r.tag) != NULL
-            or find_posted(&net.queues, t.context, c.peer, r.tag) != NULL):
+            or find_arrived(&net.queues, t.comm_id, c.peer, r.tag) != NULL
+            or find_posted(&net.queues, t.comm_id, c.peer, r.tag) != NULL):
         return PENDING
     for _look in range(looks):
-        bytes = unread(net.nearby, &c.inbound, &nbytes)
+        bytes = readable_bytes(net.shm, &c.inbound, &nbytes)
         if bytes != NULL or nbytes != 0:
             break
         pause()
@@ -76,9 +76,9 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     if header.released > c.credited:
         c.credited = header.released
     memcpy(r.ptr, bytes + sizeof(Header), r.nbytes)
-    was_read(net.nearby, net.nearby.place[c.peer], &c.inbound, charge)
+    advance_read(net.shm, net.shm.place[c.peer], &c.inbound, charge)
     c.received += charge
-    release(c, charge)
+    return_credit(c, charge)
     r.source = r.peer
     r.status = OK
     return OK
@@ -88,7 +88,7 @@ cdef inline bint is_for(const Header *h, const Connection *c, const Comm *t,
                         const Request *r) noexcept nogil:
     """Return whether this is a whole message that fits the receive."""
     return (h.magic == MAGIC and h.kind == EAGER and h.lane == c.lane and not c.said_goodbye
-            and h.context == t.context and h.tag == r.tag and h.nbytes == r.nbytes
+            and h.comm_id == t.comm_id and h.tag == r.tag and h.nbytes == r.nbytes
             and h.released <= c.sent
             and c.received + sizeof(Header) + r.nbytes - c.released <= c.net.held_limit
             and memcmp(&h.fingerprint, r.expected, sizeof(Fingerprint)) == 0)

@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
-from cydist._native.abi cimport NOTICE_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
+from cydist._native.abi cimport CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.stream_fork cimport abandon, close_descriptors, forget, remember
@@ -24,13 +24,15 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
-    left_over as left_over_in, open_context,
+    left_over as left_over_in, open_comm,
 )
-from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, hang_bell
+from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, create_doorbell
 from cydist._native.stream_send cimport post_send, withdraw_send
-from cydist._native.stream_peers cimport adopt, drop_context, free_connections, leave, lose
+from cydist._native.stream_peers cimport adopt, drop_comm, free_connections, leave_link, mark_lost
 from cydist._native.stream_liveness cimport MOST_LANES
-from cydist._native.stream_progress cimport ensure_background, move, progress, stop_background, wait
+from cydist._native.stream_progress cimport (
+    ensure_background, poll_once, progress, stop_background, wait,
+)
 from cydist._native.stream cimport (
     BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Out,
 )
@@ -41,7 +43,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
-    TESTS_PER_FAR = 4
+    TESTS_PER_FOREIGN = 4
     LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
 
@@ -55,7 +57,7 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
         status = send_to_self(net, t, r)
     else:
         status = post_send(net, t, r)
-    if net.moving != 0:
+    if net.in_flight != 0:
         ensure_background(net)
     pthread_mutex_unlock(&net.lock)
     return status
@@ -66,7 +68,7 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
     cdef int status
     pthread_mutex_lock(&net.lock)
     status = post_recv(net, t, r)
-    if net.moving != 0:
+    if net.in_flight != 0:
         ensure_background(net)
     pthread_mutex_unlock(&net.lock)
     return status
@@ -79,11 +81,11 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
         net.tests += 1
         # Every call looks for control messages; only waits poll the library each time, which
         # costs much.
-        if (net.far == NULL or not net.far.needed or r.tag != NOTICE_TAG
-                or net.tests % TESTS_PER_FAR == 0):
-            move(net, net.tests)
-        if net.far != NULL and r.status == PENDING and r.place == net.far:
-            net.far.give_up(net, r)
+        if (net.foreign == NULL or not net.foreign.needed or r.tag != CONTROL_TAG
+                or net.tests % TESTS_PER_FOREIGN == 0):
+            poll_once(net, net.tests)
+        if net.foreign != NULL and r.status == PENDING and r.place == net.foreign:
+            net.foreign.give_up(net, r)
         pthread_mutex_unlock(&net.lock)
     return load_int(&r.status)
 
@@ -108,8 +110,8 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
     if r.link != NULL:
-        if net.far != NULL and r.place == net.far:
-            net.far.withdraw(net, r)
+        if net.foreign != NULL and r.place == net.foreign:
+            net.foreign.withdraw(net, r)
         elif r.place != NULL:
             withdraw_send(<Connection *>r.place, <Out *>r.link)
         else:
@@ -131,7 +133,7 @@ cdef bint flushed(Net *net) noexcept nogil:
         c = net.connections[i]
         if c == NULL or c.state != LIVE or c.broken:
             continue
-        if c.near and c.out == NULL:
+        if c.local and c.out == NULL:
             continue            # the memory outlives this process
         if c.out != NULL or (ioctl(c.fd, SIOCOUTQ, &queued) == 0 and queued != 0):
             return False
@@ -154,7 +156,7 @@ cdef bint is_flushing(Net *net, int64_t until) noexcept nogil:
 cdef void close_net(Net *net) noexcept nogil:
     pthread_mutex_lock(&net.lock)
     reach(LEAVE)
-    leave(net)
+    leave_link(net)
     # Nothing is left to wait for. Once the polling thread has noticed, no thread uses the
     # descriptors.
     while net.polling:
@@ -253,7 +255,7 @@ cdef class MessageLink(Link):
         t.lingers = lingers
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            status = open_context(&self.net.queues, t)
+            status = open_comm(&self.net.queues, t)
             pthread_mutex_unlock(&self.net.lock)
         if status != OK:
             raise MemoryError("no memory for a group")
@@ -263,24 +265,24 @@ cdef class MessageLink(Link):
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
-                drop_context(self.net, t.context)
+                drop_comm(self.net, t.comm_id)
                 pthread_mutex_unlock(&self.net.lock)
 
-    def share(self, LocalPeersHandle neighbours not None):
+    def share(self, LocalPeersHandle peers_handle not None):
         """Send messages to these ranks through rings in the memory that they share.
 
         Call this before anything is sent. Raises OSError if there are no descriptors for the
         doorbell.
         """
-        cdef LocalPeers *n = neighbours.table
+        cdef LocalPeers *n = peers_handle.table
         cdef epoll_event event
         event.events = EPOLLIN
         event.data.ptr = self.net
-        if (hang_bell(n) != OK
-                or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, n.bell[0], &event) != 0):
+        if (create_doorbell(n) != OK
+                or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, n.doorbell[0], &event) != 0):
             raise OSError(errno, f"no descriptors for a bell: {os.strerror(errno)}")
-        self.neighbours = neighbours
-        self.net.nearby = n
+        self.peers_handle = peers_handle
+        self.net.shm = n
         self.net.spins = self.net.most_spins = SPINS if cores() >= n.places else 0
 
     def close(self):
@@ -314,7 +316,7 @@ cdef class MessageLink(Link):
             pthread_mutex_lock(&net.lock)
             live, made, threads = net.live, net.made, net.background_runs
             posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
-            moving = net.moving
+            moving = net.in_flight
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
@@ -412,7 +414,7 @@ cdef class TcpLink(MessageLink):
         self.refused.setdefault(peer, reason)
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            lose(self.net, peer, DIED)
+            mark_lost(self.net, peer, DIED)
             pthread_mutex_unlock(&self.net.lock)
 
     def lost(self, int peer):
@@ -435,7 +437,7 @@ cdef class TcpLink(MessageLink):
             pthread_mutex_lock(&self.net.lock)
             c = self.net.connections[peer * self.net.lanes + lane]
             pthread_mutex_unlock(&self.net.lock)
-        return c != NULL and c.state == LIVE and not c.near
+        return c != NULL and c.state == LIVE and not c.local
 
     def share_cores(self, int ranks):
         """Set how many ranks share this host's cores, which decides whether waits may spin."""

@@ -4,28 +4,29 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.stream_recv cimport give_up_joint, readable, withdraw_recv
-from cydist._native.stream_coop_copy cimport stop_giving
+from cydist._native.stream_recv cimport abandon_coop_copy, readable, withdraw_recv
+from cydist._native.stream_coop_copy cimport stop_pushing
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
     iovec, msghdr, recvmsg, shutdown,
 )
 from cydist._native.matching cimport (
-    Item, any_arrived, any_item, any_of_context, any_posted, close_context, free_item, of_context,
+    Item, any_arrived, any_item, any_of_comm, any_posted, close_comm, free_item, of_comm,
     remove, remove_from_ring,
 )
 from cydist._native.stream_send cimport (
-    attach_rings, begin, complete, connection, control, finish, forget_process, new_header,
-    release, remove_out, want, withdraw_send, writable, write_some,
+    attach_rings, begin_request, finish_request, connection, send_control, finish_frame,
+    forget_process, new_header,
+    return_credit, remove_out, request_connection, withdraw_send, writable, write_some,
 )
 from cydist._native.shm_memory cimport SILENT
-from cydist._native.shm_peers cimport LocalPeers, has_ended, spread_news
-from cydist._native.shm_ring cimport NO_RINGS, pair_word, say_over
+from cydist._native.shm_peers cimport LocalPeers, has_ended, notify_all
+from cydist._native.shm_ring cimport NO_RINGS, pair_entry, close_writer
 from cydist._native.stream cimport (
-    ARRIVING, BEYOND, DIED, ENDED, FILLING, LEFT, LIVE, OFFERED, POSTED, PULLING,
+    ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, OFFERED, POSTED, PULLING,
     STAGING_BYTES, Connection, Incoming, Net, Out, incoming,
 )
-from cydist._native.stream_liveness cimport end_hopeless
+from cydist._native.stream_liveness cimport end_stranded
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
@@ -40,7 +41,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
         return CLOSED
     if net.lost[peer] != 0:
         return PEER_LOST
-    hear_news(net)              # the peer may have found no memory for rings
+    on_peer_events(net)         # the peer may have found no memory for rings
     c = connection(net, peer, lane)
     if c == NULL:
         return NO_MEMORY
@@ -67,9 +68,9 @@ cdef void close_socket(Connection *c) noexcept nogil:
             epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
             close(c.fd)
             c.fd = -1
-        if c.near:
+        if c.local:
             forget_process(c)
-            say_over(c.net.nearby, c.net.nearby.place[c.peer], &c.outbound, DIED)
+            close_writer(c.net.shm, c.net.shm.place[c.peer], &c.outbound, DIED)
         else:
             c.net.live -= 1
     c.state = ENDED
@@ -83,33 +84,33 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
     c.filling = NULL
     c.sink = NULL
     c.to_read = c.header_read = 0
-    if c.taken != NULL:
-        give_up_joint(c)
-    if c.given != NULL:
-        stop_giving(c)
+    if c.coop_item != NULL:
+        abandon_coop_copy(c)
+    if c.coop_out != NULL:
+        stop_pushing(c)
     if item != NULL and incoming(item).stage != PULLING:
         if incoming(item).stage == ARRIVING:
             remove(item)
         elif item.request != NULL:
-            complete(net, item.request, status)
+            finish_request(net, item.request, status)
         free_item(item)
     while c.pulling != NULL:
         item = c.pulling
         remove_from_ring(&c.pulling, item)
         if item.request != NULL:
-            complete(net, item.request, status)
+            finish_request(net, item.request, status)
         free_item(item)
     while c.out != NULL:
         out = c.out
         remove_out(&c.out, out)
-        finish(net, out, status)
+        finish_frame(net, out, status)
     while c.offers != NULL:
         out = c.offers
         remove_out(&c.offers, out)
-        finish(net, out, status)
+        finish_frame(net, out, status)
 
 
-cdef void end(Connection *c, int how) noexcept nogil:
+cdef void end_connection(Connection *c, int how) noexcept nogil:
     """End a connection. A peer that left on purpose is gone when all its lanes are."""
     cdef Net *net = c.net
     cdef Connection *other
@@ -121,15 +122,15 @@ cdef void end(Connection *c, int how) noexcept nogil:
             other = net.connections[c.peer * net.lanes + lane]
             if other != NULL and other.state == LIVE:
                 return
-    lose(net, c.peer, how)
+    mark_lost(net, c.peer, how)
 
 
-cdef bint unfinished_from(const Item *item, const void *context) noexcept nogil:
-    return (item.peer == (<const int *>context)[0]
+cdef bint unfinished_from(const Item *item, const void *argument) noexcept nogil:
+    return (item.peer == (<const int *>argument)[0]
             and (incoming(item).stage == OFFERED or incoming(item).stage == ARRIVING))
 
 
-cdef void lose(Net *net, int peer, int how) noexcept nogil:
+cdef void mark_lost(Net *net, int peer, int how) noexcept nogil:
     cdef Connection *c
     cdef Item *item
     cdef int lane
@@ -147,20 +148,20 @@ cdef void lose(Net *net, int peer, int how) noexcept nogil:
             break
         remove(item)
         free_item(item)
-    end_hopeless(net, peer)
+    end_stranded(net, peer)
 
 
-cdef void end_near(Connection *c, int how) noexcept nogil:
+cdef void close_local(Connection *c, int how) noexcept nogil:
     """End a local peer's connection: read what it has written, and how it ended."""
     cdef int seen = OK
     if c.over == 0:
         c.over = how
     while seen == OK:
         seen = readable(c)
-    end(c, seen)
+    end_connection(c, seen)
 
 
-cdef bint unread_by(Connection *c) noexcept nogil:
+cdef bint has_unread(Connection *c) noexcept nogil:
     return c.over != 0 or (c.inbound.control != NULL and (
         c.inbound.seen != c.inbound.at or load_u64(&c.inbound.control.tail) != c.inbound.at
         or load_int(&c.inbound.control.over) != 0))
@@ -168,45 +169,45 @@ cdef bint unread_by(Connection *c) noexcept nogil:
 
 cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil:
     cdef Connection *c
-    want(net, peer, tag)
+    request_connection(net, peer, tag)
     c = net.connections[peer * net.lanes]
-    if c != NULL and c.near and c.state == LIVE:
-        if c.over != 0 or has_ended(net.nearby, net.nearby.place[peer]):
-            end_near(c, DIED)
+    if c != NULL and c.local and c.state == LIVE:
+        if c.over != 0 or has_ended(net.shm, net.shm.place[peer]):
+            close_local(c, DIED)
 
 
-cdef void hear_news(Net *net) noexcept nogil:
-    cdef LocalPeers *n = net.nearby
+cdef void on_peer_events(Net *net) noexcept nogil:
+    cdef LocalPeers *n = net.shm
     cdef uint32_t news
     cdef int place
     if n == NULL:
         return
-    news = load_u32(&n.members[n.own].news)
-    if news != n.heard and not net.closed:
-        n.heard = news
+    news = load_u32(&n.members[n.own].events)
+    if news != n.events_seen and not net.closed:
+        n.events_seen = news
         for place in range(n.places):
             if place != n.own and net.lost[n.ranks[place]] == 0:
-                hear_of(net, n, place)
+                on_peer_event(net, n, place)
 
 
-cdef void hear_of(Net *net, LocalPeers *n, int place) noexcept nogil:
+cdef void on_peer_event(Net *net, LocalPeers *n, int place) noexcept nogil:
     """Handle rings that another rank made for this pair, and the peer's departure."""
     cdef int rank = n.ranks[place]
     cdef bint left = load_int(&n.members[place].left) == SILENT
-    cdef uint64_t word = load_u64(pair_word(n, place))
+    cdef uint64_t word = load_u64(pair_entry(n, place))
     cdef Connection *c = net.connections[rank * net.lanes]
     if c == NULL and word > NO_RINGS:
         c = connection(net, rank, 0)
-    if c != NULL and c.near and c.state == LIVE and c.inbound.control == NULL and word != 0:
+    if c != NULL and c.local and c.state == LIVE and c.inbound.control == NULL and word != 0:
         attach_rings(c, word)
-    if word == NO_RINGS and net.far != NULL:
-        net.far.needed = True
+    if word == NO_RINGS and net.foreign != NULL:
+        net.foreign.needed = True
     if not left:
         return
-    if c != NULL and c.near and c.state == LIVE:
-        end_near(c, LEFT)
+    if c != NULL and c.local and c.state == LIVE:
+        close_local(c, LEFT)
     elif c == NULL and word == 0:
-        lose(net, rank, LEFT)
+        mark_lost(net, rank, LEFT)
 
 
 cdef void drop_item(Net *net, Item *item) noexcept nogil:
@@ -214,58 +215,58 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
     cdef Incoming *more = incoming(item)
     remove(item)
     if more.stage == POSTED:
-        complete(net, item.request, CLOSED)
+        finish_request(net, item.request, CLOSED)
     elif more.stage == OFFERED:
-        control(more.connection, CTS, GONE, more.id, 0)
-    elif more.stage == BEYOND:
-        if net.far != NULL:
-            net.far.refuse(net, item)
+        send_control(more.connection, CTS, GONE, more.id, 0)
+    elif more.stage == FOREIGN:
+        if net.foreign != NULL:
+            net.foreign.refuse(net, item)
     else:
-        release(more.connection, more.charged)
+        return_credit(more.connection, more.charged)
     if more.stage == ARRIVING:
         more.stage = FILLING        # the remaining bytes are discarded
     else:
         free_item(item)
 
 
-cdef void drop_context(Net *net, uint64_t context) noexcept nogil:
+cdef void drop_comm(Net *net, uint64_t comm_id) noexcept nogil:
     cdef Item *item
     cdef int i
-    close_context(&net.queues, context)
+    close_comm(&net.queues, comm_id)
     while True:
-        item = any_of_context(&net.queues, context, of_context, &context)
+        item = any_of_comm(&net.queues, comm_id, of_comm, &comm_id)
         if item == NULL:
             break
         drop_item(net, item)
     for i in range(net.size * net.lanes):
         if net.connections[i] != NULL:
-            close_requests(net.connections[i], context)
+            close_requests(net.connections[i], comm_id)
 
 
-cdef void close_requests(Connection *c, uint64_t context) noexcept nogil:
+cdef void close_requests(Connection *c, uint64_t comm_id) noexcept nogil:
     """End what a closed group still has under way here."""
-    cdef Out *out = first_of(c.out, context)
+    cdef Out *out = first_of(c.out, comm_id)
     cdef Item *item = c.filling
     while out != NULL:
         close_send(c, out)
-        out = first_of(c.out, context)
-    out = first_of(c.offers, context)
+        out = first_of(c.out, comm_id)
+    out = first_of(c.offers, comm_id)
     while out != NULL:
         close_send(c, out)
-        out = first_of(c.offers, context)
-    if item != NULL and item.request != NULL and item.context == context:
+        out = first_of(c.offers, comm_id)
+    if item != NULL and item.request != NULL and item.comm_id == comm_id:
         close_receive(c, item)
     item = c.pulling
     while item != NULL:
-        if item.request != NULL and item.context == context:
+        if item.request != NULL and item.comm_id == comm_id:
             close_receive(c, item)
         item = NULL if item.next == c.pulling else item.next
 
 
-cdef Out *first_of(Out *ring, uint64_t context) noexcept nogil:
+cdef Out *first_of(Out *ring, uint64_t comm_id) noexcept nogil:
     cdef Out *out = ring
     while out != NULL:
-        if out.request != NULL and out.header.context == context:
+        if out.request != NULL and out.header.comm_id == comm_id:
             return out
         out = NULL if out.next == ring else out.next
     return NULL
@@ -273,19 +274,19 @@ cdef Out *first_of(Out *ring, uint64_t context) noexcept nogil:
 
 cdef void close_send(Connection *c, Out *out) noexcept nogil:
     cdef Request *r = out.request
-    begin(c.net, r)
+    begin_request(c.net, r)
     withdraw_send(c, out)
-    complete(c.net, r, CLOSED)
+    finish_request(c.net, r, CLOSED)
 
 
 cdef void close_receive(Connection *c, Item *item) noexcept nogil:
     cdef Request *r = item.request
-    begin(c.net, r)
+    begin_request(c.net, r)
     withdraw_recv(c.net, item)
-    complete(c.net, r, CLOSED)
+    finish_request(c.net, r, CLOSED)
 
 
-cdef void leave(Net *net) noexcept nogil:
+cdef void leave_link(Net *net) noexcept nogil:
     cdef Connection *c
     cdef Item *item
     cdef Header header
@@ -302,9 +303,9 @@ cdef void leave(Net *net) noexcept nogil:
         c = net.connections[i]
         if c == NULL:
             continue
-        if c.near:
-            say_over(net.nearby, net.nearby.place[c.peer], &c.outbound,
-                     DIED if c.out != NULL or c.broken else LEFT)
+        if c.local:
+            close_writer(net.shm, net.shm.place[c.peer], &c.outbound,
+                         DIED if c.out != NULL or c.broken else LEFT)
         elif c.state == LIVE and c.out == NULL and not c.broken:
             header = new_header(c, GOODBYE)
             write_some(c, &header, 0, NULL, 0)
@@ -314,11 +315,11 @@ cdef void leave(Net *net) noexcept nogil:
         close_socket(c)
         fail_requests(c, CLOSED)
     net.wanted = NULL
-    if net.nearby != NULL:
-        store_int(&net.nearby.members[net.nearby.own].left, SILENT)
-        spread_news(net.nearby)
-    if net.far != NULL:
-        net.far.leave(net)
+    if net.shm != NULL:
+        store_int(&net.shm.members[net.shm.own].left, SILENT)
+        notify_all(net.shm)
+    if net.foreign != NULL:
+        net.foreign.leave(net)
 
 
 cdef void discard(Connection *c) noexcept nogil:

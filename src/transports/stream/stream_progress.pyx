@@ -13,8 +13,8 @@ from cydist._native.abi cimport (
     slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
-from cydist._native.stream_recv cimport readable, take_jointly
-from cydist._native.stream_coop_copy cimport give_some, joint_waits
+from cydist._native.stream_recv cimport readable, advance_coop_copy
+from cydist._native.stream_coop_copy cimport push_pieces, coop_copy_waits
 from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
     pthread_cond_broadcast, pthread_cond_t, pthread_cond_timedwait, pthread_create, pthread_join,
@@ -22,10 +22,12 @@ from cydist._native.linux cimport (
     sigset_t, usleep,
 )
 from cydist._native.matching cimport contradicted
-from cydist._native.shm_peers cimport fall_asleep, silence_bell, wake_up
+from cydist._native.shm_peers cimport announce_sleep, drain_doorbell, end_sleep
 from cydist._native.stream_send cimport writable
-from cydist._native.stream_peers cimport end, end_near, hear_news, unread_by, watch
-from cydist._native.shm_ring cimport has_room, want_room
+from cydist._native.stream_peers cimport (
+    end_connection, close_local, on_peer_events, has_unread, watch,
+)
+from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
 from cydist._native.sync cimport (
     YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
@@ -37,8 +39,8 @@ cdef enum:
     BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
     NAP_NS = 1000000            # how soon it checks again whether a thread waits
     LOOKS_PER_DEATH = 1000
-    MOST_TURNS = 100000         # of a wait that spins, before it reads the clock
-    LOOKS_PER_FAR = 4
+    MOST_POLLS = 100000         # of a wait that spins, before it reads the clock
+    LOOKS_PER_FOREIGN = 4
     LOOKS_PER_YIELD = 20
     SHORT_NAP_US = 20
     LONG_NAP_US = 1000
@@ -58,68 +60,68 @@ cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
             eventfd_read(net.wake, &unused)
             continue
         if <void *>c == net:
-            silence_bell(net.nearby)
+            drain_doorbell(net.shm)
             continue
-        if c.near:
-            hear_news(net)
+        if c.local:
+            on_peer_events(net)
             if c.state == LIVE:
-                end_near(c, DIED)       # its process has ended
+                close_local(c, DIED)    # its process has ended
             continue
         if c.state == LIVE and events[i].events & EPOLLOUT:
             writable(c)
         if c.state == LIVE and events[i].events & ~EPOLLOUT:
             how = readable(c)
             if how != OK:
-                end(c, how)
+                end_connection(c, how)
 
 
-cdef bint look(Net *net) noexcept nogil:
+cdef bint poll_local(Net *net) noexcept nogil:
     cdef Connection *c
     cdef bint moved = False
     cdef int how
-    if net.nearby == NULL:
+    if net.shm == NULL:
         return False
-    if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
-        hear_news(net)
-    c = net.near
+    if load_u32(&net.shm.members[net.shm.own].events) != net.shm.events_seen:
+        on_peer_events(net)
+    c = net.local
     while c != NULL:
-        if c.state == LIVE and c.near:
-            if unread_by(c):
+        if c.state == LIVE and c.local:
+            if has_unread(c):
                 moved = True
                 how = readable(c)
                 if how != OK:
-                    end(c, how)
-            if c.out != NULL and has_room(net.nearby, &c.outbound):
+                    end_connection(c, how)
+            if c.out != NULL and has_space(net.shm, &c.outbound):
                 moved = True
                 writable(c)
-            if c.taken != NULL and take_jointly(c):
+            if c.coop_item != NULL and advance_coop_copy(c):
                 moved = True
-            if c.given != NULL and give_some(c):
+            if c.coop_out != NULL and push_pieces(c):
                 moved = True
-        c = c.next_near
+        c = c.next_local
     return moved
 
 
 cdef bint nothing_to_do(Net *net) noexcept nogil:
     """Return whether there is no work; any later change rings the doorbell."""
-    cdef Connection *c = net.near
-    if load_u32(&net.nearby.members[net.nearby.own].news) != net.nearby.heard:
+    cdef Connection *c = net.local
+    if load_u32(&net.shm.members[net.shm.own].events) != net.shm.events_seen:
         return False
     while c != NULL:
-        if c.state == LIVE and c.near and (unread_by(c) or joint_waits(c) or (
-                c.out != NULL and not want_room(net.nearby, &c.outbound))):
+        if c.state == LIVE and c.local and (has_unread(c) or coop_copy_waits(c) or (
+                c.out != NULL and not request_space(net.shm, &c.outbound))):
             return False
-        c = c.next_near
+        c = c.next_local
     return True
 
 
 cdef bint progress(Net *net) noexcept nogil:
     cdef epoll_event events[EVENTS]
-    cdef bint moved = look(net)
+    cdef bint moved = poll_local(net)
     cdef int count
-    if net.far != NULL and net.far.needed and net.far.progress(net):
+    if net.foreign != NULL and net.foreign.needed and net.foreign.progress(net):
         moved = True
-    if net.far != NULL and net.nearby == NULL:
+    if net.foreign != NULL and net.shm == NULL:
         return moved                # no descriptor can report anything
     count = epoll_wait(net.epoll, events, EVENTS, 0)
     handle(net, events, count)
@@ -128,35 +130,35 @@ cdef bint progress(Net *net) noexcept nogil:
 
 cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept nogil:
     cdef epoll_event events[EVENTS]
-    cdef bint near = net.nearby != NULL
+    cdef bint local = net.shm != NULL
     cdef int count
     sleeping[0] = True
-    if near:
-        fall_asleep(net.nearby)
+    if local:
+        announce_sleep(net.shm)
         if not nothing_to_do(net):
             timeout_ms = 0
     pthread_mutex_unlock(&net.lock)
     count = epoll_wait(net.epoll, events, EVENTS, timeout_ms)
     pthread_mutex_lock(&net.lock)
     sleeping[0] = False
-    if near:
-        wake_up(net.nearby)
+    if local:
+        end_sleep(net.shm)
     handle(net, events, count)
-    return look(net) or count > 0
+    return poll_local(net) or count > 0
 
 
-cdef bint ask_again(Net *net) noexcept nogil:
+cdef bint poll_foreign(Net *net) noexcept nogil:
     """Poll a library repeatedly, since each call may move only some of its bytes. A waiting rank
     with a core to itself polls more often than it yields the core."""
     cdef int _look
-    if net.far.needed and net.most_spins != 0:
+    if net.foreign.needed and net.most_spins != 0:
         for _look in range(LOOKS_PER_YIELD):
-            if net.far.progress(net):
+            if net.foreign.progress(net):
                 return True
     return False
 
 
-cdef bint nap(Net *net, int64_t idle_ns) noexcept nogil:
+cdef bint sleep_briefly(Net *net, int64_t idle_ns) noexcept nogil:
     """Wait without a wake-up. An external library only makes progress when polled. So while cores
     are free and requests may be progressing, yield instead of sleeping."""
     net.polling = True
@@ -167,7 +169,7 @@ cdef bint nap(Net *net, int64_t idle_ns) noexcept nogil:
         usleep(SHORT_NAP_US if idle_ns < <int64_t>DOZE_NS else LONG_NAP_US)
     pthread_mutex_lock(&net.lock)
     net.polling = False
-    return progress(net) or ask_again(net)
+    return progress(net) or poll_foreign(net)
 
 
 cdef bint poll(Net *net, int64_t timeout_ns) noexcept nogil:
@@ -186,8 +188,8 @@ cdef void sleep_until(pthread_cond_t *condition, pthread_mutex_t *lock,
 
 cdef void watch_peers(Net *net, const Comm *t, Request *r) noexcept nogil:
     cdef int i
-    if net.far != NULL and r.place == net.far:
-        net.far.give_up(net, r)
+    if net.foreign != NULL and r.place == net.foreign:
+        net.foreign.give_up(net, r)
         return
     if r.peer != ANY_SOURCE:
         watch(net, t.peers[r.peer], r.tag)
@@ -196,9 +198,9 @@ cdef void watch_peers(Net *net, const Comm *t, Request *r) noexcept nogil:
         watch(net, t.peers[i], r.tag)
 
 
-cdef inline bint leaves_it(const Net *net) noexcept nogil:
+cdef inline bint is_left_to_other_thread(const Net *net) noexcept nogil:
     """Return whether this thread must leave progress to other threads."""
-    return net.far != NULL and net.far.needed and not net.far.allowed(net)
+    return net.foreign != NULL and net.foreign.needed and not net.foreign.allowed(net)
 
 
 cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
@@ -207,7 +209,7 @@ cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     if status != PENDING:
         return status
     pthread_mutex_lock(&net.lock)
-    cdef bint moves = not leaves_it(net)
+    cdef bint moves = not is_left_to_other_thread(net)
     net.waiters += moves
     if net.background_polls and moves:
         eventfd_write(net.wake, 1)
@@ -222,58 +224,58 @@ cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     return status
 
 
-cdef bint is_turn_of_far(const Net *net, unsigned int turn) noexcept nogil:
-    return (net.far != NULL and net.far.needed
-            and (net.nearby == NULL or turn % LOOKS_PER_FAR == 0))
+cdef bint polls_foreign(const Net *net, unsigned int iteration) noexcept nogil:
+    return (net.foreign != NULL and net.foreign.needed
+            and (net.shm == NULL or iteration % LOOKS_PER_FOREIGN == 0))
 
 
-cdef bint is_turn_of_epoll(const Net *net, unsigned int turn) noexcept nogil:
+cdef bint polls_epoll(const Net *net, unsigned int iteration) noexcept nogil:
     # Without sockets epoll only reports deaths, which can wait.
-    if net.nearby == NULL:
-        return net.far == NULL
-    return turn % LOOKS_PER_DEATH == 0 or (net.live != 0 and turn % LOOKS_PER_POLL == 0)
+    if net.shm == NULL:
+        return net.foreign == NULL
+    return iteration % LOOKS_PER_DEATH == 0 or (net.live != 0 and iteration % LOOKS_PER_POLL == 0)
 
 
-cdef bint is_costly(const Net *net, unsigned int turn) noexcept nogil:
-    return is_turn_of_far(net, turn) or is_turn_of_epoll(net, turn)
+cdef bint is_slow_poll(const Net *net, unsigned int iteration) noexcept nogil:
+    return polls_foreign(net, iteration) or polls_epoll(net, iteration)
 
 
-cdef bint move(Net *net, unsigned int turn) noexcept nogil:
-    cdef bint moved = is_turn_of_far(net, turn) and net.far.progress(net)
-    if is_turn_of_epoll(net, turn):
+cdef bint poll_once(Net *net, unsigned int iteration) noexcept nogil:
+    cdef bint moved = polls_foreign(net, iteration) and net.foreign.progress(net)
+    if polls_epoll(net, iteration):
         return progress(net) or moved
-    return look(net) or moved
+    return poll_local(net) or moved
 
 
 cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
-    cdef int spins = net.spins, turn = 0, turns = 0
+    cdef int spins = net.spins, iteration = 0, iterations = 0
     cdef bint moved
-    while turn < spins and turns < MOST_TURNS:
-        turn += 1
-        turns += 1 if net.nearby != NULL else LOOKS_PER_POLL
-        moved = move(net, turn)
+    while iteration < spins and iterations < MOST_POLLS:
+        iteration += 1
+        iterations += 1 if net.shm != NULL else LOOKS_PER_POLL
+        moved = poll_once(net, iteration)
         if moved:
-            turn = 0            # bytes are arriving
+            iteration = 0       # bytes are arriving
         # Any number of those bytes may be for other requests.
         if r.status != PENDING or (moved and now_ns() >= until):
             break
-        if net.nearby != NULL:
+        if net.shm != NULL:
             pause()
-    net.spins = spins_after(spins, net.most_spins, r.status != PENDING or turn == 0)
+    net.spins = spins_after(spins, net.most_spins, r.status != PENDING or iteration == 0)
 
 
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
     """Yield the core and look again, for longer if bytes arrive."""
     cdef int64_t now = now_ns()
     cdef int64_t idle_until = now + YIELD_NS
-    cdef int turn = 0
+    cdef int iteration = 0
     while r.status == PENDING and now < idle_until and now < until:
         pthread_mutex_unlock(&net.lock)
         sched_yield()
         pthread_mutex_lock(&net.lock)
-        turn += 1
+        iteration += 1
         now = now_ns()
-        if move(net, turn) or (net.far != NULL and ask_again(net)):
+        if poll_once(net, iteration) or (net.foreign != NULL and poll_foreign(net)):
             idle_until = now + YIELD_NS
 
 
@@ -286,10 +288,10 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
     cdef int64_t until = slice_until(now, deadline_ns)
     while r.status == PENDING and status == OK:
         # Do not keep a second waiter from the lock.
-        if moved and net.waiters == 1 and not leaves_it(net):
+        if moved and net.waiters == 1 and not is_left_to_other_thread(net):
             moved = False
             spin(net, r, until)
-            if net.nearby != NULL or net.far != NULL:
+            if net.shm != NULL or net.foreign != NULL:
                 yield_core(net, r, until)
             continue
         now = now_ns()
@@ -303,12 +305,12 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
             if r.status == PENDING:
                 watch_peers(net, t, r)
             until = slice_until(now_ns(), deadline_ns)
-        elif net.polling or leaves_it(net):
+        elif net.polling or is_left_to_other_thread(net):
             net.sleepers += 1
             sleep_until(&net.changed, &net.lock, until)
             net.sleepers -= 1
-        elif net.far != NULL and net.far.needed:
-            moved = nap(net, now - idle_since)
+        elif net.foreign != NULL and net.foreign.needed:
+            moved = sleep_briefly(net, now - idle_since)
             if moved:
                 idle_since = now
         else:
@@ -327,8 +329,8 @@ cdef void *background(void *argument) noexcept nogil:
     cdef Net *net = <Net *>argument
     cdef int naps = 0
     pthread_mutex_lock(&net.lock)
-    while not net.stopping and (net.moving != 0 or naps < IDLE_NAPS):
-        if net.moving == 0:
+    while not net.stopping and (net.in_flight != 0 or naps < IDLE_NAPS):
+        if net.in_flight == 0:
             sleep_until(&net.resume, &net.lock, now_ns() + (<int64_t>NAP_NS << naps))
             naps += 1
         elif net.waiters != 0:
@@ -346,7 +348,7 @@ cdef void ensure_background(Net *net) noexcept nogil:
     cdef sigset_t every, before
     if net.background_runs or net.stopping or net.closed:
         return
-    if net.far != NULL and net.nearby == NULL:
+    if net.foreign != NULL and net.shm == NULL:
         return                      # its own rules say which threads may call the library
     if net.background_joinable:
         pthread_join(net.background, NULL)      # it has released the lock for the last time

@@ -5,12 +5,12 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, NOTICE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
+    ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
 )
 from cydist._native.pipeline cimport copy
 from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.stream_coop_copy cimport (
-    FAILED, MOVED, WHOLE, can_join, open_joint, stop_taking, take_some,
+    FAILED, MOVED, WHOLE, can_coop_copy, open_coop_copy, stop_pulling, pull_pieces,
 )
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
@@ -18,13 +18,15 @@ from cydist._native.matching cimport (
     find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove, remove_from_ring,
 )
 from cydist._native.shm_peers cimport LocalPeers
-from cydist._native.stream_send cimport answered, begin, complete, control, forget, release
-from cydist._native.stream_liveness cimport (
-    ALL_LANES, hear_farewell, hopeless, say_farewell, who_died,
+from cydist._native.stream_send cimport (
+    on_reply, begin_request, finish_request, send_control, forget_request, return_credit,
 )
-from cydist._native.shm_ring cimport unread, was_read
+from cydist._native.stream_liveness cimport (
+    ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member,
+)
+from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream cimport (
-    ARRIVED, ARRIVING, BABBLED, BEYOND, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, OFFERED,
+    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, OFFERED,
     POSTED, PULLING, STAGING_BYTES, Connection, Incoming, Net, incoming,
 )
 from cydist._native.wire cimport (
@@ -34,8 +36,8 @@ from cydist._native.wire cimport (
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    READS_IN_TURN = 8           # before other connections are read again
-    PORTIONS_IN_TURN = 64       # of a ring
+    READS_AT_ONCE = 8           # before other connections are read again
+    PORTIONS_AT_ONCE = 64       # of a ring
 
 
 # Receiving
@@ -48,19 +50,19 @@ cdef int post_recv(Net *net, Comm *t, Request *r) noexcept nogil:
     r.place = NULL
     if net.closed:
         return CLOSED
-    item = find_arrived(&net.queues, t.context, peer, r.tag)
+    item = find_arrived(&net.queues, t.comm_id, peer, r.tag)
     if item != NULL:
-        begin(net, r)
-        take(net, item, t, r)
+        begin_request(net, r)
+        match_receive(net, item, t, r)
         return OK
-    if hopeless(net, t, peer, r.tag):
+    if cannot_arrive(net, t, peer, r.tag):
         if peer == ANY_SOURCE:
-            r.source = who_died(net, t)
+            r.source = dead_member(net, t)
         return PEER_LOST
     item = new_item(t, r, peer, sizeof(Incoming))
     if item == NULL:
         return NO_MEMORY
-    begin(net, r)
+    begin_request(net, r)
     post(net, item)
     return OK
 
@@ -71,39 +73,39 @@ cdef void post(Net *net, Item *item) noexcept nogil:
     add_posted(&net.queues, item)
 
 
-cdef void take(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
+cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
     """Give a message that has arrived, or is arriving, to a receive."""
     cdef Incoming *more = incoming(item)
     cdef int fit = compare(r, &item.fingerprint, item.nbytes)
     remove(item)
     r.source = group_rank(t, item.peer)
     item.view = t
-    if more.stage == BEYOND:
-        net.far.take(net, item, r, fit)
+    if more.stage == FOREIGN:
+        net.foreign.take(net, item, r, fit)
         free_item(item)
         return
     if more.stage == OFFERED:
         if fit == OK:
-            pull(more.connection, item, r)
+            request_data(more.connection, item, r)
             return
-        control(more.connection, CTS, REFUSED, more.id, 0)
+        send_control(more.connection, CTS, REFUSED, more.id, 0)
     else:
-        release(more.connection, more.charged)
+        return_credit(more.connection, more.charged)
     if more.stage == ARRIVING:
         more.stage = FILLING
         if fit == OK:
             item.request = r
             r.link = item
         else:
-            complete(net, r, fit)
+            finish_request(net, r, fit)
         return
     if fit == OK:
         copy(r.ptr, item.data, item.nbytes)
-    complete(net, r, fit)
+    finish_request(net, r, fit)
     free_item(item)
 
 
-cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
+cdef void request_data(Connection *c, Item *item, Request *r) noexcept nogil:
     """Answer an offer, so that its bytes are sent."""
     cdef Incoming *more = incoming(item)
     c.net.names += 1
@@ -112,36 +114,36 @@ cdef void pull(Connection *c, Item *item, Request *r) noexcept nogil:
     item.request = r
     r.link = item
     add_to_ring(&c.pulling, item)
-    if can_join(c, more.theirs, item.nbytes):
-        open_joint(c, more.name, more.theirs, r.ptr, item.nbytes)
-        c.taken = item
-        control(c, CTS, JOIN, more.id, more.name)
+    if can_coop_copy(c, more.theirs, item.nbytes):
+        open_coop_copy(c, more.name, more.theirs, r.ptr, item.nbytes)
+        c.coop_item = item
+        send_control(c, CTS, JOIN, more.id, more.name)
     else:
-        control(c, CTS, SEND, more.id, more.name)
+        send_control(c, CTS, SEND, more.id, more.name)
 
 
-cdef void give_up_joint(Connection *c) noexcept nogil:
+cdef void abandon_coop_copy(Connection *c) noexcept nogil:
     """Stop the cooperative copy of the message that this rank receives."""
-    if not stop_taking(c):
+    if not stop_pulling(c):
         c.net.lingering = True
-    c.taken = NULL
+    c.coop_item = NULL
 
 
-cdef bint take_jointly(Connection *c) noexcept nogil:
+cdef bint advance_coop_copy(Connection *c) noexcept nogil:
     """Copy some of a message that the sender also copies; False: there was nothing to do."""
-    cdef Item *item = c.taken
+    cdef Item *item = c.coop_item
     cdef Incoming *more = incoming(item)
-    cdef int how = take_some(c)
+    cdef int how = pull_pieces(c)
     if how == WHOLE:
-        c.taken = NULL
+        c.coop_item = NULL
         remove_from_ring(&c.pulling, item)
-        control(c, CTS, TAKEN, more.id, 0)
-        complete(c.net, item.request, OK)
+        send_control(c, CTS, TAKEN, more.id, 0)
+        finish_request(c.net, item.request, OK)
         free_item(item)
     elif how == FAILED:
-        c.apart = True
-        give_up_joint(c)
-        control(c, CTS, SEND, more.id, more.name)
+        c.no_coop_copy = True
+        abandon_coop_copy(c)
+        send_control(c, CTS, SEND, more.id, more.name)
     return how >= MOVED
 
 
@@ -155,14 +157,14 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     if c.received - c.released > c.net.held_limit:
         return False        # a rank must offer such a message
     c.to_read = h.nbytes
-    item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
-    if item == NULL and is_closed(&c.net.queues, h.context):
-        release(c, h.nbytes + sizeof(Header))   # no receive will take it
-        if h.tag == NOTICE_TAG:
-            say_farewell(c.net, c.peer, h.context)
+    item = find_posted(&c.net.queues, h.comm_id, c.peer, h.tag)
+    if item == NULL and is_closed(&c.net.queues, h.comm_id):
+        return_credit(c, h.nbytes + sizeof(Header))  # no receive will take it
+        if h.tag == CONTROL_TAG:
+            send_farewell(c.net, c.peer, h.comm_id)
         return True
     if item == NULL:
-        item = keep(c, h, ARRIVING)
+        item = queue_unexpected(c, h, ARRIVING)
         if item == NULL:
             return False
         c.filling = item
@@ -170,11 +172,11 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
         return True
     r = item.request
     remove(item)
-    release(c, h.nbytes + sizeof(Header))
+    return_credit(c, h.nbytes + sizeof(Header))
     r.source = group_rank(item.view, c.peer)
     fit = compare(r, &h.fingerprint, h.nbytes)
     if fit != OK:
-        complete(c.net, r, fit)
+        finish_request(c.net, r, fit)
         free_item(item)
         return True
     incoming(item).stage = FILLING
@@ -185,7 +187,7 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     return True
 
 
-cdef Item *keep(Connection *c, const Header *h, int stage) noexcept nogil:
+cdef Item *queue_unexpected(Connection *c, const Header *h, int stage) noexcept nogil:
     """Keep a message, or an offer, that no receive has asked for."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
@@ -196,7 +198,7 @@ cdef Item *keep(Connection *c, const Header *h, int stage) noexcept nogil:
             free_item(item)
             return NULL
         incoming(item).charged = h.nbytes + sizeof(Header)
-    item.context = h.context
+    item.comm_id = h.comm_id
     item.tag = h.tag
     item.peer = c.peer
     item.nbytes = h.nbytes
@@ -209,36 +211,36 @@ cdef Item *keep(Connection *c, const Header *h, int stage) noexcept nogil:
     return item
 
 
-cdef bint begin_offer(Connection *c, const Header *h) noexcept nogil:
-    cdef Item *item = find_posted(&c.net.queues, h.context, c.peer, h.tag)
+cdef bint begin_rts(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item = find_posted(&c.net.queues, h.comm_id, c.peer, h.tag)
     cdef Request *r
     cdef int fit
-    if item == NULL and is_closed(&c.net.queues, h.context):
-        control(c, CTS, GONE, h.id, 0)
-        if h.tag == NOTICE_TAG:     # it is offered only if its sender's credit is used up
-            say_farewell(c.net, c.peer, h.context)
+    if item == NULL and is_closed(&c.net.queues, h.comm_id):
+        send_control(c, CTS, GONE, h.id, 0)
+        if h.tag == CONTROL_TAG:    # it is offered only if its sender's credit is used up
+            send_farewell(c.net, c.peer, h.comm_id)
         return True
     if item == NULL:
-        return keep(c, h, OFFERED) != NULL
+        return queue_unexpected(c, h, OFFERED) != NULL
     r = item.request
     remove(item)
     r.source = group_rank(item.view, c.peer)
     fit = compare(r, &h.fingerprint, h.nbytes)
     if fit != OK:
-        control(c, CTS, REFUSED, h.id, 0)
-        complete(c.net, r, fit)
+        send_control(c, CTS, REFUSED, h.id, 0)
+        finish_request(c.net, r, fit)
         free_item(item)
         return True
     item.nbytes = h.nbytes
     incoming(item).connection = c
     incoming(item).id = h.id
     incoming(item).theirs = h.other
-    pull(c, item, r)
+    request_data(c, item, r)
     return True
 
 
 cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil:
-    cdef Item *item = find_posted(&net.queues, t.context, net.rank, r.tag)
+    cdef Item *item = find_posted(&net.queues, t.comm_id, net.rank, r.tag)
     cdef Item *message
     cdef Request *receive
     message = new_item(t, r, net.rank, sizeof(Incoming))
@@ -258,20 +260,20 @@ cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil:
         t = item.view
         remove(item)
         free_item(item)
-        take(net, message, t, receive)
+        match_receive(net, message, t, receive)
     return OK
 
 
 cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
-    forget(net, item.request)
+    forget_request(net, item.request)
     item.request = NULL
     if incoming(item).stage == POSTED:
         remove(item)
         free_item(item)
-    elif incoming(item).connection.taken == item:
+    elif incoming(item).connection.coop_item == item:
         # The missing bytes are sent and discarded.
-        give_up_joint(incoming(item).connection)
-        control(incoming(item).connection, CTS, SEND, incoming(item).id, incoming(item).name)
+        abandon_coop_copy(incoming(item).connection)
+        send_control(incoming(item).connection, CTS, SEND, incoming(item).id, incoming(item).name)
     elif incoming(item).connection.filling == item and item.data == NULL:
         incoming(item).connection.sink = NULL
 
@@ -289,14 +291,14 @@ cdef bint begin_data(Connection *c, const Header *h) noexcept nogil:
     return True
 
 
-cdef bint is_offer(const Item *item, const void *context) noexcept nogil:
-    cdef const Connection *c = <const Connection *>context
+cdef bint is_rts(const Item *item, const void *argument) noexcept nogil:
+    cdef const Connection *c = <const Connection *>argument
     return (incoming(item).stage == OFFERED and incoming(item).connection == c
             and incoming(item).id == c.header.id)
 
 
-cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
-    cdef Item *item = any_arrived(&c.net.queues, is_offer, c)
+cdef void on_withdrawn(Connection *c, const Header *h) noexcept nogil:
+    cdef Item *item = any_arrived(&c.net.queues, is_rts, c)
     if item != NULL:
         remove(item)
         free_item(item)
@@ -306,27 +308,27 @@ cdef void withdrawn(Connection *c, const Header *h) noexcept nogil:
         item = NULL if item.next == c.pulling else item.next
     if item == NULL:
         return          # all of it was sent before
-    if c.taken == item:
-        give_up_joint(c)
+    if c.coop_item == item:
+        abandon_coop_copy(c)
     remove_from_ring(&c.pulling, item)
     if item.request == NULL:
         free_item(item)
     else:
-        post_again(c.net, item)
+        repost(c.net, item)
 
 
-cdef void post_again(Net *net, Item *item) noexcept nogil:
+cdef void repost(Net *net, Item *item) noexcept nogil:
     """Post a receive again, in its former place, because its message was withdrawn."""
     cdef Comm *t = item.view
     cdef Request *r = item.request
     cdef Item *other
     item.peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
-    item.context = t.context
+    item.comm_id = t.comm_id
     item.tag = r.tag
-    other = find_arrived(&net.queues, item.context, item.peer, item.tag)
+    other = find_arrived(&net.queues, item.comm_id, item.peer, item.tag)
     if other != NULL:
         free_item(item)
-        take(net, other, t, r)
+        match_receive(net, other, t, r)
     else:
         incoming(item).stage = POSTED
         incoming(item).got = 0
@@ -346,18 +348,18 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
     if kind == EAGER:
         return begin_eager(c, h)
     if kind == RTS:
-        return begin_offer(c, h)
+        return begin_rts(c, h)
     if kind == DATA:
         return begin_data(c, h)
     if kind == CTS:
-        answered(c, h)
+        on_reply(c, h)
     elif kind == WITHDRAW:
         c.withdrawals += 1
-        withdrawn(c, h)
+        on_withdrawn(c, h)
     elif kind == GOODBYE:
         c.said_goodbye = True
     elif kind == FAREWELL:
-        hear_farewell(c.net, c.peer, h.id, ALL_LANES if c.near else <uint64_t>1 << c.lane)
+        on_farewell(c.net, c.peer, h.id, ALL_LANES if c.local else <uint64_t>1 << c.lane)
     return CREDIT >= kind >= CTS or kind == GOODBYE or kind == FAREWELL
 
 
@@ -380,11 +382,11 @@ cdef void frame_ends(Connection *c) noexcept nogil:
     elif item.data != NULL and item.request != NULL:
         copy(item.request.ptr, item.data, item.nbytes)
     if item.request != NULL:
-        complete(c.net, item.request, OK)
+        finish_request(c.net, item.request, OK)
     free_item(item)
 
 
-cdef bint feed(Connection *c, const char *data, size_t nbytes) noexcept nogil:
+cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
     """Take bytes in the order they were sent. False: a frame is not one that a peer sends."""
     cdef size_t part
     while nbytes != 0:
@@ -417,11 +419,11 @@ cdef void consumed(Connection *c, size_t nbytes) noexcept nogil:
 
 
 cdef int readable(Connection *c) noexcept nogil:
-    return read_ring(c) if c.near else read_socket(c)
+    return read_ring(c) if c.local else read_socket(c)
 
 
 cdef int read_ring(Connection *c) noexcept nogil:
-    cdef LocalPeers *n = c.net.nearby
+    cdef LocalPeers *n = c.net.shm
     cdef int place = n.place[c.peer], over = 0
     cdef int _turn
     cdef size_t nbytes
@@ -435,13 +437,13 @@ cdef int read_ring(Connection *c) noexcept nogil:
         return BABBLED
     if c.inbound.control == NULL:
         return over
-    for _turn in range(PORTIONS_IN_TURN):
-        bytes = unread(n, &c.inbound, &nbytes)
+    for _turn in range(PORTIONS_AT_ONCE):
+        bytes = readable_bytes(n, &c.inbound, &nbytes)
         if bytes == NULL and nbytes == 0:
             return over
-        if bytes == NULL or not feed(c, bytes, nbytes):
+        if bytes == NULL or not parse(c, bytes, nbytes):
             return BABBLED
-        was_read(n, place, &c.inbound, nbytes)
+        advance_read(n, place, &c.inbound, nbytes)
         if c.to_read != 0:
             reach(RECV_MID)
     return OK
@@ -453,7 +455,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
     cdef ssize_t got
     cdef size_t direct, room
     cdef int _turn
-    for _turn in range(READS_IN_TURN):
+    for _turn in range(READS_AT_ONCE):
         # Read bytes whose place is known in place; the rest, and what follows, through staging.
         direct = c.to_read if c.sink != NULL else 0
         parts[0].iov_base = c.sink
@@ -474,7 +476,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
         if direct != 0:
             direct = min(direct, <size_t>got)
             consumed(c, direct)
-        if not feed(c, c.net.staging, <size_t>got - direct):
+        if not parse(c, c.net.staging, <size_t>got - direct):
             return BABBLED
         if c.to_read != 0:
             reach(RECV_MID)

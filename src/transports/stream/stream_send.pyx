@@ -8,15 +8,17 @@ from cydist._native.abi cimport (
     CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
 )
 from cydist._native.failpoints cimport SEND_MID, armed, reach
-from cydist._native.stream_coop_copy cimport JOINT_BYTES, join, stop_giving, take_back
+from cydist._native.stream_coop_copy cimport (
+    COOP_BYTES, join_coop_copy, stop_pushing, withdraw_coop_copy,
+)
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
     sendmsg, shutdown,
 )
-from cydist._native.shm_peers cimport OVER, LocalPeers, open_bell
+from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
-    NO_RINGS, find_rings, make_rings, pair_word, want_room, write_ring,
+    NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Out,
@@ -47,19 +49,19 @@ cdef void remove_out(Out **ring, Out *out) noexcept nogil:
 
 # Completion
 
-cdef void begin(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG and not r.attended:
-        net.moving += 1
+cdef void begin_request(Net *net, Request *r) noexcept nogil:
+    if not r.tag & COLLECTIVE_TAG and not r.awaited:
+        net.in_flight += 1
 
 
-cdef void forget(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG and not r.attended:
-        net.moving -= 1
+cdef void forget_request(Net *net, Request *r) noexcept nogil:
+    if not r.tag & COLLECTIVE_TAG and not r.awaited:
+        net.in_flight -= 1
     r.link = NULL
 
 
-cdef void complete(Net *net, Request *r, int status) noexcept nogil:
-    forget(net, r)
+cdef void finish_request(Net *net, Request *r, int status) noexcept nogil:
+    forget_request(net, r)
     store_int(&r.status, status)
     if net.sleepers != 0:
         pthread_cond_broadcast(&net.changed)
@@ -67,21 +69,21 @@ cdef void complete(Net *net, Request *r, int status) noexcept nogil:
         eventfd_write(net.wake, 1)
 
 
-cdef void finish(Net *net, Out *out, int status) noexcept nogil:
+cdef void finish_frame(Net *net, Out *out, int status) noexcept nogil:
     if out.request != NULL:
-        complete(net, out.request, status)
+        finish_request(net, out.request, status)
     else:
-        net.moving -= 1
+        net.in_flight -= 1
     free(out.owned)
     free(out)
 
 
 # Writing
 
-cdef void arm(Connection *c, bint on) noexcept nogil:
+cdef void watch_writable(Connection *c, bint on) noexcept nogil:
     """Let epoll report, or not, when there is room to write."""
     cdef epoll_event event
-    if c.near or c.armed == on or c.fd < 0:
+    if c.local or c.armed == on or c.fd < 0:
         return
     c.armed = on
     event.events = EPOLLIN | (EPOLLOUT if on else 0)
@@ -93,7 +95,7 @@ cdef void break_off(Connection *c) noexcept nogil:
     """Stop writing. The bytes that have arrived are read, and then the connection ends."""
     if not c.broken:
         c.broken = True
-        if c.near:
+        if c.local:
             c.over = DIED
         else:
             shutdown(c.fd, SHUT_RDWR)
@@ -111,14 +113,14 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
         nbytes //= 2
     elif halved:
         header_bytes = (header_bytes + 1) // 2
-    if c.near:
-        written = write_ring(c.net.nearby, c.net.nearby.place[c.peer], &c.outbound,
+    if c.local:
+        written = write_ring(c.net.shm, c.net.shm.place[c.peer], &c.outbound,
                              <char *>header + header_sent, header_bytes, data, nbytes)
     else:
         written = write_socket(c.fd, <char *>header + header_sent, header_bytes, data, nbytes)
     if written < 0:
         break_off(c)
-        if c.near:
+        if c.local:
             c.over = BABBLED
         return 0
     if halved and written != 0:
@@ -145,7 +147,7 @@ cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
             return 0 if written < 0 and errno == EAGAIN else written
 
 
-cdef void account(Out *out, size_t written) noexcept nogil:
+cdef void advance(Out *out, size_t written) noexcept nogil:
     cdef size_t of_header = min(written, sizeof(Header) - out.header_sent)
     cdef size_t of_data = written - of_header
     out.header_sent += of_header
@@ -158,26 +160,26 @@ cdef void writable(Connection *c) noexcept nogil:
     cdef Out *out
     while c.out != NULL and not c.broken:
         out = c.out
-        account(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
+        advance(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
         if out.header_sent < sizeof(Header) or out.frame_left != 0:
             # A thread that falls asleep asks for room; one asleep already has not seen this frame.
-            if (c.near and not c.broken and c.net.nearby.asleep != 0
-                    and not want_room(c.net.nearby, &c.outbound)):
+            if (c.local and not c.broken and c.net.shm.asleep != 0
+                    and not request_space(c.net.shm, &c.outbound)):
                 continue
-            arm(c, not c.broken)
+            watch_writable(c, not c.broken)
             return
         remove_out(&c.out, out)
         frame_written(c, out)
-    arm(c, False)
+    watch_writable(c, False)
 
 
 cdef void enqueue(Connection *c, Out *out) noexcept nogil:
     """Queue a frame for which there was no room, or that must follow others."""
     add_out(&c.out, out)
-    if c.near:
+    if c.local:
         writable(c)
     else:
-        arm(c, not c.broken)
+        watch_writable(c, not c.broken)
 
 
 cdef void frame_written(Connection *c, Out *out) noexcept nogil:
@@ -193,7 +195,7 @@ cdef void frame_written(Connection *c, Out *out) noexcept nogil:
         next_chunk(out)
         add_out(&c.out, out)
     else:
-        finish(c.net, out, OK)
+        finish_frame(c.net, out, OK)
 
 
 cdef void next_chunk(Out *out) noexcept nogil:
@@ -211,7 +213,8 @@ cdef Header new_header(Connection *c, int kind) noexcept nogil:
     return header
 
 
-cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t other) noexcept nogil:
+cdef void send_control(Connection *c, int kind, int flags, uint64_t id,
+                       uint64_t other) noexcept nogil:
     """Write a frame without bytes."""
     cdef Header header = new_header(c, kind)
     cdef Out *out
@@ -231,17 +234,17 @@ cdef void control(Connection *c, int kind, int flags, uint64_t id, uint64_t othe
         return
     out.header = header
     out.header_sent = written
-    c.net.moving += 1
+    c.net.in_flight += 1
     enqueue(c, out)
 
 
-cdef void release(Connection *c, size_t nbytes) noexcept nogil:
+cdef void return_credit(Connection *c, size_t nbytes) noexcept nogil:
     """Account for a kept message that was handed over; its sender may send as much again."""
     if c == NULL:
         return
     c.released += nbytes
     if c.released - c.reported >= c.net.held_limit // 4:
-        control(c, CREDIT, 0, 0, 0)
+        send_control(c, CREDIT, 0, 0, 0)
 
 
 # Sending
@@ -256,24 +259,24 @@ cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
             c.peer = peer
             c.lane = lane
             c.fd = -1
-            if lane == 0 and is_near(net, peer):
-                come_near(c)
+            if lane == 0 and is_local(net, peer):
+                attach_shared_memory(c)
     return c
 
 
-cdef bint is_near(const Net *net, int peer) noexcept nogil:
-    cdef int place = -1 if net.nearby == NULL else net.nearby.place[peer]
-    return place >= 0 and load_u64(pair_word(net.nearby, place)) != NO_RINGS
+cdef bint is_local(const Net *net, int peer) noexcept nogil:
+    cdef int place = -1 if net.shm == NULL else net.shm.place[peer]
+    return place >= 0 and load_u64(pair_entry(net.shm, place)) != NO_RINGS
 
 
-cdef void come_near(Connection *c) noexcept nogil:
+cdef void attach_shared_memory(Connection *c) noexcept nogil:
     """Begin a local connection. Rings are made at the first write; epoll watches the process."""
     cdef int process = process_of(c)
     cdef epoll_event event
-    c.near = True
+    c.local = True
     c.state = LIVE
-    c.next_near = c.net.near
-    c.net.near = c
+    c.next_local = c.net.local
+    c.net.local = c
     event.events = EPOLLIN
     event.data.ptr = c
     if process >= 0:
@@ -290,39 +293,39 @@ cdef void forget_process(Connection *c) noexcept nogil:
 
 
 cdef inline int process_of(const Connection *c) noexcept nogil:
-    return c.net.nearby.watched[c.net.nearby.place[c.peer]]
+    return c.net.shm.watched[c.net.shm.place[c.peer]]
 
 
 cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
     """Take over the rings of make_rings; without memory for them messages go over sockets."""
-    cdef LocalPeers *n = c.net.nearby
+    cdef LocalPeers *n = c.net.shm
     cdef int place = n.place[c.peer]
     if word == NO_RINGS:
-        c.near = False
+        c.local = False
         c.state = UNUSED
         forget_process(c)
     elif find_rings(n, place, word, &c.inbound, &c.outbound):
-        open_bell(n, place)
+        open_doorbell(n, place)
     else:
         c.broken = True
         c.over = BABBLED
 
 
-cdef Connection *way_to(Net *net, int peer, uint64_t tag) noexcept nogil:
+cdef Connection *route_to(Net *net, int peer, uint64_t tag) noexcept nogil:
     """Return the connection that a message takes; NULL: no memory."""
     cdef Connection *c
-    if net.nearby != NULL and net.nearby.place[peer] >= 0:
+    if net.shm != NULL and net.shm.place[peer] >= 0:
         c = connection(net, peer, 0)
         if c == NULL:
             return NULL
-        if c.near and c.outbound.control == NULL and c.state == LIVE and not c.broken:
-            attach_rings(c, make_rings(net.nearby, net.nearby.place[peer]))
-        if c.near:
+        if c.local and c.outbound.control == NULL and c.state == LIVE and not c.broken:
+            attach_rings(c, make_rings(net.shm, net.shm.place[peer]))
+        if c.local:
             return c
     return connection(net, peer, lane_of(net, tag))
 
 
-cdef void want_connection(Connection *c) noexcept nogil:
+cdef void queue_wanted(Connection *c) noexcept nogil:
     if c.state == UNUSED:
         c.state = WANTED
         c.next_wanted = c.net.wanted
@@ -330,14 +333,14 @@ cdef void want_connection(Connection *c) noexcept nogil:
         eventfd_write(c.net.wanted_event, 1)
 
 
-cdef void want(Net *net, int peer, uint64_t tag) noexcept nogil:
+cdef void request_connection(Net *net, int peer, uint64_t tag) noexcept nogil:
     cdef Connection *c
     if peer != net.rank and not net.closed and net.lost[peer] == 0:
         c = connection(net, peer, 0)
-        if c == NULL or not c.near:
+        if c == NULL or not c.local:
             c = connection(net, peer, lane_of(net, tag))
-        if c != NULL and net.far == NULL:
-            want_connection(c)
+        if c != NULL and net.foreign == NULL:
+            queue_wanted(c)
 
 
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
@@ -353,18 +356,18 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return CLOSED
     if net.lost[peer] != 0:
         return PEER_LOST
-    c = way_to(net, peer, r.tag)
+    c = route_to(net, peer, r.tag)
     if c == NULL:
         return NO_MEMORY
-    if net.far != NULL and not c.near:
-        net.far.needed = True
-        return net.far.send(net, t, r)
+    if net.foreign != NULL and not c.local:
+        net.foreign.needed = True
+        return net.foreign.send(net, t, r)
     if c.state == ENDED:
         return PEER_LOST
     eager = (r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
-             and not (r.nbytes >= JOINT_BYTES and c.near and not c.apart))
+             and not (r.nbytes >= COOP_BYTES and c.local and not c.no_coop_copy))
     header = new_header(c, EAGER if eager else RTS)
-    header.context = t.context
+    header.comm_id = t.comm_id
     header.tag = r.tag
     header.nbytes = r.nbytes
     if r.expected != NULL:
@@ -372,7 +375,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     if not eager:
         net.names += 1
         header.id = net.names
-        header.other = <uint64_t>r.ptr if c.near and not c.apart else 0
+        header.other = <uint64_t>r.ptr if c.local and not c.no_coop_copy else 0
     if c.state == LIVE and c.out == NULL and not c.broken:
         written = write_some(c, &header, 0, r.ptr, r.nbytes if eager else 0)
         if eager and written == charge:
@@ -389,31 +392,31 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     out.data = r.ptr
     out.left = r.nbytes
     out.frame_left = r.nbytes if eager else 0
-    account(out, written)
+    advance(out, written)
     if eager:
         c.sent += charge
     r.link = out
     r.place = c
-    begin(net, r)
+    begin_request(net, r)
     if not eager and written == sizeof(Header):
         add_out(&c.offers, out)
     else:
         enqueue(c, out)
-        want_connection(c)
+        queue_wanted(c)
     return OK
 
 
 cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
     cdef bint started = out.header_sent != 0
     cdef int kind = out.header.kind
-    forget(c.net, out.request)
+    forget_request(c.net, out.request)
     out.request = NULL
-    c.net.moving += 1
+    c.net.in_flight += 1
     if kind == RTS and out.header_sent == sizeof(Header):
         remove_out(&c.offers, out)
-        if c.given == out:
-            stop_giving(c)
-        take_back(c)
+        if c.coop_out == out:
+            stop_pushing(c)
+        withdraw_coop_copy(c)
         out.withdrawn = True
         frame_written(c, out)
         writable(c)
@@ -421,16 +424,16 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
         if kind == EAGER:
             c.sent -= out.left + sizeof(Header)
         remove_out(&c.out, out)
-        finish(c.net, out, OK)
+        finish_frame(c.net, out, OK)
     elif not started:
-        take_back(c)
+        withdraw_coop_copy(c)
         out.frame_left = out.left = 0
         out.header.kind = WITHDRAW
         out.header.nbytes = 0
     else:
         # The frame is half written: copy the rest, so that the stream stays intact.
         if kind != EAGER:
-            take_back(c)
+            withdraw_coop_copy(c)
         out.withdrawn = True
         out.owned = <char *>malloc(out.frame_left + 1)
         if out.owned == NULL:
@@ -442,21 +445,21 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
         out.left = out.frame_left
 
 
-cdef void answered(Connection *c, const Header *h) noexcept nogil:
+cdef void on_reply(Connection *c, const Header *h) noexcept nogil:
     cdef Out *out = c.offers
     while out != NULL and out.header.id != h.id:
         out = NULL if out.next == c.offers else out.next
     if out == NULL:
         return          # withdrawn in the meantime
     if h.flags == JOIN:
-        if c.near and c.given == NULL:
-            join(c, out, h.other)
+        if c.local and c.coop_out == NULL:
+            join_coop_copy(c, out, h.other)
         return
     remove_out(&c.offers, out)
-    if c.given == out:
-        stop_giving(c)
+    if c.coop_out == out:
+        stop_pushing(c)
     if h.flags != SEND:
-        finish(c.net, out, PEER_LOST if h.flags == GONE else OK)
+        finish_frame(c.net, out, PEER_LOST if h.flags == GONE else OK)
         return
     out.header.other = h.other
     next_chunk(out)

@@ -192,7 +192,7 @@ def later(function, *arguments):
 
 
 @pytest.mark.parametrize("way", ["timeout", "ctrl-c", "abort", "abort-elsewhere"])
-def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
+def test_creation_of_a_communicator_can_be_given_up(rank, spare, way, request):
     """One rank is not there, though all have come: it failed in between."""
     dist.barrier(spare)  # some MPI makes one communicator at a time
     group, word = dist.new_group(), np.zeros(1)
@@ -206,7 +206,7 @@ def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
 
         def make(call):
             begin()
-            group._make(call)
+            group._create(call)
 
         with pytest.raises(error):
             group.execute("all_reduce", make, timeout=limit)
@@ -219,7 +219,7 @@ def test_making_a_communicator_can_be_given_up(rank, spare, way, request):
     if rank:
         # Which MPI waits for, on rank 0; all have heard of the failure, or do meanwhile.
         with suppress(dist.DistError):
-            group._make(Call("all_reduce", 1, time.monotonic() + 20))
+            group._create(Call("all_reduce", 1, time.monotonic() + 20))
     dist.barrier(spare)
     dist.destroy_process_group(group)
 

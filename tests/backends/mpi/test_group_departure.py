@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.api.process_groups import current
+from cydist.api.process_groups import current_world
 
 CALLS = {
     "all_reduce": lambda group, last: dist.all_reduce(np.ones(4, "f4"), group=group),
@@ -181,7 +181,7 @@ def test_who_computes_is_asked_once_until_it_looks(rank, size, spare):
     """However many waits there are meanwhile, MPI keeps one question of each rank; and a rank that
     took one, and leaves the group later, is asked again."""
     group = dist.new_group(timeout=600)
-    store = current().store.part(f"asked/{group.group_name}", range(size), "test")
+    store = current_world().store.part(f"asked/{group.group_name}", range(size), "test")
     last = size - 1
     if rank == last:
         store.multi_get([f"waited/{each}" for each in range(last)])  # nothing moves meanwhile
@@ -207,7 +207,7 @@ def test_who_left_is_noticed_while_another_computes(rank, size, spare):
     if size < 3:
         return
     group = dist.new_group(timeout=600)
-    store = current().store.part(f"noticed/{group.group_name}", range(size), "test")
+    store = current_world().store.part(f"noticed/{group.group_name}", range(size), "test")
     last = size - 1
     if rank == last:
         store.get("noticed")  # nothing moves meanwhile

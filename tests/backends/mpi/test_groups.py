@@ -81,7 +81,7 @@ def test_ranks_of_a_host_share_memory(group, size):
     dist.barrier(group)
     shared = os.environ.get("CYDIST_TRANSPORT") != "mpi"
     assert (shared and size > 1) == group.windows
-    assert (group._native.comm != 0) == (not shared and size > 1)
+    assert (group._native.library_comm != 0) == (not shared and size > 1)
 
 
 @pytest.mark.parametrize("number", [0, 1, communicators.CREATION_TAGS, 2**64 - 1])
@@ -89,7 +89,7 @@ def test_a_communicator_is_made_beside_all_messages(rank, size, number, monkeypa
     """Whatever the group's number, by which MPI tells apart those that it makes at one time."""
     group = dist.new_group(timeout=5)
     with monkeypatch.context() as patch:
-        patch.setattr(group, "_context", number)
+        patch.setattr(group, "_comm_id", number)
         for _ in range(2):
             mine = np.full(20_000, rank)
             dist.all_reduce(mine, group=group)
@@ -105,7 +105,7 @@ def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
         mine = np.full(1000, i + rank, "i4")
         dist.all_reduce(mine, group=group)
         assert [i * size + sum(range(size))] * 1000 == mine.tolist()
-    with_one = [group._native.comm != 0 for group in groups]
+    with_one = [group._native.library_comm != 0 for group in groups]
     assert with_one == sorted(with_one, reverse=True)
     assert not with_one[-1]
     for group in groups:
@@ -118,12 +118,12 @@ def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
     dist.barrier(spare)
     now = communicators.Communicators
     monkeypatch.setattr(communicators, "COMMUNICATORS", now.made + 1)
-    monkeypatch.setattr(communicators, "WITH_FAILED", now.made + now.spent + len(now.begun) + 4)
+    monkeypatch.setattr(communicators, "WITH_FAILED", now.made + now.leaked + len(now.begun) + 4)
     found = []
     for _ in range(6):
         group = dist.new_group()
         dist.barrier(group)
-        found.append(group._native.comm != 0)
+        found.append(group._native.library_comm != 0)
         dist.barrier(spare)
         dist.abort(group)
         dist.destroy_process_group(group)
@@ -166,7 +166,7 @@ def test_ten_thousand_groups(rank, size):
         mine[0] = i + rank
         dist.all_reduce(mine, group=group, timeout=60)
         assert [i * size + sum(range(size))] == mine.tolist()
-    with_own = sum(group.windows or group._native.comm != 0 for group in groups)
+    with_own = sum(group.windows or group._native.library_comm != 0 for group in groups)
     assert 0 < with_own < len(groups)
     for i in (0, 5_000, 9_999):
         mine[0] = rank

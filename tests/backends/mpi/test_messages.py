@@ -342,4 +342,4 @@ def test_layouts_only_where_no_other_thread_is_in_mpi(group, monkeypatch, concur
     dist.barrier(group)
     peer = 1 - min(group.rank(), 1)
     carried = group._endpoint.messages.describes(peer, array.nbytes)
-    assert group.takes_gaps(array, peer) == (concurrent and carried)
+    assert group.accepts_strided(array, peer) == (concurrent and carried)

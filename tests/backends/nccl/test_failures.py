@@ -190,7 +190,7 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
 
 def polled(group: Any) -> bool:
     """Look, as the watchdog would if this rank were in a call."""
-    group._watch.tick()
+    group._watch.poll()
     return group._failed is not None
 
 
@@ -301,7 +301,7 @@ def test_abort_ends_calls_on_every_rank(gpus: Any) -> None:
         assert "group '0' was aborted" in text
 
 
-def test_who_has_its_group_last_hears_why_it_failed(
+def test_the_last_rank_with_its_group_learns_why_it_failed(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though another rank aborted it before, in that one's words. Of the default group all have
@@ -342,7 +342,7 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
         group: Any = dist.new_group([0, 1])
         if rank == 0:
             dist.all_reduce(gpus.array(np.ones(3)), group=group, timeout=0.2)
-        until(lambda: group._failed is not None or (rank == 1 and group._watch.tick()))
+        until(lambda: group._failed is not None or (rank == 1 and group._watch.poll()))
         text = str(group._failed)
         dist.destroy_process_group(group)
         if rank == 0:

@@ -124,7 +124,7 @@ class Long:
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
 @pytest.mark.parametrize("call", [*CALLS, message])
-def test_plain_calls_are_short(job: Any, library: Any, call: Call, async_op: bool) -> None:
+def test_plain_calls_are_fast(job: Any, library: Any, call: Call, async_op: bool) -> None:
     """Every plain call gives what it must, and the long way is not taken."""
 
     def body(rank: int) -> Any:
@@ -143,15 +143,15 @@ def test_plain_calls_are_short(job: Any, library: Any, call: Call, async_op: boo
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_both_ways_note_the_same(job: Any, gpus: Any, call: Call) -> None:
+def test_both_paths_note_the_same(job: Any, gpus: Any, call: Call) -> None:
     """A rank may take the long way beside one that takes the short: they are in one call."""
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        comparison = group._watch.comparison
+        call_check = group._watch.call_check
         noted = []
-        note = comparison.note
-        comparison.note = lambda seq, text: (noted.append(_text(text)), note(seq, text))
+        note = call_check.note
+        call_check.note = lambda seq, text: (noted.append(_text(text)), note(seq, text))
         try:
             with Long() as long:
                 call(gpus, rank, group=group)
@@ -159,7 +159,7 @@ def test_both_ways_note_the_same(job: Any, gpus: Any, call: Call) -> None:
                 call(gpus, rank, group=group, timeout=60)
                 return noted, short, long.calls
         finally:
-            del comparison.note
+            del call_check.note
 
     for noted, short, calls in job.run(body):
         assert (short, calls) == (0, 1)
@@ -263,7 +263,7 @@ def overlapping(gpus: Any, call: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
-def test_wrong_arguments_are_left_to_the_long_way(job: Any, gpus: Any, case: Any) -> None:
+def test_wrong_arguments_take_the_general_path(job: Any, gpus: Any, case: Any) -> None:
     """Which says what is wrong; nothing has been enqueued, and no rank is ahead."""
     call, kind, message = case
 
@@ -278,7 +278,7 @@ def test_wrong_arguments_are_left_to_the_long_way(job: Any, gpus: Any, case: Any
     assert job.run(body) == [3.0] * SIZE
 
 
-def test_what_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
+def test_what_is_not_plain_takes_the_general_path(job: Any, gpus: Any) -> None:
     """Strides, no elements, a factor, calls that are collected: all are right."""
 
     def body(rank: int) -> Any:
@@ -289,7 +289,7 @@ def test_what_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
             scaled = gpus.array(np.ones(2))
             dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(2.0), long.group)
             collected = gpus.array(np.ones(3))
-            with long.group.together():
+            with long.group.coalesced():
                 dist.all_reduce(collected, SUM, long.group)
             calls = long.calls
         return [x.get().ravel()[-1] for x in (strided, scaled, collected)], calls
@@ -297,7 +297,7 @@ def test_what_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
     assert job.run(body) == [([3.0, 6.0, 3.0], 4)] * SIZE
 
 
-def test_a_message_that_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> None:
+def test_a_message_that_is_not_plain_takes_the_general_path(job: Any, gpus: Any) -> None:
     """Strides, no elements, one that is collected: all arrive."""
 
     def body(rank: int) -> Any:
@@ -319,7 +319,7 @@ def test_a_message_that_is_not_plain_takes_the_long_way(job: Any, gpus: Any) -> 
     assert said[1] == (rows, [0.0, 0.0], 3)
 
 
-def test_tensors_that_are_not_plain_take_the_long_way(job: Any, tensors: Any) -> None:
+def test_tensors_that_are_not_plain_take_the_general_path(job: Any, tensors: Any) -> None:
     """Strides, no elements, complex ones (which may be lazily conjugated), a Parameter's own
     class: all are right, and what a view shows is not mistaken for what its memory holds."""
     torch = tensors.torch
@@ -342,7 +342,7 @@ def test_tensors_that_are_not_plain_take_the_long_way(job: Any, tensors: Any) ->
     assert job.run(body) == [([3.0, 3 + 6j, 3.0], 3, 3)] * SIZE
 
 
-def test_arrays_of_two_libraries_take_the_long_way(job: Any, gpus: Any, tensors: Any) -> None:
+def test_arrays_of_two_libraries_take_the_general_path(job: Any, gpus: Any, tensors: Any) -> None:
     """An all_gather is on the stream of the array that is sent."""
 
     def body(rank: int) -> Any:
@@ -381,7 +381,7 @@ def test_a_call_comes_after_its_own_librarys_stream(
     assert job.run(body) == [(False, [3.0] * 3, 0)] * SIZE
 
 
-def test_a_capture_is_left_to_the_long_way(job: Any, gpus: Any) -> None:
+def test_a_capture_takes_the_general_path(job: Any, gpus: Any) -> None:
     """Which neither watches nor compares; a call on a stream beside it is short."""
 
     def body(rank: int) -> Any:

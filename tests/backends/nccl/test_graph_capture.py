@@ -22,13 +22,13 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> tuple[Any, bool]:
         group = dist.group.WORLD
-        fake_gpu_threaded.until(lambda: not group._watch.busy)
+        fake_gpu_threaded.until(lambda: not group._watch.in_flight)
         dist.monitored_barrier()
         gpus.capturing = True
         try:
             x = gpus.array(np.arange(5, dtype="i4"))
             dist.all_reduce(x, dist.ReduceOp.BOR)
-            assert not group._watch.comparison.busy  # nor is anything compared
+            assert not group._watch.call_check.pending  # nor is anything compared
             return group._watch.oldest, bool(group._captured)
         finally:
             dist.monitored_barrier()
@@ -186,7 +186,7 @@ def test_a_call_that_a_broken_capture_refuses_does_not_count(
         for width in (1, 2):
             x = gpus.array(np.ones(width))
             dist.all_reduce(x)
-        fake_gpu_threaded.until(lambda: group._failed or not group._watch.comparison.busy)
+        fake_gpu_threaded.until(lambda: group._failed or not group._watch.call_check.pending)
         assert group._failed is None
         return float(x.get()[0])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cydist.backends.nccl.call_check import CallCheck, Differ
+from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
 from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
 from cydist.errors import PeerFailedError
 
@@ -21,7 +21,7 @@ class Group:
         self.raises: Exception | None = None
         self.failed: list[Any] = []
 
-    def attend(self) -> None:
+    def prepare_thread(self) -> None:
         pass
 
     def is_over(self, flight: InFlight) -> bool:
@@ -32,22 +32,22 @@ class Group:
     def async_error(self) -> str:
         return self.error
 
-    def alarm(self) -> Any:
+    def control_error(self) -> Any:
         return self.told
 
-    def heard(self, error: Any) -> None:
+    def on_control_error(self, error: Any) -> None:
         self.failed.append(("heard", error))
 
-    def late(self, call: StreamCall) -> None:
+    def on_timeout(self, call: StreamCall) -> None:
         self.failed.append(("late", call.seq))
 
-    def broken(self, call: StreamCall, why: Any) -> None:
+    def on_device_error(self, call: StreamCall, why: Any) -> None:
         self.failed.append(("broken", call.seq, why))
 
-    def differ(self, found: Differ) -> None:
+    def on_mismatch(self, found: CallsDiffer) -> None:
         self.failed.append(("differ", found.seq, found.ours, found.theirs))
 
-    def lost(self, call: StreamCall, error: Any) -> None:
+    def on_lost_peer(self, call: StreamCall, error: Any) -> None:
         self.failed.append(("lost", call.seq, error))
 
 
@@ -87,8 +87,8 @@ class Scene:
         self.now = 0.0
         self.group = Group()
         self.neighbours = Neighbours()
-        self.comparison = CallCheck(self.neighbours)
-        self.watch = GroupWatch(self.group, self.comparison, clock=lambda: self.now)
+        self.call_check = CallCheck(self.neighbours)
+        self.watch = GroupWatch(self.group, self.call_check, clock=lambda: self.now)
 
     def call(
         self, seq: int, deadline: float = 10.0, event: Any = None, stream: int = 0
@@ -105,12 +105,12 @@ def test_calls_retire_in_order(scene: Scene) -> None:
     first, second = (scene.call(n, event=n) for n in (1, 2))
     third = scene.call(3, event=3, stream=1)
     scene.group.over = {1, 3}
-    scene.watch.tick()
+    scene.watch.poll()
     assert [each.over for each in (first, second, third)] == [True, False, True]
     assert [each.keep is None for each in (first, second, third)] == [True, False, True]
     assert scene.watch.oldest is second.call
     scene.group.over = {2}  # nobody asks for the others again
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.watch.oldest is None
     assert not scene.group.failed
 
@@ -123,7 +123,7 @@ def test_many_calls_retire_by_few_questions(scene: Scene, over: int) -> None:
     is_over = scene.group.is_over
     scene.group.over = set(range(over))
     scene.group.is_over = lambda flight: asked.append(flight) or is_over(flight)  # type: ignore
-    scene.watch.tick()
+    scene.watch.poll()
     assert [each.over for each in flights] == [n < over for n in range(1000)]
     assert len(asked) <= 11
 
@@ -132,13 +132,13 @@ def test_a_late_call_fails_once(scene: Scene) -> None:
     """After its deadline, not before; nothing is looked at any more then."""
     scene.call(1, deadline=5.0, event="e")
     scene.now = 5.0
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
     scene.now = 5.1
-    scene.watch.tick()
-    scene.watch.tick()
+    scene.watch.poll()
+    scene.watch.poll()
     assert scene.group.failed == [("late", 1)]
-    assert not scene.watch.busy
+    assert not scene.watch.in_flight
 
 
 def test_a_call_behind_another_may_be_due_before_it(scene: Scene) -> None:
@@ -146,7 +146,7 @@ def test_a_call_behind_another_may_be_due_before_it(scene: Scene) -> None:
     scene.call(1, deadline=50.0, event="first")
     scene.call(2, deadline=5.0, event="second")
     scene.now = 5.1
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("late", 2)]
 
 
@@ -154,7 +154,7 @@ def test_a_thread_that_does_not_come_back_is_late_too(scene: Scene) -> None:
     """A call whose event is not even recorded: NCCL's first call may block in the host."""
     scene.call(1, deadline=5.0)
     scene.now = 6.0
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("late", 1)]
 
 
@@ -162,7 +162,7 @@ def test_a_late_completion_is_no_failure(scene: Scene) -> None:
     """Over when it is looked at is over, whatever the clock says."""
     scene.call(1, deadline=5.0, event=1)
     scene.now, scene.group.over = 9.0, {1}
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
 
 
@@ -170,7 +170,7 @@ def test_a_sticky_error_of_the_device_fails(scene: Scene) -> None:
     """An event that cannot be asked."""
     scene.call(1, event=1)
     scene.group.raises = OSError("illegal address")
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("broken", 1, scene.group.raises)]
 
 
@@ -182,21 +182,21 @@ def test_a_device_that_cannot_be_used_is_looked_at(
     def unusable() -> None:
         raise OSError("no such device")
 
-    monkeypatch.setattr(scene.group, "attend", unusable)
+    monkeypatch.setattr(scene.group, "prepare_thread", unusable)
     scene.call(1)
     scene.now = 10.5
-    scene.watch.attend()
-    scene.watch.tick()
+    scene.watch.prepare_thread()
+    scene.watch.poll()
     assert scene.group.failed == [("late", 1)]
 
 
 def test_an_error_of_nccl_fails(scene: Scene) -> None:
     """While a call is under way; not when nothing is."""
     scene.group.error = "remote process exited"
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
     scene.call(1, event=1)
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("broken", 1, "remote process exited")]
 
 
@@ -204,92 +204,92 @@ def test_an_alarm_fails_at_once(scene: Scene) -> None:
     """Another rank's word comes before what this one would find itself."""
     scene.call(1, deadline=1.0, event=1)
     scene.now, scene.group.told = 2.0, PeerFailedError("rank 3 died")
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("heard", scene.group.told)]
 
 
 def test_notes_are_sent_and_compared(scene: Scene) -> None:
     """Each rank's notes go to the next one; equal ones are forgotten."""
-    scene.comparison.note(1, "all_reduce of 3 float32")
+    scene.call_check.note(1, "all_reduce of 3 float32")
     scene.neighbours.coming = [b"1 all_reduce of 3 float32\n2 barrier "]
-    assert scene.watch.busy
-    scene.watch.tick()
+    assert scene.watch.in_flight
+    scene.watch.poll()
     assert scene.neighbours.sent == [b"1 all_reduce of 3 float32"]
-    assert not scene.comparison.busy
-    scene.comparison.note(2, "broadcast")
-    scene.watch.tick()
+    assert not scene.call_check.pending
+    scene.call_check.note(2, "broadcast")
+    scene.watch.poll()
     assert scene.group.failed == [("differ", 2, "broadcast", "barrier ")]
 
 
 def test_a_call_that_one_rank_captured_is_compared_with_nothing(scene: Scene) -> None:
     """It has no note there; the calls around it are compared all the same."""
     for seq in (1, 2, 4):
-        scene.comparison.note(seq, "a")
+        scene.call_check.note(seq, "a")
     scene.neighbours.coming = [b"1 a\n3 a\n4 a"]
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
-    scene.comparison.note(5, "a")
+    scene.call_check.note(5, "a")
     scene.neighbours.coming = [b"5 b"]
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("differ", 5, "a", "b")]
 
 
 def test_notes_are_compared_though_none_can_be_sent(scene: Scene) -> None:
     """The next rank may be busy with something else."""
     scene.neighbours.stuck = True
-    scene.comparison.note(1, "a")
+    scene.call_check.note(1, "a")
     scene.neighbours.coming = [b"1 b"]
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("differ", 1, "a", "b")]
 
 
 def test_notes_wait_for_the_last_ones(scene: Scene) -> None:
     """What could not be sent goes with the next notes, in order, once."""
     scene.neighbours.stuck = True
-    scene.comparison.note(1, "a")
-    scene.watch.tick()
-    scene.comparison.note(2, "b")
+    scene.call_check.note(1, "a")
+    scene.watch.poll()
+    scene.call_check.note(2, "b")
     scene.neighbours.stuck = False
-    scene.watch.tick()
-    scene.watch.tick()
+    scene.watch.poll()
+    scene.watch.poll()
     assert scene.neighbours.sent == [b"1 a\n2 b"]
 
 
 def test_a_lost_neighbour_fails_calls_under_way(scene: Scene) -> None:
     """And nothing else: what is over stays over."""
     error = PeerFailedError("rank 0 died")
-    scene.comparison.note(1, "a")
+    scene.call_check.note(1, "a")
     scene.neighbours.coming = [error]
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
     scene.call(2, event=2)
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("lost", 2, error)]
 
 
 def test_what_a_lost_neighbour_said_counts_more(scene: Scene) -> None:
     """Its alarm may come a moment after its end."""
     scene.call(1, event=1)
-    scene.comparison.note(1, "a")
+    scene.call_check.note(1, "a")
     scene.neighbours.coming = [PeerFailedError("rank 0 left")]
-    scene.watch.tick()
+    scene.watch.poll()
     scene.group.told = PeerFailedError("rank 5 died")
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == [("heard", scene.group.told)]
 
 
 def test_a_neighbour_that_left_is_not_lost(scene: Scene) -> None:
     """Its last word; a call that is under way may still end well."""
     scene.call(1, event=1)
-    scene.comparison.note(1, "a")
+    scene.call_check.note(1, "a")
     scene.neighbours.coming = [b"", PeerFailedError("closed")]
-    scene.watch.tick()
+    scene.watch.poll()
     assert scene.group.failed == []
     scene.group.over = {1}
-    scene.watch.tick()
-    assert not scene.watch.busy
+    scene.watch.poll()
+    assert not scene.watch.in_flight
 
 
 def test_events_are_used_again(scene: Scene) -> None:
@@ -297,15 +297,15 @@ def test_events_are_used_again(scene: Scene) -> None:
     scene.call(1, event="one").reusable = True
     scene.call(2, event="two")
     scene.group.over = {"one", "two"}
-    scene.watch.tick()
+    scene.watch.poll()
     assert [scene.watch.spare_event(), scene.watch.spare_event()] == ["one", None]
 
 
 def test_who_leaves_sends_alone(scene: Scene) -> None:
     """After the goodbye the watchdog touches the way to the next rank no more."""
-    scene.comparison.note(1, "a")
+    scene.call_check.note(1, "a")
     scene.watch.leave(5.0)
-    scene.comparison.note(2, "b")
-    scene.watch.tick()
+    scene.call_check.note(2, "b")
+    scene.watch.poll()
     assert scene.neighbours.sent == [b"1 a", b""]
-    assert not scene.watch.busy
+    assert not scene.watch.in_flight

@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
 def pinned(device: LateDevice) -> int:
     """Bytes of pinned memory that nobody has let go of."""
     for _ in range(3):  # the stand-in says that a copy is over when it is asked twice
-        pinned_pipeline.sweep()
+        pinned_pipeline.reclaim()
     gc.collect()
     return device.pinned_bytes
 

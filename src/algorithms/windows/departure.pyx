@@ -15,8 +15,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
-    MISMATCH, NO_CALL, OK, PARTING_TAG, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint,
-    Request, Windows, head_of, now_ns, set_parting,
+    MISMATCH, NO_CALL, OK, DEPARTURE_TAG, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint,
+    Request, Windows, head_of, now_ns, set_compare_last,
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, row_of
 from cydist._native.pipeline cimport complete, withdraw
@@ -36,12 +36,12 @@ cdef enum:
     FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
 
 
-cdef int leave(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
+cdef int compare_last(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     cdef int status = OK
     if t.windows != NULL:
         status = compare_steps(t, c, alone)
     if status == OK and (t.windows == NULL or not through_windows(&c.fingerprint)):
-        status = exchange_words(t, c, known, alone)
+        status = exchange_last_calls(t, c, known, alone)
     c.failed_step = -1
     return status
 
@@ -71,13 +71,13 @@ cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noe
     c.failed_peer = peer
 
 
-cdef bint somebody_parted(Comm *t, Call *c) noexcept nogil:
+cdef bint somebody_departed(Comm *t, Call *c) noexcept nogil:
     """Return whether a member has ended the group before the step that this rank waits for."""
     cdef Windows *w = t.windows
     cdef uint64_t steps
     cdef int peer
     for peer in range(t.size):
-        steps = load_u64(&w.of[peer].flags.parted)
+        steps = load_u64(&w.of[peer].flags.departed_after)
         if peer != t.rank and steps != 0 and steps <= w.consumed + 1 \
                 and not has_posted(t, peer, w.consumed):
             differ(t, c, peer, w.consumed + 1, steps - 1)
@@ -89,57 +89,57 @@ cdef int compare_steps(Comm *t, Call *c, bint alone) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int64_t deadline = c.deadline_ns
     cdef int status = TIMEOUT
-    store_u64(&w.of[t.rank].flags.parted, w.step + 1)
+    store_u64(&w.of[t.rank].flags.departed_after, w.step + 1)
     if alone:
         return OK
     while status == TIMEOUT:
         c.deadline_ns = min(now_ns() + LOOK_NS, deadline)
         status = consume(t, c, w.step, True)
-        if (status == TIMEOUT or status == PEER_LOST) and somebody_parted(t, c):
+        if (status == TIMEOUT or status == PEER_LOST) and somebody_departed(t, c):
             status = MISMATCH
         if status != TIMEOUT or now_ns() >= deadline:
             break
-        if t.board != NULL and c.failed_peer >= 0:
-            t.board.ask(t, c.failed_peer)       # a departed rank answers that it has left
+        if t.control != NULL and c.failed_peer >= 0:
+            t.control.probe(t, c.failed_peer)   # a departed rank answers that it has left
     c.deadline_ns = deadline
     return status
 
 
 # Over messages
 
-cdef void address(Request *r, const Fingerprint *word, int peer) noexcept nogil:
+cdef void address(Request *r, const Fingerprint *call, int peer) noexcept nogil:
     memset(r, 0, sizeof(Request))
     r.peer = peer
-    r.tag = PARTING_TAG
-    r.expected = word
+    r.tag = DEPARTURE_TAG
+    r.expected = call
 
 
 cdef bint same_call(const Fingerprint *a, const Fingerprint *b) noexcept nogil:
     return memcmp(a, b, sizeof(Fingerprint) - sizeof(uint64_t)) == 0       # except the note
 
 
-cdef bint under_way(Comm *t, Request *words, int count) noexcept nogil:
+cdef bint sends_pending(Comm *t, Request *sends, int count) noexcept nogil:
     cdef int i
     for i in range(count):
-        if load_int(&words[i].status) == PENDING and t.test(t, &words[i]) == PENDING:
+        if load_int(&sends[i].status) == PENDING and t.test(t, &sends[i]) == PENDING:
             return True
     return False
 
 
-cdef int exchange_words(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
+cdef int exchange_last_calls(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     cdef Fingerprint mine = c.fingerprint
     cdef Fingerprint own = c.fingerprint
-    cdef Request words[ROUNDS]
+    cdef Request sends[ROUNDS]
     cdef Request heard
     cdef bint listens = not (known or alone), of_all = known or not alone
     cdef int status = OK, sent = 0, distance = 1, lost = -1, posted
     cdef int64_t until
     own.note = FOR_ITSELF
     while distance < t.size and status == OK:
-        address(&words[sent], &mine if of_all else &own, (t.rank + distance) % t.size)
-        posted = t.send(t, &words[sent])
+        address(&sends[sent], &mine if of_all else &own, (t.rank + distance) % t.size)
+        posted = t.send(t, &sends[sent])
         if posted != OK:
-            words[sent].status = posted
+            sends[sent].status = posted
         sent += 1
         if listens:
             address(&heard, &mine, (t.rank - distance + t.size) % t.size)
@@ -158,12 +158,12 @@ cdef int exchange_words(Comm *t, Call *c, bint known, bint alone) noexcept nogil
     c.theirs.note = 0
     if not known:
         until = now_ns() + FLUSH_NS
-        while under_way(t, words, sent) and now_ns() < until:
+        while sends_pending(t, sends, sent) and now_ns() < until:
             usleep(PAUSE_US)
-    withdraw(t, words, sent)
+    withdraw(t, sends, sent)
     if status == OK and lost >= 0:
         c.failed_peer, status = lost, PEER_LOST
     return status
 
 
-set_parting(leave)
+set_compare_last(compare_last)
