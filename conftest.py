@@ -78,13 +78,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files are shared out among processes, those with slow tests come first. Of one and of
-    four ranks scripts/test makes contract tests over sockets; on the other backends they are marked
-    `more`."""
+    """Where files are shared out among processes, those with slow tests come first. Contract tests
+    with one and with four ranks are marked `more` but over sockets, and so are variants of the
+    kernels that this machine cannot run."""
+    from cydist._native import kernels
+
+    cannot_run = set(VARIANTS) - set(kernels.isas())
     for item in items:
         callspec = getattr(item, "callspec", None)
         values = {} if callspec is None else callspec.params
-        if values.get("chosen_backend") in MORE_BACKENDS and values.get("size") in MORE_SIZES:
+        repeated = (
+            values.get("chosen_backend") in MORE_BACKENDS and values.get("size") in MORE_SIZES
+        )
+        if repeated or values.get("isa") in cannot_run:
             item.add_marker(pytest.mark.more)
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
