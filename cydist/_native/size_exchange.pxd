@@ -26,5 +26,5 @@ cdef BlockMove scattering(Comm *t, Call *c) noexcept nogil
 cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil
 
 # Return whether ranks first .. end - 1 are all ranks except, at most, this one.
-cdef inline bint everybody(const Comm *t, int first, int end) noexcept nogil:
+cdef inline bint all_ranks(const Comm *t, int first, int end) noexcept nogil:
     return first <= (t.rank == 0) and end >= t.size - (t.rank == t.size - 1)

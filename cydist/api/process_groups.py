@@ -349,7 +349,7 @@ def shrink_group(
     group is there, is out. A barrier on the new group ends the call.
 
     The old group is destroyed. All other groups stay as they are, with the global ranks that
-    they were made with. When the default group is shrunk, its ranks are numbered anew from 0:
+    they were made with. When the default group is shrunk, its ranks are numbered again from 0:
     get_rank, get_world_size, new_group, and global ranks in calls on the new groups mean the
     new numbers.
 

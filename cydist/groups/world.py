@@ -164,14 +164,14 @@ class World:
         """Every rank of the world is here: make the parents that these backends want."""
         from cydist.rendezvous.check_in import agree
 
-        others, everybody = self._nonmembers(name), range(self.size)
+        others, all_ranks = self._nonmembers(name), range(self.size)
         name = f"{name}/all"
         for backend in dict.fromkeys(backends):
             if registry.find(backend).of_all and self.parent(backend) is None:
-                ranks_store = self.store.part(name, everybody, f"making group {name!r}", timeout)
+                ranks_store = self.store.part(name, all_ranks, f"making group {name!r}", timeout)
                 with ranks_store.report_error(self.rank):
-                    agree(ranks_store, self.rank, everybody, backend, "new_group", others)
-                    made = self.make_one(ranks_store, everybody, name, backend, timeout, None)
+                    agree(ranks_store, self.rank, all_ranks, backend, "new_group", others)
+                    made = self.make_one(ranks_store, all_ranks, name, backend, timeout, None)
                 self.parent_groups[backend] = made
 
     def make_one(
@@ -201,7 +201,7 @@ class World:
         return made
 
     def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
-        """Put `new` in the place of `old`, which ends. A new default group numbers ranks anew."""
+        """Put `new` in the place of `old`, which ends. A new default group numbers ranks again."""
         if old is self.groups[DEFAULT_GROUP]:
             self.groups[DEFAULT_GROUP] = new
             self._shrink_parent_groups(new)

@@ -174,7 +174,7 @@ def _unblocked(fd: int) -> int:
     """Return a non-blocking descriptor for what `fd` is, or `fd`.
 
     The flag belongs to the open file, which we share with the shell, so it cannot be set on
-    `fd` itself: pipes and terminals are opened anew.
+    `fd` itself: pipes and terminals are opened again.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(fd).st_mode

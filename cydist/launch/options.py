@@ -353,8 +353,8 @@ def _shown(text: str, local_size: int) -> frozenset[int] | None:
         ranks = frozenset(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"--local-ranks-filter {text!r} is not a list like 0,2") from None
-    if strangers := [rank for rank in sorted(ranks) if not 0 <= rank < local_size]:
-        raise ValueError(f"--local-ranks-filter: there is no local rank {strangers[0]}")
+    if unknown := [rank for rank in sorted(ranks) if not 0 <= rank < local_size]:
+        raise ValueError(f"--local-ranks-filter: there is no local rank {unknown[0]}")
     return ranks
 
 

@@ -46,7 +46,7 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
         if signal.getsignal(number) != signal.SIG_IGN
     }
     # A shell that became this program by exec may have left children of its own here.
-    strangers = own_children()
+    outsiders = own_children()
     become_subreaper()
     lifeline, forward = os.pipe()
     wake_read, wake_write = os.pipe()
@@ -82,7 +82,7 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
     code = _forward_until_exit(child, wake_read, forward, forwarded)
     if code < 0:
         _say(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
-        left = kill_descendants(FINAL_WAIT_SECONDS, besides=strangers)
+        left = kill_descendants(FINAL_WAIT_SECONDS, besides=outsiders)
     if code < 0 and left:
         _say(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
     return exit_code(code)

@@ -92,9 +92,9 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
 
 def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
     """Rank 0: wait until all ranks are here, and say so, or which are not."""
-    everybody = [f"here/{rank}" for rank in range(world_size)]
+    all_ranks = [f"here/{rank}" for rank in range(world_size)]
     try:
-        here = ranks_store.multi_get(everybody, max(0.0, deadline - time.monotonic()))
+        here = ranks_store.multi_get(all_ranks, max(0.0, deadline - time.monotonic()))
     except PeerFailedError as error:
         _apply_verdict(_verdict(ranks_store), world_size, number)  # one whose time was up has gone
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]

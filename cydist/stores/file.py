@@ -38,7 +38,7 @@ from cydist.waiting import STORE_TIMEOUT, one_wait
 
 _MAGIC = b"cydist\x01\n"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
-# A log is written anew when it is longer than this, and than so many times its table.
+# A log is written again when it is longer than this, and than so many times its table.
 _SHORTEST_BYTES, _TIMES_THE_TABLE = 1 << 20, 4
 # What is locked: the log, and the byte that says that somebody uses the file.
 _LOG = (0, 1 << 62)
@@ -295,7 +295,7 @@ class _Log:
         """Apply what others appended since the last time."""
         size = os.fstat(self._fd).st_size
         if size < self._end:
-            # Somebody emptied the file to start anew.
+            # Somebody emptied the file to start again.
             self._table, self._end = KeyValueTable(), 0
         if self._end == 0:
             self._begin(size)

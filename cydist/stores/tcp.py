@@ -393,7 +393,8 @@ class _Pool:
                 failure = error
                 if not awaited and time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(
-                        f"{self.name} is not a cydist store, or is beset by strangers: {error}"
+                        f"{self.name} is not a cydist store, or has too many unauthenticated "
+                        f"clients: {error}"
                     ) from None
             except DistNetworkError as error:
                 raise DistStoreError(f"{self.name} is not a cydist store: {error}") from None

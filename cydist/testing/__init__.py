@@ -47,7 +47,7 @@ class ThreadJob:
     size        how many ranks
     timeout     of the default group, in seconds
     faults      what befalls the ranks
-    weather     deprecated: the former name of `faults`
+    faults     deprecated: the former name of `faults`
     """
 
     def __init__(

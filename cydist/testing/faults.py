@@ -83,7 +83,7 @@ class RankFaults:
         last = faults.kill.get(rank, 0)
         self._last = last if isinstance(last, int) else self._random.choice(last)
 
-    def befall(self, name: str) -> None:
+    def affect(self, name: str) -> None:
         """A call begins: hold this rank up, or end it."""
         self._calls += 1
         if self._delay:
@@ -120,15 +120,15 @@ class Exposed(ProcessGroup):
     fast_calls = fast_messages = False  # the fast path has no faults
 
     def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
-        self.faults.befall(name)
+        self.faults.affect(name)
         return super().execute(name, body, **options)
 
     def isend(self, array: Array, peer: int, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
-            self.faults.befall("send")
+            self.faults.affect("send")
         return super().isend(array, peer, tag, **options)
 
     def irecv(self, array: Array, peer: int | None, tag: int, **options: Any) -> Work:
         if tag != COLLECTIVE_TAG:
-            self.faults.befall("recv")
+            self.faults.affect("recv")
         return super().irecv(array, peer, tag, **options)

@@ -39,14 +39,14 @@ class Launched:
         self._runs += 1
         store, rank = self.whole.store, self.whole.rank
         store.set(f"ran/{self._runs}/{rank}", _dumped(mine, rank))
-        everybody = [f"ran/{self._runs}/{each}" for each in range(self.whole.size)]
+        all_ranks = [f"ran/{self._runs}/{each}" for each in range(self.whole.size)]
         try:
-            store.wait(everybody, DEADLINE)
+            store.wait(all_ranks, DEADLINE)
         except StoreTimeoutError as error:
             raise TimeoutError(f"ranks run for over {DEADLINE} s: {error}") from None
         told = [
             object_codec.decode(each, allow_pickle=True)
-            for each in store.multi_get(everybody[:ranks])
+            for each in store.multi_get(all_ranks[:ranks])
         ]
         # Who has told of this run has read all of the last one.
         store.delete_key(f"ran/{self._runs - 1}/{rank}")

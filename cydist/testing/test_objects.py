@@ -32,7 +32,7 @@ def check(expected: Any, actual: Any) -> None:
 
 
 def test_all_gather_object(job: Job, size: int) -> None:
-    """Everybody gets everybody's object."""
+    """Every rank gets every rank's object."""
 
     def body(rank: int) -> Any:
         gathered = [None] * size
@@ -45,7 +45,7 @@ def test_all_gather_object(job: Job, size: int) -> None:
 
 
 def test_broadcast_object_list(job: Job, size: int) -> None:
-    """The root's list replaces everybody's, pickled objects too where they may be."""
+    """The root's list replaces every rank's, pickled objects too where they may be."""
 
     def body(rank: int) -> Any:
         assert dist.group.WORLD is not None
@@ -62,7 +62,7 @@ def test_broadcast_object_list(job: Job, size: int) -> None:
 
 
 def test_gather_object(job: Job, size: int) -> None:
-    """The root gets everybody's object, the others nothing."""
+    """The root gets every rank's object, the others nothing."""
 
     def body(rank: int) -> Any:
         gathered = [None] * size if rank == 0 else None

@@ -93,7 +93,7 @@ def test_messages_of_one_tag_keep_their_order(pair: Job, late: bool) -> None:
 
 
 def test_recv_from_anyone_names_the_sender(jobs: Jobs, backend: str) -> None:
-    """src=None takes from whoever sends."""
+    """src=None takes from a rank that sends."""
     jobs.need_any_source(backend)
 
     def body(rank: int) -> Any:
@@ -123,7 +123,7 @@ def test_strided_arrays_are_packed_and_unpacked(pair: Job) -> None:
 
 
 def test_batch_isend_irecv(jobs: Jobs, backend: str) -> None:
-    """A ring of three: everybody sends right and receives from the left."""
+    """A ring of three: every rank sends right and receives from the left."""
 
     def body(rank: int) -> Any:
         into, data = np.zeros(4), np.full(4, float(rank))

@@ -31,7 +31,7 @@ FORMAT = 1
 MOST_FILE_BYTES = 1 << 20  # one that was written by `save` has some kilobytes
 MOST_RANKS = 1 << 20
 MOST_SEGMENT = 1 << 40
-KEY = "crossings"
+KEY = "crossings"  # codespell:ignore crossings
 
 
 class Measured(NamedTuple):
@@ -104,7 +104,7 @@ def load() -> str:
     else:
         return text
     warnings.warn(
-        f"{path} is not used, but the shipped crossings between algorithms: {why}. Measure anew "
+        f"{path} is not used, but the shipped crossovers between algorithms: {why}. Measure anew "
         f"with `python -m cydist.bench --tune`, or set {config.TUNING.names[0]}=off",
         RuntimeWarning,
         stacklevel=2,

@@ -114,7 +114,7 @@ def test_uneven_blocks(ranks, row, size):
 @pytest.mark.parametrize("size", [1, 3, 4, *more(2, 6)], ids=lambda size: f"{size}ranks")
 @pytest.mark.parametrize("row", REDUCING, ids=row_id)
 def test_premul_sum_prepares_every_contribution_once(ranks, row, size):
-    """The factor is applied to each contribution, whoever combines it."""
+    """The factor is applied to each contribution, a rank that combines it."""
     collective, name = row
     case = Case(collective, size, 50, op="PREMUL_SUM", factor=0.5, root=size - 1)
     case.check(ranks(size).run(case, name))

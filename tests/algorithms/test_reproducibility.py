@@ -191,7 +191,7 @@ def extreme(op, arrays):
 
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
 def test_min_and_max_of_nan_and_signed_zero(jobs, forced, op):
-    """A NaN on any rank makes the one NaN of the dtype, and -0 < +0, whoever gives what."""
+    """A NaN on any rank makes the one NaN of the dtype, and -0 < +0, a rank that gives what."""
     backend, collective = forced
     size = 4
     given = [zeros_and_nans(size, oracle.DTYPES[name]) for name in FLOATS]

@@ -1,4 +1,4 @@
-"""Crossings that were measured on a machine: where they are kept, who reads them, what counts."""
+"""Crossovers that were measured on a machine: where they are kept, who reads them, what counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_shipped() -> Iterator[None]:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where CYDIST_TUNING points; nothing is there yet."""
-    path = tmp_path / "crossings.json"
+    path = tmp_path / "tuning.json"
     monkeypatch.setenv("CYDIST_TUNING", str(path))
     return path
 
@@ -216,7 +216,7 @@ def test_saved_and_read(file: Path) -> None:
 
 def test_a_folder_and_a_file_of_ones_own(tmp_path: Path) -> None:
     """Folders are made; only this user may open the file, and no draft is left."""
-    path = tmp_path / "new" / "crossings.json"
+    path = tmp_path / "new" / "tuning.json"
     tuning_file.save([RING], path)
     tuning_file.save([RING, RING], path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -269,7 +269,7 @@ def test_a_folder_that_may_not_be_read(
 ) -> None:
     """A file that a user asked for is missed; the one that may be at the usual place is not."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("CYDIST_TUNING", str(tmp_path / "crossings.json") if named else "")
+    monkeypatch.setenv("CYDIST_TUNING", str(tmp_path / "tuning.json") if named else "")
 
     def refused(path: Path, *_: object) -> int:
         raise PermissionError(13, "Permission denied", str(path))

@@ -205,7 +205,7 @@ def test_disjoint(outputs: list[Any], inputs: list[Any], same: Any) -> None:
 SHARED = {
     "outputs": ([X[0], X[1], X[0]], [], None, "outputs 0 and 2 share memory"),
     "outputs shifted": ([V[:4], V[3:8]], [], None, "outputs 0 and 1 share memory"),
-    "outputs crossing": ([X[0], X[:, 0]], [], None, "outputs 0 and 1 share memory"),
+    "outputs that cross": ([X[0], X[:, 0]], [], None, "outputs 0 and 1 share memory"),
     "input": ([V[:6]], [V[5:]], None, "the output and the input share memory .* never allows"),
     "third input": ([V[:6]], [X, X, V], None, "the output and the input 2 share memory"),
     "in place where it cannot be": ([X], [X], None, "never allows"),

@@ -143,7 +143,7 @@ CALLS = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_same_bits(call: Callable[..., list[np.ndarray]], dtype: Any, job: Any, size: int) -> None:
-    """Whoever's arrays are shared, everybody's results are those of private arrays."""
+    """A rank's arrays are shared, every rank's results are those of private arrays."""
 
     def body(rank: int) -> list[list[bytes]]:
         def private(count: int) -> np.ndarray:

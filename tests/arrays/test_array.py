@@ -321,7 +321,7 @@ SHARING = {
     "inside": (X, X[2]),
     "shifted by a row": (X[:4], X[3:]),
     "shifted by a byte": (X.view("u1").ravel()[:9], X.view("u1").ravel()[8:]),
-    "crossing": (X[2], X[:, 2]),
+    "that cross": (X[2], X[:, 2]),
     "common columns": (X[:, :4], X[:, 3:]),
     "every second and third": (X.ravel()[::2], X.ravel()[::3]),
     "transposed": (X, X.T),

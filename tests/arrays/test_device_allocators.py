@@ -1,4 +1,4 @@
-"""Arrays in memory that is not the CPU's: whoever manages that memory allocates and copies."""
+"""Arrays in memory that is not the CPU's: a rank that manages that memory allocates and copies."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ TWO = Case("broadcast", 4, "float32", 16)
 
 
 def test_rounds_are_interleaved() -> None:
-    """Each round runs everybody once, and each time somebody else comes first."""
+    """Each round runs every rank once, and each time somebody else comes first."""
     seen: list[str] = []
     scripted([ONE], *(Scripted(name, seen) for name in "abc"))
     assert seen == list("abcbcacab")

@@ -83,7 +83,7 @@ def test_wrong_kernels_are_counted(monkeypatch: pytest.MonkeyPatch, kind: str) -
 
 
 def test_contests_are_interleaved() -> None:
-    """After each has been tried, each round runs everybody once, somebody else first."""
+    """After each has been tried, each round runs every rank once, somebody else first."""
     seen: list[str] = []
     calls = {name: lambda name=name: seen.append(name) for name in "abc"}
     row = inprocess.run_in_process(calls, 3)

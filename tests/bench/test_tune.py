@@ -46,7 +46,7 @@ def test_a_crossing_is_found() -> None:
 
 
 def test_a_shipped_crossing_moves() -> None:
-    """Between two algorithms that are both shipped the crossing goes where it was measured."""
+    """Between two algorithms that are both shipped the crossover goes where it was measured."""
     found = sizes(
         ["doubling", "ring", "ring", "ring"], doubling=[1, 0.7, 0.8, 2], ring=[2, 1, 1, 1]
     )
@@ -163,12 +163,12 @@ def test_noise_changes_nothing(shipped: list[str], wobble: list[float]) -> None:
     st.sampled_from(["doubling", "ring"]),
 )  # fmt: skip
 def test_one_clear_crossing_gives_two_rules(
-    crossing: int, wobble: list[float], shipped: str
+    crossover: int, wobble: list[float], shipped: str
 ) -> None:
-    """One algorithm is faster below, another above: whatever is shipped, one crossing is found,
+    """One algorithm is faster below, another above: whatever is shipped, one crossover is found,
     and choosing by the rules gives what was decided."""
     times = [
-        {"doubling": 1.5**number * each, "ring": 1.5 ** (crossing - 0.5)}
+        {"doubling": 1.5**number * each, "ring": 1.5 ** (crossover - 0.5)}
         for number, each in enumerate(wobble)
     ]
     found = [
@@ -176,7 +176,7 @@ def test_one_clear_crossing_gives_two_rules(
         for nbytes, each in zip(BYTES, times, strict=True)
     ]
     names = decide(found)
-    assert names == ["doubling"] * crossing + ["ring"] * (8 - crossing)
+    assert names == ["doubling"] * crossover + ["ring"] * (8 - crossover)
     rows = rules("all_reduce", found, names)
     assert [row.name for row in rows] == ["doubling", "ring"]
     for size, name in zip(found, names, strict=True):
@@ -184,7 +184,7 @@ def test_one_clear_crossing_gives_two_rules(
 
 
 def test_rules_end_halfway() -> None:
-    """Between the sizes that were measured the crossing lies in the middle, as sizes double."""
+    """Between the sizes that were measured the crossover lies in the middle, as sizes double."""
     found = [Size(nbytes, "ring", [{"ring": [1.0]}]) for nbytes in (1024, 16384)]
     expected = (Rule("all_reduce", "doubling", 4096), Rule("all_reduce", "ring"))
     assert rules("all_reduce", found, ["doubling", "ring"]) == expected
@@ -255,7 +255,7 @@ def test_a_run(
 ) -> None:
     """Every algorithm that can run is timed; what is found is printed, saved, and can be used."""
     monkeypatch.setattr("cydist.bench.runner.ROUND_NS", 1)
-    output, figures = tmp_path / "crossings.json", tmp_path / "figures.json"
+    output, figures = tmp_path / "tuning.json", tmp_path / "figures.json"
     code = main([
         "--tune", "--ops", "all_reduce,barrier,segment", "--sizes", "8,1Mi", "--rounds", "3",
         "--transport", "tcp", "--ranks", "2", "--output", str(output), "--json", str(figures),
@@ -353,7 +353,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def run(seconds: Callable[[str, int], float], *arguments: str, windows: bool = False) -> None:
         ranks = Answering(seconds, windows=windows)
         monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks] * 2))
-        output = ("--output", str(tmp_path / "crossings.json"))
+        output = ("--output", str(tmp_path / "tuning.json"))
         assert main(["--tune", "--ranks", "2", *output, *arguments]) == 0
 
     yield run
@@ -369,7 +369,7 @@ def test_ops_are_tuned_in_pieces(tuned: Callable[..., None], tmp_path: Path) -> 
     """A run with --ops adds to what the file has, and takes nothing away."""
     tuned(fast("ring"), "--ops", "broadcast")
     tuned(fast("ring"), "--ops", "all_gather")
-    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "crossings.json"))
+    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "tuning.json"))
     assert entry.rules == {
         "broadcast": (Rule("broadcast", "ring"),), "all_gather": (Rule("all_gather", "ring"),),
     }  # fmt: skip
@@ -380,14 +380,14 @@ def test_a_second_run_changes_nothing(
 ) -> None:
     """What a run has found is in force in the next, which leaves what is as fast."""
     tuned(fast("ring"), "--ops", "broadcast")
-    first = tuning_file.read(tmp_path / "crossings.json")
+    first = tuning_file.read(tmp_path / "tuning.json")
     capsys.readouterr()
     tuned(lambda algorithm, nbytes: 1e-4, "--ops", "broadcast")
     printed = capsys.readouterr().out
     assert "stays as it is" in printed
     assert "equal: tree" in printed
     rules = [[each.rules for each in tuning_file.parse(text)]
-             for text in (first, tuning_file.read(tmp_path / "crossings.json"))]  # fmt: skip
+             for text in (first, tuning_file.read(tmp_path / "tuning.json"))]  # fmt: skip
     assert rules[0] == rules[1]
 
 
@@ -395,11 +395,11 @@ def test_what_is_found_out_as_a_job_runs_stays(
     tuned: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the algorithm in force chooses as the job runs, those that it chooses between are no
-    rivals: which is the faster one in this minute is no crossing."""
+    rivals: which is the faster one in this minute is no crossover."""
     tuned(fast("direct"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
     assert "stays as it is" in capsys.readouterr().out
     tuned(fast("ring"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
-    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "crossings.json"))
+    (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "tuning.json"))
     assert entry.rules == {"broadcast": (Rule("broadcast", "ring"),)}
 
 
@@ -412,7 +412,7 @@ def test_no_time_left(tuned: Callable[..., None], capsys: pytest.CaptureFixture[
 def test_figures_are_saved_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the crossings cannot be written at the end, the figures are there all the same."""
+    """Where the crossovers cannot be written at the end, the figures are there all the same."""
     ranks = Answering(fast("ring"))
     monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks, ranks]))
 
@@ -424,7 +424,7 @@ def test_figures_are_saved_first(
     with pytest.raises(SystemExit):
         main([
             "--tune", "--ranks", "2", "--ops", "broadcast",
-            "--json", str(figures), "--output", str(tmp_path / "crossings.json"),
+            "--json", str(figures), "--output", str(tmp_path / "tuning.json"),
         ])  # fmt: skip
     assert "No space left" in capsys.readouterr().err
     assert [group["ranks"] for group in json.loads(figures.read_text())["groups"]] == [2]

@@ -139,7 +139,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_dead_rank_is_noticed_although_its_child_lives(
     tmp_path: Path, how: str, transport: str
 ) -> None:
-    """The child holds none of the connections open, whoever forked it."""
+    """The child holds none of the connections open, a rank that forked it."""
     with Beside(tmp_path, "dist.barrier()\n" + FORKS[how] + DEATH) as other:
 
         def body() -> None:

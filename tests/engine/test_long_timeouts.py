@@ -509,7 +509,7 @@ def test_what_a_link_asks_for_is_not_forgotten(
 
 
 def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind: a type at a line. The rest grows while rounds raise, and begins anew."""
+    """Each kind: a type at a line. The rest grows while rounds raise, and begins again."""
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     told: list[str] = []

@@ -129,7 +129,7 @@ BROKEN = {
 def test_a_broken_backend_fails(
     site: Path, tmp_path: Path, changes: dict[str, str], test: str
 ) -> None:
-    """Whoever gets a rule wrong learns which."""
+    """A rank that gets a rule wrong learns which."""
     text = (EXAMPLE / "cydist_unix.py").read_text()
     for old, new in changes.items():
         assert old in text

@@ -144,7 +144,7 @@ def test_killed_while_it_writes_in_others_arrays(server: Server, call: str) -> N
 
 @pytest.mark.parametrize("call", CALLS)
 def test_killed_in_every_call(server: Server, call: str) -> None:
-    """Whatever the call was, and whomever a rank waited for in it."""
+    """Whatever the call was, and the rank that a rank waited for in it."""
     everybody_knows(server.trial(call, "idle"))
 
 

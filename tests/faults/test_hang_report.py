@@ -158,7 +158,7 @@ def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> No
 
 
 def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CYDIST_INSECURE: whoever can connect could ask, so the channel is refused."""
+    """CYDIST_INSECURE: a rank that can connect could ask, so the channel is refused."""
     monkeypatch.setenv("CYDIST_INSECURE", "1")
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     try:

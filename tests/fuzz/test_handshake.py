@@ -46,7 +46,7 @@ def test_client_among_strangers(said: bytes) -> None:
             assert error.strerror is not None  # noqa: PT017
             assert said[: len(auth.FULL)] == auth.FULL
         else:
-            raise AssertionError("a stranger was taken for a server")
+            raise AssertionError("a outsider was taken for a server")
 
 
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: MAGIC + rest))
@@ -60,7 +60,7 @@ def test_server_among_strangers(said: bytes) -> None:
         except (AuthenticationError, DistNetworkError):
             pass
         else:
-            raise AssertionError("a stranger was taken for a client")
+            raise AssertionError("a outsider was taken for a client")
         ours.shutdown(socket.SHUT_WR)
         heard = theirs.recv(300, socket.MSG_WAITALL)
         assert len(heard) <= 109

@@ -1,4 +1,4 @@
-"""Long arrays with gaps: calls on one array, in pieces, whoever's array has the gaps."""
+"""Long arrays with gaps: calls on one array, in pieces, a rank's array has the gaps."""
 
 from __future__ import annotations
 

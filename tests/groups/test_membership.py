@@ -1,7 +1,7 @@
 """Survivors agree on who is left, whatever order their messages and the deaths come in.
 
 A network on paper: messages between two members arrive in order, a member that dies loses the
-last of what it sent, to each other member another part of it, and whoever notices a death has
+last of what it sent, to each other member another part of it, and a rank that notices a death has
 heard what came before. Hypothesis chooses what happens next.
 """
 

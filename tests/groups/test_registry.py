@@ -66,7 +66,7 @@ def test_an_installed_backend_works_by_name(installed):
     [(2, "version 2 .*install a later release of cydist"), (0, "later release of the backend")],
 )
 def test_a_backend_of_another_interface_is_refused_before_traffic(version, words, monkeypatch):
-    """Whoever names it learns both versions and what to do; the store is not even asked."""
+    """A rank that names it learns both versions and what to do; the store is not even asked."""
     monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
 
     class Other(dist.ProcessGroup):

@@ -28,7 +28,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 def total(value: float, group: Any = None) -> float:
-    """The sum of everybody's value."""
+    """The sum of every rank's value."""
     x = np.full(5, value)
     dist.all_reduce(x, group=group)
     assert (x == x[0]).all()
@@ -72,8 +72,8 @@ def test_everything_works_on_the_new_default_group(transport: str) -> None:
         me = dist.get_rank()
         pair = dist.new_group([0, 2], use_local_synchronization=True)
         trio = dist.new_group([2, 1, 0], sort_ranks=False)
-        everybody: list[Any] = [None] * 3
-        dist.all_gather_object(everybody, {"was": rank})
+        all_ranks: list[Any] = [None] * 3
+        dist.all_gather_object(all_ranks, {"was": rank})
         dist.monitored_barrier(timeout=LONG)
         x = np.full(3, float(rank))
         dist.broadcast(x, src=2)
@@ -84,7 +84,7 @@ def test_everything_works_on_the_new_default_group(transport: str) -> None:
         work.wait(LONG)
         assert (source, got[0]) == ((me - 1) % 3, (me - 1) % 3)
         sums = total(me, pair) if me != 1 else None, total(me, trio)
-        return everybody, x[0], sums, dist.get_rank(trio)
+        return all_ranks, x[0], sums, dist.get_rank(trio)
 
     results = run_threads(without({1}, body), 4, transport)
     was = [{"was": 0}, {"was": 2}, {"was": 3}]

@@ -161,7 +161,7 @@ def test_faults_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_the_former_names_work() -> None:
-    """`Weather` is the class, and the argument `weather` is taken for `faults`, not beside it."""
+    """`Weather` is the class, and the argument `faults` is taken for `faults`, not beside it."""
     assert Weather is Faults
 
     def body(rank: int) -> None:

@@ -147,7 +147,7 @@ def reduce_scatter_single_coalesced(g: Any, blocking: bool) -> Started:
 
 
 def alltoall(g: Any, blocking: bool) -> Started:
-    """Rank r sends r + 1 rows to everybody: blocks of different sizes."""
+    """Rank r sends r + 1 rows to every rank: blocks of different sizes."""
     out = [torch.zeros(rank + 1) for rank in range(g.size())]
     given = [row(g.rank(), g.rank() + 1) + 100 * to for to in range(g.size())]
     work = g.alltoall(out, given, set_up(c10d.AllToAllOptions, blocking))
@@ -173,7 +173,7 @@ def all_to_all_uneven(g: Any, blocking: bool) -> Started:
 
 
 def sparse(g: Any, blocking: bool) -> Started:
-    """Everybody has element 0, and one of its own."""
+    """Every rank has element 0, and one of its own."""
     own = torch.tensor([[0, g.rank() + 1]])
     values = torch.tensor([1.0, 2.0])
     x = torch.sparse_coo_tensor(own, values, (5,), check_invariants=True)

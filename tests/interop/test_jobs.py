@@ -63,7 +63,7 @@ def test_devices_are_those_of_torchs_string() -> None:
 
 @pytest.mark.more
 def test_a_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
-    """Whoever reaches torch's store and does not know the job's secret does not join."""
+    """A rank that reaches torch's store and does not know the job's secret does not join."""
     program = (
         "import torch.distributed as dist, cydist.interop.torch\n"
         "from datetime import timedelta\n"

@@ -149,7 +149,7 @@ def run(suite: ModuleType, name: str, backend: str, together: Together, folder: 
         ended = f"skipped: {reasons[0]}" if reasons else f"left with code {left.code}"
     except Exception:
         ended = traceback.format_exc()
-        leave()  # whoever waits for this rank learns that it will not come
+        leave()  # a rank that waits for this rank learns that it will not come
     together.meet(f"{name}/end")
     leave()
     return ended

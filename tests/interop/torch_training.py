@@ -319,9 +319,9 @@ def pipeline() -> Tensors:
 
 def objects() -> Tensors:
     rank, size = dist.get_rank(), dist.get_world_size()
-    everybody: list[Any] = [None] * size
-    dist.all_gather_object(everybody, {"rank": rank})
-    assert everybody == [{"rank": other} for other in range(size)]
+    all_ranks: list[Any] = [None] * size
+    dist.all_gather_object(all_ranks, {"rank": rank})
+    assert all_ranks == [{"rank": other} for other in range(size)]
     message = [rank, "from", {0}] if rank == 0 else [None] * 3
     dist.broadcast_object_list(message)
     assert message == [0, "from", {0}]

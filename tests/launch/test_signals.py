@@ -118,7 +118,7 @@ FAMILY = (
 
 @pytest.mark.parametrize("victim", ["launcher", "inner process", "job", "worker"])
 def test_sigkill_leaves_nothing(launcher: Launcher, victim: str) -> None:
-    """Whoever is killed with SIGKILL, no process of the job is left, daemons included."""
+    """A rank that is killed with SIGKILL, no process of the job is left, daemons included."""
     process = launcher.start("-n", "2", "--shutdown-timeout", "0.1", launcher.script(*FAMILY))
     workers = launcher.wait_ready(process, 6)
     inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())

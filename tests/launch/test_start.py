@@ -127,7 +127,7 @@ def test_master_port_is_reserved(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("given", [False, True], ids=["a free port", "--master-port"])
 def test_a_listener_on_master_port_does_not_stop_the_job(launcher: Launcher, given: bool) -> None:
-    """Whoever listens on MASTER_PORT before rank 0 gets nothing of cydist's."""
+    """A rank that listens on MASTER_PORT before rank 0 gets nothing of cydist's."""
     script = launcher.script(
         "import cydist as dist",
         "print('port', os.environ['MASTER_PORT'], flush=True)",

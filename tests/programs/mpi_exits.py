@@ -1,6 +1,6 @@
 """A rank that ends, or begins, in some way: `mpirun -n 2 python mpi_exits.py WAY [ARGUMENT]`.
 
-Calls have ten minutes here, so whoever waits for a rank that is gone shows its stack and ends
+Calls have ten minutes here, so a rank that waits for a rank that is gone shows its stack and ends
 before they do.
 """
 
@@ -33,7 +33,7 @@ def join(backend=None):
 
 
 def total(value):
-    """The sum of everybody's value."""
+    """The sum of every rank's value."""
     array = np.array([value])
     dist.all_reduce(array)
     return int(array[0])
@@ -483,7 +483,7 @@ def reduced_with(call, mine, last):
 
 @way
 def over_mpi():
-    """Asks for MPI, whoever started it."""
+    """Asks for MPI, a rank that started it."""
     rank, size = join("mpi")
     print(f"rank {rank} of {size}", flush=True)
 

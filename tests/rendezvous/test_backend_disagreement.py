@@ -49,7 +49,7 @@ def started(asked: list[str | None], **where: Any) -> list[Any]:
 
 
 def refusal(outcomes: list[Any]) -> str:
-    """Everybody's one error."""
+    """Every rank's one error."""
     assert {type(outcome) for outcome in outcomes} == {RendezvousError}, outcomes
     (text,) = {str(outcome) for outcome in outcomes}
     return text
@@ -163,8 +163,8 @@ def test_options_that_tcp_does_not_know_change_nothing() -> None:
 @pytest.mark.parametrize("local", [False, True], ids=["all", "local"])
 @pytest.mark.parametrize("default", ["tcp", "inproc"])
 def test_another_backend_than_the_default_groups(default: str, local: bool, first: int) -> None:
-    """The others have met nobody: whoever asks for another hears so at once, and they learn in the
-    next call on that group, whatever it is. All other groups work."""
+    """The others have met nobody: a rank that asks for another hears so at once, and they learn in
+    the next call on that group, whatever it is. All other groups work."""
     odd = (first + 2) % 3
 
     def body(rank: int) -> str:

@@ -35,7 +35,7 @@ try:
 except Exception as error:
     said = [type(error).__name__, list(getattr(error, 'ranks', ())), str(error)]
 print(json.dumps(said), flush=True)
-sys.stdin.read()  # whoever ends is missed
+sys.stdin.read()  # a rank that ends is missed
 """
 
 # Where the victim ends, in each case when the others are there, else they would find nobody who
@@ -155,7 +155,7 @@ def test_death_is_told_at_once(
     way: Callable[[pytest.FixtureRequest], Way],
     request: pytest.FixtureRequest,
 ) -> None:
-    """Whoever waits for a rank that is killed while the job comes together raises
+    """A rank that waits for a rank that is killed while the job comes together raises
     PeerFailedError with that rank, long before the timeout; also if it served the store."""
     how, env = way(request)
     others = [ranks.start(how.format(rank=rank), **env) for rank in range(3) if rank != victim]

@@ -56,7 +56,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("silence")
 def test_silent_name_service_costs_the_timeout() -> None:
-    """Whoever needs a name gives up at its deadline, and says for which name."""
+    """A rank that needs a name gives up at its deadline, and says for which name."""
     with pytest.raises(StoreTimeoutError, match="did not resolve 'localhost'"):
         TCPStore("localhost", 29500, timeout=0.05)
     with pytest.raises(DistNetworkError, match="did not resolve 'localhost'"):

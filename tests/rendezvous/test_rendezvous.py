@@ -45,7 +45,7 @@ def test_an_error_that_is_kept_does_not_hold_the_port() -> None:
 
 
 def refusals(outcomes: list[Outcome]) -> list[RendezvousError]:
-    """Nobody met: everybody's error."""
+    """Nobody met: every rank's error."""
     refused = [outcome for outcome in outcomes if isinstance(outcome, RendezvousError)]
     assert refused == outcomes
     return refused
@@ -117,7 +117,7 @@ def test_ranks_are_given_out(way: Way, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", AUTOMATIC)
 def test_fixed_and_automatic_ranks_do_not_collide(way: Way, tmp_path: Path) -> None:
-    """Who asks for a rank has it, whoever comes first; the others share the rest."""
+    """Who asks for a rank has it, a rank that comes first; the others share the rest."""
     ranks = [-1, 0, -1, 2]
     check_met(meet(way(tmp_path), ranks), ranks)
 
@@ -151,7 +151,7 @@ def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
 
 
 def test_missing_ranks_are_listed_in_a_file(tmp_path: Path) -> None:
-    """Where everybody asked for a rank, those that nobody asked for are listed."""
+    """Where every rank asked for a rank, those that nobody asked for are listed."""
     for outcome in refusals(meet(file(tmp_path), [3, 0], size=4, timeout=0.3)):
         assert outcome.ranks == (1, 2)
         assert "missing: rank 1, 2" in str(outcome)

@@ -30,7 +30,7 @@ OTHER = bytes(reversed(range(32)))
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Every test looks for the secret anew, in its own home."""
+    """Every test looks for the secret again, in its own home."""
     for name in ("CYDIST_SECRET_FD", "CYDIST_SECRET_FILE", "CYDIST_INSECURE", "CYDIST_NAT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -87,18 +87,18 @@ def test_handshake_is_small() -> None:
 )
 def test_refusal_says_why_on_both_sides(theirs: dict[str, object], hint: str) -> None:
     """Another secret, job or channel is refused; both errors name both hosts and the remedy."""
-    ours, stranger = server(), client(**theirs)  # type: ignore[arg-type]
+    ours, outsider = server(), client(**theirs)  # type: ignore[arg-type]
     with pytest.raises(AuthenticationError, match=hint) as at_server:
-        ours.receive(stranger.receive(ours.greeting))
+        ours.receive(outsider.receive(ours.greeting))
     with pytest.raises(AuthenticationError, match=hint) as at_client:
-        stranger.receive(ours.farewell)
+        outsider.receive(ours.farewell)
     here = socket.gethostname()
     assert here in str(at_server.value)
     assert "10.0.0.2:999" in str(at_server.value)
     assert here in str(at_client.value)
     assert "10.0.0.1:29500" in str(at_client.value)
     assert not ours.done
-    assert not stranger.done
+    assert not outsider.done
 
 
 def test_replayed_answer_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A job of processes with strangers at every port, in every phase: it goes on, and stays small."""
+"""A job of processes with outsiders at every port, in every phase: it goes on, and stays small."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Rank:
 
 
 class Siege:
-    """Strangers that come to `places`, say something and leave, again and again.
+    """Outsiders that come to `places`, say something and leave, again and again.
 
     Some hang up at once, some when they have been heard out, some say no more and stay.
 
@@ -116,33 +116,33 @@ class Siege:
                     self._talk(key.fileobj, place, unsent)
 
     def _come(self, place: Place) -> None:
-        stranger = socket.socket()
-        stranger.setblocking(False)
-        stranger.connect_ex(place)
+        outsider = socket.socket()
+        outsider.setblocking(False)
+        outsider.connect_ex(place)
         self._there[place] += 1
-        self._selector.register(stranger, selectors.EVENT_WRITE, (place, self._kind(self._source)))
+        self._selector.register(outsider, selectors.EVENT_WRITE, (place, self._kind(self._source)))
 
-    def _talk(self, stranger: socket.socket, place: Place, message: bytes) -> None:
+    def _talk(self, outsider: socket.socket, place: Place, message: bytes) -> None:
         with contextlib.suppress(OSError):
-            stranger.send(message)
+            outsider.send(message)
         how = self._source.random()
         if how < 0.3:
-            self._leave(stranger, place)
+            self._leave(outsider, place)
             return
         if how < 0.97:
             with contextlib.suppress(OSError):
-                stranger.shutdown(socket.SHUT_WR)
-        self._selector.modify(stranger, selectors.EVENT_READ, (place, None))
+                outsider.shutdown(socket.SHUT_WR)
+        self._selector.modify(outsider, selectors.EVENT_READ, (place, None))
 
-    def _listen(self, stranger: socket.socket, place: Place) -> None:
+    def _listen(self, outsider: socket.socket, place: Place) -> None:
         with contextlib.suppress(OSError):
-            if stranger.recv(4096):
+            if outsider.recv(4096):
                 return
-        self._leave(stranger, place)
+        self._leave(outsider, place)
 
-    def _leave(self, stranger: socket.socket, place: Place) -> None:
-        self._selector.unregister(stranger)
-        stranger.close()
+    def _leave(self, outsider: socket.socket, place: Place) -> None:
+        self._selector.unregister(outsider)
+        outsider.close()
         self._there[place] -= 1
         self.said += 1
 
@@ -179,7 +179,7 @@ def near_proof(source: random.Random) -> bytes:
     ]
 )
 def siege(request: pytest.FixtureRequest) -> Iterator[tuple[Siege, int]]:
-    """Strangers of one kind, and how many make a siege."""
+    """Outsiders of one kind, and how many make a siege."""
     kind, count = request.param
     made = Siege(kind)
     yield made, count
@@ -187,9 +187,9 @@ def siege(request: pytest.FixtureRequest) -> Iterator[tuple[Siege, int]]:
 
 
 def test_job_under_siege(siege: tuple[Siege, int], tmp_path: Path) -> None:
-    """Strangers come to the store before the ranks do, to each rank as soon as it listens, and
+    """Outsiders come to the store before the ranks do, to each rank as soon as it listens, and
     stay: the ranks meet, connect and compute, and none of them grows."""
-    strangers, count = siege
+    outsiders, count = siege
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
@@ -208,29 +208,29 @@ def test_job_under_siege(siege: tuple[Siege, int], tmp_path: Path) -> None:
             for rank in ranks:
                 rank.heard(words)
 
-        strangers.places.append(("127.0.0.1", store))
+        outsiders.places.append(("127.0.0.1", store))
         ranks[0].tell(f"init {store}")
-        eventually(lambda: strangers.said > 100)
+        eventually(lambda: outsiders.said > 100)
         for rank in ranks[1:]:
             rank.tell(f"init {store}")
 
         def all_found() -> bool:
             for rank in ranks:
-                strangers.places += listening(rank.process.pid) - set(strangers.places)
-            return len(strangers.places) == 1 + SIZE
+                outsiders.places += listening(rank.process.pid) - set(outsiders.places)
+            return len(outsiders.places) == 1 + SIZE
 
         eventually(all_found)
         for rank in ranks:
             rank.heard("init")
-        idle_until = strangers.said + count // 4
+        idle_until = outsiders.said + count // 4
         together("work 1")
         before = [rank.memory() for rank in ranks]
         limit = time.monotonic() + 500
-        while strangers.said < idle_until:  # nobody calls
+        while outsiders.said < idle_until:  # nobody calls
             assert time.monotonic() < limit
             threading.Event().wait(0.01)
-        last = strangers.said + count
-        while strangers.said < last:
+        last = outsiders.said + count
+        while outsiders.said < last:
             together("work 100")
         together("work 1")
         growth = [rank.memory() - held for rank, held in zip(ranks, before, strict=True)]

@@ -207,7 +207,7 @@ def test_forgers_are_hung_up_on(service: Service, forge: Forge) -> None:
     """At a real port a forger hears a refusal at the most, and members do not notice."""
     source = random.Random(5)
     for _ in range(5):
-        with service.stranger() as sock:
+        with service.outsider() as sock:
             greeting = sock.recv(77, socket.MSG_WAITALL)
             sock.sendall(forge(source, greeting, service.channel))
             said = read_to_end(sock)
@@ -220,7 +220,7 @@ def test_every_bit_turned_on_the_way_is_found(service: Service) -> None:
     three messages, the client hears: it does not take the connection for good."""
     source = random.Random(6)
     for at in range(77 + 197 + 32):
-        with service.stranger() as sock:
+        with service.outsider() as sock:
             endpoints = auth.endpoints_of(sock, accepted=False)
             client = ClientHandshake(
                 SECRET, service.channel, JOB, service.claim, endpoints=endpoints

@@ -95,7 +95,7 @@ def meet(board: OverwrittenBoard, rank: int, timeout: float) -> Callable[[], Any
 
 
 def test_address_overwritten_on_a_board_is_refused(relay: Relay) -> None:
-    """Whoever may write on the board by which ranks meet, torchrun's store for one, can lead a
+    """A rank that may write on the board by which ranks meet, torchrun's store for one, can lead a
     rank to a relay, and no further."""
     board = OverwrittenBoard(relay)
     _, refused = together(meet(board, 0, 1.0), meet(board, 1, WAIT))
@@ -106,7 +106,7 @@ def test_address_overwritten_on_a_board_is_refused(relay: Relay) -> None:
 def test_address_overwritten_on_a_board_is_used_where_that_is_allowed(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With CYDIST_NAT=1 the ranks meet through whoever relays."""
+    """With CYDIST_NAT=1 the ranks meet through a rank that relays."""
     monkeypatch.setenv("CYDIST_NAT", "1")
     board = OverwrittenBoard(relay)
     check_ins = together(meet(board, 0, WAIT), meet(board, 1, WAIT))

@@ -1,4 +1,4 @@
-"""Strangers at every port of a job: they cost nobody but themselves anything."""
+"""Outsiders at every port of a job: they cost nobody but themselves anything."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ FLOOD = bytes(1 << 20)
 
 
 def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More strangers than are heard at once, none of which will ever be done: members get in
+    """More outsiders than are heard at once, none of which will ever be done: members get in
     before any of them has had its time."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 10 * DEADLINE)
     with ExitStack() as stack:
         for i in range(acceptor.MOST_PENDING_PEERS + 50):
-            stranger = stack.enter_context(service.stranger())
+            outsider = stack.enter_context(service.outsider())
             if i % 2:
-                stranger.send(b"c")
+                outsider.send(b"c")
         eventually(lambda: service.pending_peers() == acceptor.MOST_PENDING_PEERS)
         service.member().close()
         service.use()
@@ -61,7 +61,8 @@ def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.M
 
 
 def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the room is full only the guest that came first gives way, and only to a newcomer."""
+    """Where the room is full only the pending peer that came first gives way, and only to a
+    newcomer."""
     monkeypatch.setattr(acceptor, "MOST_PENDING_PEERS", 4)
     monkeypatch.setattr(acceptor, "GRACE", 0.0)
     with ExitStack() as stack:
@@ -92,17 +93,17 @@ def test_silent_and_slow_strangers_are_hung_up_on(
 ) -> None:
     """Who has not proved itself in time is hung up on, whether it said nothing or a part."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.3)
-    strangers = [service.stranger() for _ in range(20)]
-    for i, stranger in enumerate(strangers):
-        stranger.send(bytes(8 * i))
-    for stranger in strangers:
-        assert len(read_to_end(stranger)) == len(auth.FULL)  # the greeting, then the end
-        stranger.close()
+    outsiders = [service.outsider() for _ in range(20)]
+    for i, outsider in enumerate(outsiders):
+        outsider.send(bytes(8 * i))
+    for outsider in outsiders:
+        assert len(read_to_end(outsider)) == len(auth.FULL)  # the greeting, then the end
+        outsider.close()
     eventually(lambda: service.pending_peers() == 0)
 
 
 def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
-    """Strangers that send as much as the network takes, and those that stop a byte before the
+    """Outsiders that send as much as the network takes, and those that stop a byte before the
     end of a proof, cost less than a KiB each, both ends' sockets included."""
     service.use()
     count = 200
@@ -112,10 +113,10 @@ def test_flood_before_the_proof_takes_no_memory(service: Service) -> None:
         before = tracemalloc.get_traced_memory()[0]
         with ExitStack() as stack:
             for i in range(count):
-                stranger = stack.enter_context(service.stranger())
-                stranger.setblocking(False)
+                outsider = stack.enter_context(service.outsider())
+                outsider.setblocking(False)
                 with contextlib.suppress(OSError):
-                    stranger.send(FLOOD if i % 2 else FLOOD[:196])
+                    outsider.send(FLOOD if i % 2 else FLOOD[:196])
             eventually(lambda: service.pending_peers() <= count // 2)
             service.member().close()
             held = tracemalloc.get_traced_memory()[0]
@@ -216,7 +217,7 @@ def test_timeout_for_want_of_a_descriptor_says_so(
 
 
 def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects to a rank that has no descriptor left learns that, and what to do."""
+    """A rank that connects to a rank that has no descriptor left learns that, and what to do."""
     place = Address.decode(world.connections[0].address()).lanes[0][0]
     with socket.socket() as newcomer, descriptors(0):
         newcomer.connect(place)
@@ -226,14 +227,14 @@ def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.Monk
 
 
 def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
-    """A rank whose last descriptors strangers hold still connects to a peer."""
+    """A rank whose last descriptors outsiders hold still connects to a peer."""
     place = Address.decode(world.connections[0].address()).lanes[0][0]
     groups = world.group()
     with ExitStack() as stack:
-        strangers = [stack.enter_context(socket.socket()) for _ in range(8)]
+        outsiders = [stack.enter_context(socket.socket()) for _ in range(8)]
         with descriptors(4):
-            for stranger in strangers:
-                stranger.connect(place)
+            for outsider in outsiders:
+                outsider.connect(place)
             eventually(lambda: world.connections[0].pending_peers() >= 4)
             exchange(groups, 0, 2)
             exchange(groups, 0, 1)
@@ -242,14 +243,14 @@ def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
 def test_port_whose_descriptors_strangers_hold(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While strangers hold the process's last descriptors members go on, and new ones get in."""
+    """While outsiders hold the process's last descriptors members go on, and new ones get in."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 0.5)
     service.use()
     with ExitStack() as stack:
-        strangers = [stack.enter_context(socket.socket()) for _ in range(30)]
+        outsiders = [stack.enter_context(socket.socket()) for _ in range(30)]
         with descriptors(8):
-            for stranger in strangers:
-                stranger.connect(service.place)
+            for outsider in outsiders:
+                outsider.connect(service.place)
             service.use()
 
 
@@ -305,7 +306,7 @@ def test_announcement_is_followed(parties: list[Any]) -> None:
 
 
 def test_repeated_announcement_leads_to_its_author(parties: list[Any]) -> None:
-    """An announcement that a stranger repeats from its own address says where its author is."""
+    """An announcement that a outsider repeats from its own address says where its author is."""
     leader, other = parties
     tell(other, announcement(leader), sender="127.0.0.9")
     assert other._leader == leader.name

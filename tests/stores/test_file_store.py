@@ -127,7 +127,7 @@ def test_locked_file_is_a_timeout(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short_log(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A log is written anew when it is longer than so many bytes."""
+    """A log is written again when it is longer than so many bytes."""
     monkeypatch.setattr("cydist.stores.file._SHORTEST_BYTES", 4096)
     return 4096
 
@@ -174,7 +174,8 @@ def test_who_waits_sees_through_a_new_log(tmp_path: Path, short_log: int) -> Non
 
 
 def test_fresh_empties_what_nobody_uses(tmp_path: Path) -> None:
-    """A file whose users were killed is emptied, one that somebody uses is not, whoever forked."""
+    """A file whose users were killed is emptied, one that somebody uses is not, a rank that
+    forked."""
     path = str(tmp_path / "store")
     code = (
         "import os, signal, sys; from cydist.stores import FileStore; s = FileStore(sys.argv[1])\n"

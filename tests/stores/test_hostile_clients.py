@@ -1,4 +1,4 @@
-"""The TCP store's server against strangers, nonsense and floods: the job goes on."""
+"""The TCP store's server against outsiders, nonsense and floods: the job goes on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAIT = 30
 
 
 def raw(port: int) -> socket.socket:
-    """A connection of a stranger."""
+    """A connection of a outsider."""
     return socket.create_connection((HOST, port), WAIT)
 
 
@@ -59,7 +59,7 @@ def read_to_end(sock: socket.socket) -> bytes:
     return data
 
 
-# Strangers
+# Outsiders
 
 
 def test_other_secret_is_refused_naming_both_hosts(master: TCPStore) -> None:
@@ -92,7 +92,7 @@ def test_garbage_costs_a_stranger_its_connection(master: TCPStore, seed: int) ->
 
 
 def test_request_before_the_handshake_is_not_run(master: TCPStore) -> None:
-    """A stranger's perfectly formed request changes nothing."""
+    """A outsider's perfectly formed request changes nothing."""
     request = encode_request(Request(Op.SET, (b"key",), (b"x" * 300,)))
     with raw(master.port) as sock:
         sock.sendall(request)
@@ -170,7 +170,7 @@ def test_server_survives_without_descriptors() -> None:
     ids=["too-long", "longest", "malformed", "empty", "two-at-once", "no-queue"],
 )
 def test_bad_frames_close_that_connection_alone(master: TCPStore, data: bytes) -> None:
-    """A member's nonsense closes its connection; the store serves everybody else."""
+    """A member's nonsense closes its connection; the store serves every rank else."""
     with member(master.port) as sock:
         sock.sendall(data)
         read_to_end(sock)

@@ -1,8 +1,8 @@
 """A GPU for tests, in host memory, on which everything happens as late as it may.
 
 Copies wait in their stream until something that is waited for needs them: an event that is asked
-for, another stream's wait, a read. So whoever forgets to wait for an event finds old bytes, every
-time. `order` may be "late"; "eager": everything at once; or a number that seeds which of the
+for, another stream's wait, a read. So a rank that forgets to wait for an event finds old bytes,
+every time. `order` may be "late"; "eager": everything at once; or a number that seeds which of the
 possible orders is taken.
 """
 

@@ -1,8 +1,8 @@
 """GPUs for tests, in host memory: streams are threads, NCCL is the stand-in of tests/backends/nccl.
 
 Each thread that is called "rank N" has GPU N, but while another one is made current. What is
-enqueued runs when its stream comes to it, so whoever forgets to wait reads old bytes as soon as a
-test holds a stream back (`hold`).
+enqueued runs when its stream comes to it, so a rank that forgets to wait reads old bytes as soon as
+a test holds a stream back (`hold`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ports of a job, as a stranger finds them."""
+"""The ports of a job, as a outsider finds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Service:
     """A port of a job.
 
     channel, claim  what a member says who comes to it
-    guests          how many connections there have not proved themselves
+    pending peers          how many connections there have not proved themselves
     use             a member that is there uses it, another comes; both see that it is right
     """
 
@@ -40,12 +40,12 @@ class Service:
     pending_peers: Callable[[], int]
     use: Callable[[], None]
 
-    def stranger(self) -> socket.socket:
+    def outsider(self) -> socket.socket:
         return socket.create_connection(self.place, DEADLINE)
 
     def member(self) -> socket.socket:
         """A connection that has proved itself, at the first try."""
-        sock = self.stranger()
+        sock = self.outsider()
         auth.authenticate_client(
             sock, channel=self.channel, job=JOB, claim=self.claim, secret=SECRET
         )

@@ -67,7 +67,7 @@ def meet(
 
 
 def check_met(outcomes: list[Outcome], ranks: list[int] | None = None) -> None:
-    """Everybody met: different ranks (those asked for), one size, one meeting, one store."""
+    """Every rank met: different ranks (those asked for), one size, one meeting, one store."""
     size = len(outcomes)
     met = []
     for outcome in outcomes:

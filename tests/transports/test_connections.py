@@ -1,4 +1,4 @@
-"""The sockets behind a TcpLink: who gets in, what a stranger costs, what damage does."""
+"""The sockets behind a TcpLink: who gets in, what a outsider costs, what damage does."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def endpoint(connection: Connections) -> tuple[str, int]:
     return Address.decode(connection.address()).lanes[0][0]
 
 
-def ended(stranger: socket.socket) -> bool:
+def ended(outsider: socket.socket) -> bool:
     """Has the other side hung up? Waits until it does."""
     try:
-        while stranger.recv(4096):
+        while outsider.recv(4096):
             pass
     except ConnectionResetError:
         pass
@@ -229,17 +229,17 @@ def test_addresses_out_of_order() -> None:
         one.connect([one.address(), one.address()])
 
 
-# Strangers
+# Outsiders
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.0\r\n\r\n" * 20, bytes(192), b"\xff" * 500])
 def test_garbage_is_dismissed(tcp: Callable[[int], Ranks], garbage: bytes) -> None:
-    """Whoever does not prove the secret is hung up on, and the ranks go on."""
+    """A rank that does not prove the secret is hung up on, and the ranks go on."""
     world = tcp(2)
     groups = world.group()
-    with socket.create_connection(endpoint(world.connections[1]), DEADLINE) as stranger:
-        stranger.sendall(garbage)
-        assert ended(stranger)
+    with socket.create_connection(endpoint(world.connections[1]), DEADLINE) as outsider:
+        outsider.sendall(garbage)
+        assert ended(outsider)
     got = np.zeros(1)
     run(lambda: done(groups[0].isend(np.ones(1), 1, 0)), lambda: done(groups[1].irecv(got, 0, 0)))
     assert made(world) == [1, 1]
@@ -248,14 +248,14 @@ def test_garbage_is_dismissed(tcp: Callable[[int], Ranks], garbage: bytes) -> No
 def test_other_job_is_refused(tcp: Callable[[int], Ranks]) -> None:
     """A rank of another job with the same secret is not let in."""
     world = tcp(2)
-    with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as stranger:
-        endpoints = auth.endpoints_of(stranger, accepted=False)
+    with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as outsider:
+        endpoints = auth.endpoints_of(outsider, accepted=False)
         shake = auth.ClientHandshake(
             SECRET, CHANNEL, "other", CLAIM.pack(1, 0, 0), endpoints=endpoints
         )
-        stranger.sendall(shake.receive(stranger.recv(shake.needs, socket.MSG_WAITALL)))
+        outsider.sendall(shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL)))
         with pytest.raises(auth.AuthenticationError, match="different jobs"):
-            shake.receive(stranger.recv(shake.needs, socket.MSG_WAITALL))
+            shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL))
     assert made(world) == [0, 0]
 
 

@@ -105,7 +105,7 @@ def test_a_failure_elsewhere_is_noticed(transport: str, name: str) -> None:
     def body(rank: int) -> None:
         group, x = dist.group.WORLD, numbers(0)
         assert group is not None
-        for peer in range(3):  # everybody has talked to everybody
+        for peer in range(3):  # every rank has talked to every rank
             for other in range(3):
                 if peer == rank != other:
                     dist.send(x, other, group)

@@ -76,7 +76,7 @@ def test_pieces_grow_together_again(order: list[int]) -> None:
 
 
 def test_pages_go_back_to_the_host() -> None:
-    """What an array took is free for everybody once nobody holds it."""
+    """What an array took is free for every rank once nobody holds it."""
     memory, heaps = two_parts()
     before = committed(memory)
     made = heaps[1].allocate(16 * PAGE)

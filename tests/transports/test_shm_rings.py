@@ -103,7 +103,7 @@ def test_a_first_message_waits_for_no_third_rank(world: Ranks, pair: list[Group]
 
 
 def test_without_memory_messages_go_over_sockets() -> None:
-    """When the memory is spent both ranks of a pair see it, whoever sends first."""
+    """When the memory is spent both ranks of a pair see it, a rank that sends first."""
     least = PAGE
     while True:
         try:

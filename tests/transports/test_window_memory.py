@@ -1,4 +1,4 @@
-"""The memory of groups' windows is given back, whoever leaves or dies, and when."""
+"""The memory of groups' windows is given back, a rank that leaves or dies, and when."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SWAP_BYTES = 4096
 class Exchange(Protocol):
     """How ranks tell each other a few bytes before there is a communicator."""
 
-    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+    def all_ranks(self, what: str, own: bytes, deadline: float) -> list[bytes]:
         """Return what each rank says, once all ranks have come.
 
         Raises a DistError when one does not come.
@@ -60,7 +60,7 @@ class StoreExchange:
         self._ranks = ranks
         self._name = name
 
-    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+    def all_ranks(self, what: str, own: bytes, deadline: float) -> list[bytes]:
         keys = [f"{what}/{rank}" for rank in range(len(self._ranks))]
         self._store.set(keys[self._rank], own)
         limit = max(0.0, deadline - time.monotonic())
@@ -116,7 +116,7 @@ class HostExchange:
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
 
-    def everybody(self, what: str, own: bytes, deadline: float) -> list[bytes]:
+    def all_ranks(self, what: str, own: bytes, deadline: float) -> list[bytes]:
         array = _native.empty(SWAP_BYTES)
         memoryview(array)[:] = own.ljust(SWAP_BYTES, b"\0")
         outputs = [_native.empty(SWAP_BYTES) for _ in range(self._host.size())]
@@ -148,11 +148,11 @@ def join(
         "version": binding.version(), "gpu": gpu.identity(), "capability": gpu.capability(),
     }  # fmt: skip
     said = [
-        json.loads(text) for text in exchange.everybody("here", json.dumps(own).encode(), deadline)
+        json.loads(text) for text in exchange.all_ranks("here", json.dumps(own).encode(), deadline)
     ]
     _fit(said, ranks, name)
     unique_id = binding.unique_id() if rank == 0 else b""
-    unique_id = exchange.everybody("id", unique_id, deadline)[0]
+    unique_id = exchange.all_ranks("id", unique_id, deadline)[0]
     try:
         comm = _init(binding, gpu, exchange, rank, len(ranks), unique_id, name, deadline)
     except BaseException as error:
@@ -161,7 +161,7 @@ def join(
         raise
     comm.capability = min(each["capability"] for each in said)
     try:
-        exchange.everybody("ready", b"", deadline)
+        exchange.all_ranks("ready", b"", deadline)
     except BaseException:
         comm.abort()
         raise

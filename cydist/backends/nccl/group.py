@@ -331,7 +331,7 @@ class NcclGroup(EnqueueMixin):
         abort: bool = False,
         pg_options: object = None,
     ) -> ProcessGroup:
-        """As the base class: the host group finds out who is left, then they join anew. Calls that
+        """As the base class: the host group finds out who is left, then they join again. Calls that
         are under way here end with an error, since they may wait for a rank that is dead."""
         from cydist.backends.nccl.bootstrap import HostExchange
         from cydist.backends.nccl.create import make

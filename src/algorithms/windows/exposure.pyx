@@ -21,7 +21,7 @@ cdef enum:
     NO = 1                      # the values of a step's note
     YES = 2
 
-cdef uint64_t EVERYBODY = ~0ULL     # Flags.visiting: several peers
+cdef uint64_t ALL_RANKS = ~0ULL     # Flags.visiting: several peers
 
 
 # Whether to expose, and the order of steps
@@ -193,7 +193,7 @@ cdef bint readable(Comm *t, Block block) noexcept nogil:
 
 cdef inline bint is_accessing(const Windows *w, int peer, int rank) noexcept nogil:
     cdef uint64_t accessing = load_u64(&w.of[peer].flags.accessing)
-    return accessing == <uint64_t>rank + 1 or accessing == EVERYBODY
+    return accessing == <uint64_t>rank + 1 or accessing == ALL_RANKS
 
 
 cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
@@ -291,7 +291,7 @@ cdef inline bint end_access(Comm *t, int peer) noexcept nogil:
 
 
 cdef int begin_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil:
-    swap_u64(&t.windows.of[t.rank].flags.accessing, EVERYBODY)
+    swap_u64(&t.windows.of[t.rank].flags.accessing, ALL_RANKS)
     fence()
     reach(SEND_MID)
     cdef int peer = first_revoked(t)

@@ -28,7 +28,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport contribute, copy, largest, segment_of, segments_in
-from cydist._native.size_exchange cimport BlockMove, agree, everybody, gathering, moving, scattering
+from cydist._native.size_exchange cimport BlockMove, agree, all_ranks, gathering, moving, scattering
 from cydist._native.window_protocol cimport (
     FEW_RANKS, as_given, acquire_slot, wait_for_peer, wait_for_all, mark_consumed, part_bytes,
     place_of, publish,
@@ -61,7 +61,7 @@ cdef bint cut_into_slots(Comm *t, Call *c, int parts, size_t unit, size_t longes
 # Blocks that move
 
 cdef int move_blocks(Comm *t, Call *c, const BlockMove *m) noexcept nogil:
-    cdef bint waits_for_all = everybody(t, m.from_first, m.from_end)
+    cdef bint waits_for_all = all_ranks(t, m.from_first, m.from_end)
     cdef uint64_t step = t.windows.step
     cdef SlotCut slot
     cdef size_t i
@@ -169,7 +169,7 @@ ctypedef struct WindowSum:
 
 
 cdef int reduce_windows(Comm *t, Call *c, const WindowSum *m) noexcept nogil:
-    cdef bint waits_for_all = everybody(t, m.from_first, m.from_end)
+    cdef bint waits_for_all = all_ranks(t, m.from_first, m.from_end)
     cdef const void *few[FEW_RANKS]
     cdef const void **sources = few
     cdef uint64_t step = t.windows.step

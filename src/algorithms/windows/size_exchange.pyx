@@ -84,7 +84,7 @@ cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
         m.longest = max(m.longest, call_of(t, r, step).note)
     over[0] = most > 0 and m.longest <= most
     status = read(t, c, m, step, most, over[0])
-    if status == OK and everybody(t, first, end):
+    if status == OK and all_ranks(t, first, end):
         status = mark_consumed(t, c, step)
     t.windows.step += 1
     return status

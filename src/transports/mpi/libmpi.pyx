@@ -71,15 +71,15 @@ cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil:
 
 cdef bint ranks_of(Handle group, int count, Handle comm, int *ranks) noexcept nogil:
     """Fill in the ranks in `comm` of a group's members; False: MPI does not say."""
-    cdef Handle everybody = 0
+    cdef Handle all_ranks = 0
     cdef int *places = <int *>malloc(count * sizeof(int))
     cdef bint known = False
     cdef int i
-    if places != NULL and lib.comm_group(comm, &everybody) == SUCCESS:
+    if places != NULL and lib.comm_group(comm, &all_ranks) == SUCCESS:
         for i in range(count):
             places[i] = i
-        known = lib.translate_ranks(group, count, places, everybody, ranks) == SUCCESS
-        lib.group_free(&everybody)
+        known = lib.translate_ranks(group, count, places, all_ranks, ranks) == SUCCESS
+        lib.group_free(&all_ranks)
     free(places)
     return known
 

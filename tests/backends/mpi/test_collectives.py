@@ -79,7 +79,7 @@ def test_integers_wrap(group, size, op, name, count):
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 def test_minimum_and_maximum_keep_nan(group, rank, size, op, name):
-    """One rank's NaN is everybody's."""
+    """One rank's NaN is every rank's."""
     mine = np.array([1.0, np.nan if rank == size - 1 else 2.0], name)
     dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
     assert [False, True] == np.isnan(mine).tolist()
@@ -88,7 +88,7 @@ def test_minimum_and_maximum_keep_nan(group, rank, size, op, name):
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 def test_minus_zero_is_less_than_zero(group, rank, size, op, name):
-    """MIN of -0 and +0 is -0 and MAX is +0, whoever brings which."""
+    """MIN of -0 and +0 is -0 and MAX is +0, a rank that brings which."""
     mine = np.array([-0.0 if rank == 0 else 0.0, -0.0 if rank == size - 1 else 0.0], name)
     dist.all_reduce(mine, getattr(dist.ReduceOp, op), group)
     assert [op == "MIN" or size == 1] * 2 == np.signbit(mine).tolist()
@@ -223,7 +223,7 @@ def test_scatter_of_uneven_blocks(group, rank, size):
 
 
 def test_reduce_scatter_of_uneven_blocks(group, rank, size):
-    """Rank r has the reduction of everybody's block r."""
+    """Rank r has the reduction of every rank's block r."""
     for dtype in DTYPES:
         lists = [uneven(size, dtype, salt) for salt in range(size)]
         lists = [

@@ -109,8 +109,8 @@ BROADCASTS = {
 @pytest.mark.parametrize("last", [False, True], ids=["then-a-barrier", "then-the-end"])
 @pytest.mark.parametrize("calls", BROADCASTS.values(), ids=BROADCASTS)
 def test_a_different_broadcast_is_a_mismatch(rank, size, spare, calls, last):
-    """Over MPI alone, whoever believes to be its source: on every rank if a call comes after it,
-    else on those that hear of the odd one before they destroy the group."""
+    """Over MPI alone, a rank that believes to be its source: on every rank if a call comes after
+    it, else on those that hear of the odd one before they destroy the group."""
     if size > 2 and calls is BROADCASTS["short-at-the-end"]:
         return  # Open MPI's own broadcast ends the process then, see docs/backends.md
     if spare.windows:

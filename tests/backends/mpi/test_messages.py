@@ -90,7 +90,7 @@ def test_a_message_taken_late_is_itself(group, rank):
 
 
 def test_receive_from_anyone(group, rank, size, count):
-    """Rank 0 hears everybody once, and who it was."""
+    """Rank 0 hears every rank once, and who it was."""
     if rank > 0:
         dist.send(np.full(count, float(rank)), 0, group, tag=3)
         return

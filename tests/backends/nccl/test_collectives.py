@@ -71,7 +71,7 @@ def test_all_reduce(job: Any, gpus: Any, op: str) -> None:
 
 @pytest.mark.parametrize("op", ["SUM", "BXOR", "MAX"])
 def test_reduce_leaves_the_others_alone(job: Any, gpus: Any, op: str) -> None:
-    """The root gets the result, everybody else keeps what it had."""
+    """The root gets the result, every rank else keeps what it had."""
     kind = getattr(dist.ReduceOp, op)
     root = job.size - 1
     cases = [(dtype, count) for dtype in sensible(op) for count in COUNTS]

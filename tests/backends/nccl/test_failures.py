@@ -216,7 +216,7 @@ def test_an_asynchronous_error_of_nccl_fails_the_group(gpus: Any, standin: Any) 
 def test_the_others_are_told_before_an_abort_that_hangs(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL may never come back from it: everybody else hears at once, and the process can end."""
+    """NCCL may never come back from it: every rank else hears at once, and the process can end."""
     stuck = threading.Event()
     monkeypatch.setattr(failure, "ABORT_SECONDS", 2 * fake_gpu_threaded.DEADLINE)
     monkeypatch.setattr(binding, "EXIT_SECONDS", 0.05)
@@ -283,7 +283,7 @@ def test_an_error_of_the_device_fails_the_group(gpus: Any, monkeypatch: pytest.M
 
 
 def test_abort_ends_calls_on_every_rank(gpus: Any) -> None:
-    """Whoever waits for a call that hangs gets GroupFailedError; streams go on."""
+    """A rank that waits for a call that hangs gets GroupFailedError; streams go on."""
 
     def body(rank: int) -> str:
         if rank == 0:

@@ -1,4 +1,4 @@
-"""The short way of plain calls: taken where it should be, and the same to everybody as the long.
+"""The short way of plain calls: taken where it should be, and the same to every rank as the long.
 
 Threads that are ranks have a default group each, which the short way does not look up: the calls
 here name their group. The steps of test_jobs.py, in processes, take it by themselves.

@@ -127,7 +127,7 @@ def test_a_strided_result_is_unpacked_in_its_turn(job: Any, gpus: Any) -> None:
 
 
 def test_a_barrier_waits_for_the_gpu(job: Any, gpus: Any) -> None:
-    """It returns when everybody's streams have come so far, on all ranks."""
+    """It returns when every rank's streams have come so far, on all ranks."""
 
     def body(rank: int) -> bool:
         x = gpus.array(np.ones(3))

@@ -187,7 +187,7 @@ def test_scatter(device, job, finish) -> None:
 
 
 def test_all_to_all_single(device, job, finish) -> None:
-    """Equal parts of an array to everybody."""
+    """Equal parts of an array to every rank."""
 
     def body(rank, size, dtype):
         x = device.array(given(rank, job.size * size, dtype), rank)
