@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cydist._native import ITEMSIZES
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.plans import LocalKernel, Plan, Transfer
-from cydist.backends.nccl.reductions import ONES, SIZES, TYPES, reduction
+from cydist.backends.nccl.reductions import ONES, TYPES, reduction
 from cydist.reduce_ops import RedOpType
 from cydist.testing import oracle
 
@@ -35,9 +36,11 @@ def test_types_are_numbered_as_in_nccl() -> None:
 
 def test_types_have_the_size_of_their_dtypes() -> None:
     """NCCL moves as many bytes for an element as the array has."""
-    assert {TYPES[name]: SIZES[name] for name in TYPES} == BYTES
-    assert {name: len(one) for name, one in ONES.items()} == {name: SIZES[name] for name in TYPES}
-    assert {name: dtype.itemsize for name, dtype in oracle.DTYPES.items()} == SIZES
+    assert {TYPES[name]: ITEMSIZES[name] for name in TYPES} == BYTES
+    assert {name: len(one) for name, one in ONES.items()} == {
+        name: ITEMSIZES[name] for name in TYPES
+    }
+    assert {name: dtype.itemsize for name, dtype in oracle.DTYPES.items()} == ITEMSIZES
 
 
 @pytest.mark.parametrize("kind", list(RedOpType), ids=lambda kind: kind.name)
@@ -50,7 +53,7 @@ def test_every_reduction_of_every_dtype_has_a_way(kind: RedOpType) -> None:
             how = reduction(kind, name)
             assert how.op is None or how.dtype in TYPES
             widened = bool(how.wide)
-            assert SIZES[name] == SIZES[how.dtype] * how.width or widened
+            assert ITEMSIZES[name] == ITEMSIZES[how.dtype] * how.width or widened
 
 
 def check(all_plans: list[Plan], arrays: list[Arrays]) -> None:
@@ -91,8 +94,8 @@ def check(all_plans: list[Plan], arrays: list[Arrays]) -> None:
 
 
 def local(step: LocalKernel) -> list[tuple[int, int, int, bool]]:
-    nbytes = step.elements * SIZES[step.dtype]
-    source = step.elements * SIZES[step.source_dtype or step.dtype]
+    nbytes = step.elements * ITEMSIZES[step.dtype]
+    source = step.elements * ITEMSIZES[step.source_dtype or step.dtype]
     return [(step.into.array, step.into.start, step.into.start + nbytes, True)] + [
         (span.array, span.start, span.start + source, False) for span in step.sources
     ]
@@ -160,7 +163,7 @@ def test_plans_that_reduce_fit_together(
     ):
         return
     how = reduction(kind, name, p == 1 and data.draw(st.booleans()))
-    size = SIZES[name]
+    size = ITEMSIZES[name]
     ranks = range(p)
     counts = tuple(data.draw(st.lists(st.integers(0, 9), min_size=p, max_size=p)))
     if data.draw(st.booleans()):
