@@ -63,10 +63,10 @@ cdef extern from *:
     #define CYDIST_SEQUENCE_MASK ((1ULL << 39) - 1)
     #define CYDIST_CONTROL_TAG (~0ULL)
     #define CYDIST_NOTES_TAG (1ULL << 40)
-    #define CYDIST_ALARM_TAG (CYDIST_NOTES_TAG + 1)
+    #define CYDIST_FAILURE_TAG (CYDIST_NOTES_TAG + 1)
     #define CYDIST_NEWS_TAG (CYDIST_NOTES_TAG + 2)
-    #define CYDIST_WORD_TAG (CYDIST_NOTES_TAG + 3)
-    #define CYDIST_PARTING_TAG (CYDIST_NOTES_TAG + 4)
+    #define CYDIST_CHECK_TAG (CYDIST_NOTES_TAG + 3)
+    #define CYDIST_DEPARTURE_TAG (CYDIST_NOTES_TAG + 4)
     #define CYDIST_PIECE_TAG (1ULL << 61)
     #define CYDIST_DERIVED_TAG (1ULL << 62)
     """
@@ -77,11 +77,11 @@ cdef extern from *:
     const uint64_t CONTROL_TAG "CYDIST_CONTROL_TAG"
     # Messages that are not the user's, whose tags have 31 bits.
     const uint64_t NOTES_TAG "CYDIST_NOTES_TAG"     # what a rank of backend "nccl" calls
-    const uint64_t FAILURE_TAG "CYDIST_ALARM_TAG"   # why a group of backend "nccl" failed
+    const uint64_t FAILURE_TAG "CYDIST_FAILURE_TAG"  # why a group of backend "nccl" failed
     # never sent, over MPI: see MpiGroup.raise_pending_failure
     const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"
-    const uint64_t CHECK_TAG "CYDIST_WORD_TAG"      # which call a rank leaves, over MPI
-    const uint64_t DEPARTURE_TAG "CYDIST_PARTING_TAG"   # a rank's last call, as the group ends
+    const uint64_t CHECK_TAG "CYDIST_CHECK_TAG"     # which call a rank leaves, over MPI
+    const uint64_t DEPARTURE_TAG "CYDIST_DEPARTURE_TAG"  # a rank's last call, as the group ends
     const uint64_t PIECE_TAG "CYDIST_PIECE_TAG"     # and up: of each long message of a GPU's array
     const uint64_t DERIVED_TAG "CYDIST_DERIVED_TAG"     # of collectives made of messages
 

@@ -19,10 +19,10 @@ cdef bint view_cupy(object obj, NdarrayView *out, int *device) except -1
 cdef bint view_torch(object obj, NdarrayView *out, int *device) except -1
 
 
-cdef inline bint apart(const NdarrayView *a, const NdarrayView *b) noexcept:
+cdef inline bint disjoint(const NdarrayView *a, const NdarrayView *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
 
 
 # Is the large array `ranks` times the small one, of its dtype?
-cdef inline bint times(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
+cdef inline bint is_multiple(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
     return large.count == small.count * ranks and large.dtype == small.dtype

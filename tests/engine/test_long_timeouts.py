@@ -392,14 +392,14 @@ def replace_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Once
     return once
 
 
-@pytest.mark.parametrize("place", ["_until_next", "_ring_alarms", "_carry_out_wills", "door"])
+@pytest.mark.parametrize("place", ["_until_next", "_ring_alarms", "_carry_out_wills", "acceptor"])
 def test_the_stores_thread_survives_a_round(
     master: TCPStore, place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It serves members that were there and new ones, and says what happened."""
     server = server_of(master)
     once = replace_once(
-        monkeypatch, *((server._acceptor, "react") if place == "door" else (server, place))
+        monkeypatch, *((server._acceptor, "react") if place == "acceptor" else (server, place))
     )
     with closing(TCPStore(HOST, master.port, timeout=DEADLINE)) as newcomer:
         newcomer.set("a", "b")
