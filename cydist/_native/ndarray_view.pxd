@@ -24,5 +24,6 @@ cdef inline bint disjoint(const NdarrayView *a, const NdarrayView *b) noexcept:
 
 
 # Is the large array `ranks` times the small one, of its dtype?
-cdef inline bint is_multiple(const NdarrayView *large, const NdarrayView *small, int ranks) noexcept:
+cdef inline bint is_multiple(const NdarrayView *large, const NdarrayView *small,
+                             int ranks) noexcept:
     return large.count == small.count * ranks and large.dtype == small.dtype
