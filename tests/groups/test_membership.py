@@ -27,7 +27,7 @@ class Network:
         self.dead: set[int] = set()
         self.noticed: set[tuple[int, int]] = set()
         for member, excluded in zip(self.members, lists, strict=True):
-            member.add(excluded)
+            member.exclude(excluded)
             self.speak(member.rank)
 
     def speak(self, rank: int) -> None:
@@ -53,7 +53,7 @@ class Network:
             self.members[receiver].on_message(sender, queue.pop(0))
         else:
             self.noticed.add((sender, receiver))
-            self.members[receiver].add([sender])
+            self.members[receiver].exclude([sender])
         self.speak(receiver)
 
     def kill(self, rank: int, kept: list[int]) -> None:
@@ -137,7 +137,7 @@ def test_lists_and_deaths(lists: Lists, data: st.DataObject) -> None:
         if rank in network.dead:
             continue
         if data.draw(st.booleans()):
-            network.members[rank].add(late)
+            network.members[rank].exclude(late)
             network.speak(rank)
         else:
             kept = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))

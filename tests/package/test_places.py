@@ -287,7 +287,7 @@ NEEDS_TORCH = {("dtype", TORCH), ("operation", TORCH), ("operation", TORCH_OPS)}
 
 def listed() -> list[tuple[str, str]]:
     """The places that the page lists: kind and path."""
-    page = text(PAGE).partition("\n## Places\n")[2].partition("\n## ")[0]
+    page = text(PAGE).partition("\n## Where things are added\n")[2].partition("\n## ")[0]
     parts = re.findall(r"^### A new (\w+)\n\n((?:- .*\n)+)", page, re.M)
     return [
         (kind, path) for kind, part in parts for path in re.findall(r"^- `([^`]+)`: ", part, re.M)
