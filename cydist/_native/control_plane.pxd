@@ -1,6 +1,6 @@
 """The control messages that the ranks of a group exchange besides their calls' messages.
 
-A rank that waits long for a peer sends it the call that it is in (ASK). A rank that finds two
+A rank that waits long for a peer sends it the call that it is in (PROBE). A rank that finds two
 ranks in different calls, or fails for any other reason, reports it to all members (FAILED). Their
 waits then end. So no rank waits for one that has given up, and a mismatch
 that leaves all ranks receiving is found.
@@ -35,7 +35,7 @@ ctypedef struct ControlMessage:         # as it is sent
     char call[CALL_BYTES]       # FAILED: the teller's call, where `ours` does not say it
 
 
-ctypedef struct Probe:          # an ASK of this rank that a peer has not taken yet
+ctypedef struct Probe:          # a PROBE of this rank that a peer has not taken yet
     Request send
     ControlMessage message
     Probe *next

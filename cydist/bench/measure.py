@@ -91,7 +91,7 @@ class Measure:
     def sizes(self, op: str, sizes: Sequence[int]) -> list[Size]:
         """One for each size; one for all where table.py does not know a call's size.
 
-        Raises OutOfTime, and ParticipantError where an algorithm failed or was wrong.
+        Raises OutOfTime, and WorkerError where an algorithm failed or was wrong.
         """
         wanted = self.cases(op, sizes)
         in_force = [self.in_force(op, case.nbytes) for case in wanted]
@@ -173,7 +173,7 @@ class Measure:
         return found
 
     def _row(self, case: Case, running: Sequence[Candidate], rounds: int) -> Row:
-        """Raises ParticipantError where an algorithm failed or was wrong."""
+        """Raises WorkerError where an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
         ((_, row),) = compare([case], running, rounds, self.progress)

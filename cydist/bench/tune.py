@@ -175,7 +175,7 @@ class Book:
 
 
 def tune(workers: Sequence[Any], ranks: int, windows: bool, plan: TuningPlan, book: Book) -> None:
-    """Measure and save everything for the groups of one size. Raises ParticipantError, OSError."""
+    """Measure and save everything for the groups of one size. Raises WorkerError, OSError."""
     book.use()
     entry: dict[str, Any] = {"ranks": ranks, "windows": windows, "segments": [], "cells": []}
     book.groups.append(entry)

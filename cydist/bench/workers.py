@@ -39,7 +39,7 @@ class Worker:
     directory   for its socket and its log
     timeout     seconds for its start, and for each command
 
-    Raises ParticipantError when it cannot be started, with the end of what it printed.
+    Raises WorkerError when it cannot be started, with the end of what it printed.
     """
 
     def __init__(self, spec: Spec, size: int, directory: str, timeout: float) -> None:
@@ -94,7 +94,7 @@ class Worker:
     def ask(self, command: Answer) -> list[Answer]:
         """Tell every rank; their answers by rank.
 
-        Raises ParticipantError: every rank refused, and all are ready for another command; or
+        Raises WorkerError: every rank refused, and all are ready for another command; or
         some rank is gone, late, or refused alone, and the participant is lost.
         """
         line = json.dumps(command).encode() + b"\n"
@@ -164,7 +164,7 @@ class Worker:
 def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
     """The participants that can be started, on `size` ranks each; stderr says of the others why.
 
-    The first must be there: raises ParticipantError when it cannot be started.
+    The first must be there: raises WorkerError when it cannot be started.
     """
     with contextlib.ExitStack() as stack:
         running: list[Worker] = []

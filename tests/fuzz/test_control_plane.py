@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fuzz
 
 CONTROL_MESSAGE = struct.Struct("=6i2Q40s40s64s")
 CONTROL_TAG = (1 << 64) - 1
-ASK, FAILED = 1, 2
+PROBE, FAILED = 1, 2
 RANKS = [4, 7]
 
 small = st.sampled_from([-(2**31), -8, -7, -1, 0, 1, 2, 3, 99, 2**31 - 1])
@@ -35,7 +35,7 @@ calls = st.builds(
 )
 messages = st.builds(
     CONTROL_MESSAGE.pack,
-    st.sampled_from([ASK, FAILED, FAILED, FAILED, 0, 3]),
+    st.sampled_from([PROBE, FAILED, FAILED, FAILED, 0, 3]),
     st.integers(-8, 2),
     *[st.integers(-2, 2) | small] * 2,
     small,

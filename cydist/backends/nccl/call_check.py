@@ -148,7 +148,7 @@ class CallCheck:
         return bool(left) and not (self.before_left or self.lost)
 
     def step(self) -> None:
-        """Send and receive what can be now. Raises Differ."""
+        """Send and receive what can be now. Raises CallsDiffer."""
         try:
             self._send()
             self._receive()
@@ -161,7 +161,7 @@ class CallCheck:
             self._compare()
 
     def _compare(self) -> None:
-        """By number: a call that one of the ranks captured has no note there. Raises Differ."""
+        """By number: a call that one of the ranks captured has no note there. Raises CallsDiffer."""
         theirs = {line.partition(" ")[0]: line for line in self._theirs}
         for line in self._ours:
             number = line.partition(" ")[0]
