@@ -115,8 +115,8 @@ def same_sizes(blocks: Sequence[Array]) -> bool:
 
 
 def adjacent(arrays: Sequence[Array]) -> bool:
-    """Do arrays lie one behind the other, in their order? Empty ones lie anywhere."""
-    end = arrays[0].address
+    """Return whether each array begins where the one before it ends; empty ones lie anywhere."""
+    end = arrays[0].address if arrays else 0
     for each in arrays:
         if each.address != end and each.nbytes:
             return False

@@ -161,7 +161,7 @@ class CallCheck:
             self._compare()
 
     def _compare(self) -> None:
-        """By number: a call that one of the ranks captured has no note there. Raises CallsDiffer."""
+        """Compare by number: a captured call has no note on its rank. Raises CallsDiffer."""
         theirs = {line.partition(" ")[0]: line for line in self._theirs}
         for line in self._ours:
             number = line.partition(" ")[0]
