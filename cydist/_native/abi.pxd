@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     OK = 0
     PENDING = 1             # of a Request only: posted, not complete
-    ELSEWHERE = 2           # of Transport.collective only: the library has no such call
+    ELSEWHERE = 2           # of Comm.collective only: the library has no such call
     TIMEOUT = -1            # the deadline passed
     PEER_LOST = -2          # the connection to a peer ended, or the peer's process did
     NO_MEMORY = -3
@@ -191,7 +191,6 @@ cdef inline Head *head_of(const Windows *w, int rank, uint64_t step) noexcept no
 
 
 ctypedef struct ControlView:          # see src/abi/control_plane.pyx
-    # OK, or the Status with which another rank has failed the group.
     # Return OK, or the Status with which another rank has failed the group.
     int (*peek)(Comm *t) noexcept nogil
     # Send `peer`, for which this rank waits, the call that this rank is in.

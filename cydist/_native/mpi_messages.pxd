@@ -15,7 +15,7 @@ cdef enum Later:                # what a thread that may not call MPI leaves to 
 cdef enum:
     INLINE_BYTES = 8192         # payload that is sent with its header
     SLOTS = 8                   # headers that MPI can receive between two polls
-    GOODBYE = -1                # Header.under: the sender's departure notice for the link
+    GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
     FAREWELL = -2               # and for the group of the header's context
 
 

@@ -152,7 +152,7 @@ class Job:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
         while not self.abandoned:
             with self._rounds:
-                self._advance()  # first: what a round that raised has not come to
+                self._advance()  # first: a round that raised may have skipped it
                 if done():
                     return
                 self._round()

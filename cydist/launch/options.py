@@ -49,7 +49,7 @@ class LaunchOptions(NamedTuple):
     role: str = "default"
     max_restarts: int = 0
     restart_delay: float = 0.1
-    grace: float = 5.0  # seconds between the polite and the impolite signal
+    grace: float = 5.0  # seconds between the first signal and SIGKILL
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     log_dir: str | None = None
     redirects: Mapping[int, int] = {}  # local rank -> 1 out, 2 err, 3 both

@@ -96,7 +96,7 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
     try:
         here = ranks_store.multi_get(all_ranks, max(0.0, deadline - time.monotonic()))
     except PeerFailedError as error:
-        _apply_verdict(_verdict(ranks_store), world_size, number)  # one whose time was up has gone
+        _apply_verdict(_verdict(ranks_store), world_size, number)  # a rank that timed out has left
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(ranks_store, others, LATECOMERS_SECONDS)  # other ranks may be lost too
@@ -144,7 +144,7 @@ def _verdict(ranks_store: PrefixStore) -> bytes:
 
 
 def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
-    """Raise RendezvousError if the word is that the meeting has failed."""
+    """Raise RendezvousError if rank 0's verdict is that the check-in failed."""
     if verdict[:1] == _FAILED:
         missing = tuple(int(each) for each in verdict[1:].split(b",") if each)
         raise _missing_error(missing, world_size, number)

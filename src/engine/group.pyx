@@ -66,7 +66,7 @@ cdef class Group:
     """A group's compiled half: a view of a link, and the calls that run on it.
 
     link        the transport's end; ranks[i] is the peer number of group rank i
-    context     distinguishes this group's messages from other groups' on the same link
+    comm_id     distinguishes this group's messages from other groups' on the same link
     """
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t comm_id):
@@ -349,7 +349,7 @@ cdef class Group:
                             used for comparison and in error messages
 
         Raises Failure; or what a signal handler raised. The other members then know of the Failure,
-        except for a timeout, which `broadcast_failure` reports.
+        except for a timeout, which `Group.fail` reports.
         """
         cdef int code = CODES[collective]
         cdef const Entry *entry = find(algorithm, code)

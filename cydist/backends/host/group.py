@@ -54,7 +54,7 @@ class HostGroup(ProcessGroup):
 
     devices = ("cpu", "cuda")
     packs = splits_without_peers = True
-    fast_messages = fast_calls = True  # its calls need no more checks than src/short*.pyx make
+    fast_messages = fast_calls = True  # its calls need no more checks than src/fastpath makes
     library = ""  # the name of what is below the link and has collectives of its own
 
     def __init__(
@@ -494,7 +494,7 @@ def _drain_all() -> None:
     """The process ends, and has not destroyed its groups: compare their last calls, as `destroy`
     does, all within one wait. Not after an exception: then this rank says why itself.
 
-    Who waits for a thread of this process would wait for one that has ended.
+    Ranks that are threads of this process are not waited for, since they have ended.
     """
     if getattr(sys, "last_type", None) is not None:
         return

@@ -21,7 +21,7 @@ def run(
 ) -> None:
     """Enqueue one step on the current stream.
 
-    at          the address of a span
+    at          the address of a BufferRange
     view        an array of so many elements of a dtype at an address
     functions   numpy's functions for such arrays
     """
