@@ -134,7 +134,7 @@ def test_a_rank_that_computes_is_told_at_its_next_call(
     [
         pytest.param(
             lambda: dist.all_reduce_coalesced([np.zeros(1)], timeout=LONG),
-            "cydist.api.packing.FlattenedList.unpack",
+            "cydist.api.packing.FlattenedList.copy_back",
             "all_reduce_coalesced #1",
             id="in-a-collective",
         ),
