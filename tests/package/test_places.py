@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import kernel_inputs
 import pytest
 
 import cydist
@@ -131,7 +132,7 @@ def rows(algorithm: str) -> set[str]:
 
 KERNELS, KERNELS_PXD = "src/kernels/kernels.h", "cydist/_native/kernels.pxd"
 KERNELS_PYX, LOOPS = "src/kernels/kernels.pyx", "src/kernels/reduce_body.h"
-CONTRACT = "cydist/testing/test_collectives.py"
+CONTRACT, INPUTS = "cydist/testing/test_collectives.py", "tests/support/kernel_inputs.py"
 MPI, NCCL = "cydist/backends/mpi/datatypes.py", "cydist/backends/nccl/reductions.py"
 TORCH, TORCH_OPS = "cydist/backends/torch/group.py", "cydist/interop/torch/options.py"
 SINGLE = {
@@ -158,6 +159,7 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ),
     ("dtype", TORCH): lambda name: name in torch_reductions(),
     ("dtype", "cydist/testing/oracle.py"): lambda name: name in oracle.DTYPES,
+    ("dtype", INPUTS): lambda name: name in {str(each) for each in kernel_inputs.DTYPES},
     ("operation", KERNELS): says(KERNELS, "OP_{}".format),
     ("operation", KERNELS_PXD): says(KERNELS_PXD, "OP_{}".format),
     ("operation", KERNELS_PYX): lambda name: has(KERNELS_PYX, rf"\"{name}\": OP_{name}\b"),
@@ -180,6 +182,9 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("operation", TORCH_OPS): lambda name: name in torch_operations(),
     ("operation", "cydist/testing/oracle.py"): lambda name: name in oracle._COMBINE,
     ("operation", CONTRACT): says(CONTRACT, str),
+    ("operation", INPUTS): lambda name: (
+        name in (*kernel_inputs.ARITHMETIC, *kernel_inputs.ORDER, *kernel_inputs.BITS)
+    ),
     ("operation", "docs/torch.md"): lambda name: has(
         "docs/torch.md", rf"^- Reductions: .*\b{name}\b"
     ),
@@ -204,6 +209,18 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         name in cydist.__all__ and callable(getattr(cydist, name))
     ),
     ("collective", "src/fastpath/fast_api.pyx"): defines("src/fastpath/fast_api.pyx", **SINGLE),
+    ("collective", "src/fastpath/fast_collectives.pyx"): lambda name: has(
+        "src/fastpath/fast_collectives.pyx", rf"^cpdef bint {SINGLE.get(name, name)}\("
+    ),
+    ("collective", "cydist/_native/fast_collectives.pyi"): defines(
+        "cydist/_native/fast_collectives.pyi", **SINGLE
+    ),
+    ("collective", "cydist/backends/host/staging_group.py"): defines(
+        "cydist/backends/host/staging_group.py", exscan="scan"
+    ),
+    ("collective", "cydist/groups/user_reduction.py"): defines(
+        "cydist/groups/user_reduction.py", exscan="scan"
+    ),
     ("collective", "src/fastpath/fast_nccl.pyx"): defines("src/fastpath/fast_nccl.pyx", **SINGLE),
     ("collective", "cydist/interop/torch/group.py"): defines(
         "cydist/interop/torch/group.py", **TORCH_NAMES
@@ -271,6 +288,9 @@ WITHOUT: dict[tuple[str, str], set[str]] = {
     ("operation", TORCH): {"AVG", "PREMUL_SUM"},  # gloo has none
     ("operation", "cydist/testing/oracle.py"): {"PREMUL_SUM"},  # SUM, of other contributions
     ("collective", TORCH): {"scan", "exscan", "barrier"},  # made of messages
+    ("collective", "cydist/groups/user_reduction.py"): {  # reduce nothing
+        "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
+    },
     ("collective", "cydist/interop/torch/group.py"): {"scan", "exscan"},
     ("collective", "src/fastpath/fast_nccl.pyx"): {  # several calls of NCCL, or none
         "gather", "scatter", "scan", "exscan", "barrier",
