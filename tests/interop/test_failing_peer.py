@@ -63,7 +63,9 @@ def test_survivors_get_an_exception(
     for rank in survivors:
         assert rank["code"] == 0
         assert rank["typed"] in (typed, "GroupFailedError")
-        assert words in rank["text"] or "says rank" in rank["text"]
+        # Where two survive, one may learn of it from the other, which gave up first.
+        told = ("says rank", "gave up waiting")
+        assert any(each in rank["text"] for each in (words, *told))
         assert rank["saved"]
     assert typed in [rank["typed"] for rank in survivors]
     assert {rank["error"] for rank in survivors} <= {"RuntimeError", "GroupFailedError", typed}

@@ -287,7 +287,7 @@ def ended(group: Any) -> tuple[BaseException, float]:
         assert time.monotonic() - start < LIMIT, "the group does not fail"
         time.sleep(0.01)
         if group._watch.oldest is None:
-            group._watch.tick()
+            group._watch.poll()
     return group._failed, time.monotonic() - start
 
 
