@@ -136,7 +136,7 @@ OURS_IN_OPEN_MPI = (
 )
 
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
-IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
+IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library.

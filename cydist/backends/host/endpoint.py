@@ -139,8 +139,8 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
 def comm_id_of(name: str, peers: Sequence[int]) -> int:
     """Return a number for a group's messages, the same on all members and for no other group.
 
-    Not for a later one of a link either: a rank that has left a group drops what comes for its
-    number, and tells who waits for it there so. A name is given once to the same peers.
+    The id is never reused on a link: a rank that left a group drops messages for its id, and tells
+    peers that still wait for it. The same peers use a name once.
     """
     digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
     return int.from_bytes(digest[:8], "little")

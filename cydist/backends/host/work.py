@@ -33,7 +33,7 @@ def wire_tag(tag: int) -> int:
 
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
-    """Return the error of a message that is not over after so many seconds."""
+    """Return the error of a message that did not complete within `timeout` seconds."""
     return from_failure(
         _native.Failure("timeout", peer),
         name,

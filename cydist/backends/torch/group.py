@@ -187,7 +187,7 @@ class TorchGroup(ProcessGroup):
     def timeout_error(
         self, name: str, seq: int | None, waited: float, peer: int | None
     ) -> DistError:
-        """Return the error of a call that is not over after so many seconds."""
+        """Return the error of a call that did not complete within `timeout` seconds."""
         failure = _native.Failure("timeout", -1 if peer is None else peer)
         return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
 
