@@ -38,7 +38,7 @@ class PrefixStore(Store):
         return [self._prefix + key for key in many(keys)]
 
     def set(self, key: str, value: Value) -> None:
-        """Set the value of `key`, replacing any that it has."""
+        """Set the value of `key`, replacing any present one."""
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
@@ -61,7 +61,7 @@ class PrefixStore(Store):
             self._store.wait(self._named(keys), timedelta(seconds=duration(timeout)))
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; True if it was there."""
+        """Remove `key`; return True if it existed."""
         return bool(self._store.delete_key(self._prefix + key))
 
     def num_keys(self) -> int:

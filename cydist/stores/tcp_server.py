@@ -172,8 +172,7 @@ class StoreServer:
 
     def _drop(self, connection: _Connection, error: Exception) -> None:
         """Drop a connection on any error in it, so that the job's store goes on."""
-        if not isinstance(error, OSError | DistStoreError):  # the client left, or broke the
-                                                             # protocol
+        if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
             self._rounds.tell(error)
         self._close(connection)
 

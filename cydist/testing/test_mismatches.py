@@ -1,7 +1,7 @@
-"""Every way in which ranks can be in different calls: all of them raise MismatchError, with both.
+"""Every way in which ranks can be in different calls: all raise MismatchError, which names both.
 
-Every wait has a deadline of many seconds, so a rank that was not told would end with another
-error. Ranks that could finish early, a broadcast's root for one, go on and learn in a later call.
+Every wait has a deadline of many seconds, so a rank that was not notified would end with another
+error. Ranks that can finish early, such as a broadcast's root, go on and learn in a later call.
 """
 
 from __future__ import annotations

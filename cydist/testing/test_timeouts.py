@@ -97,7 +97,7 @@ def test_of_a_call(jobs: Jobs, backend: str, call: str) -> None:
 
 @pytest.mark.parametrize("call", ANSWERED)
 def test_of_a_call_that_has_longer_than_its_group(jobs: Jobs, backend: str, call: str) -> None:
-    """It has the time that it was given, though the group's has passed before anybody answers."""
+    """The call has its own timeout, though the group's has passed before any rank answers."""
 
     def body(rank: int) -> None:
         group, silent = dist.new_group([0, 1]), dist.new_group([0, 1])
@@ -118,7 +118,7 @@ def test_of_a_call_that_has_longer_than_its_group(jobs: Jobs, backend: str, call
 
 @pytest.mark.parametrize("call", CALLS)
 def test_of_a_group(jobs: Jobs, backend: str, call: str) -> None:
-    """Calls that say nothing of a timeout have the group's."""
+    """Calls without a timeout of their own have the group's."""
     if call == "recv from anyone":
         jobs.need_any_source(backend)
     late(jobs, backend, lambda group: CALLS[call](group=group), OF_A_GROUP)
@@ -138,7 +138,7 @@ def test_of_a_group_for_what_was_started(jobs: Jobs, backend: str, call: str) ->
 
 @pytest.mark.parametrize("call", STARTED)
 def test_of_a_group_for_what_is_polled(jobs: Jobs, backend: str, call: str) -> None:
-    """What is late is over, and says so to who never waits."""
+    """A late call has ended, and reports that to a caller that never waits."""
 
     def polled(group: Any) -> None:
         work, deadline = STARTED[call](group), time.monotonic() + 30
