@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from cydist.executor import THREADS
 
-LOOK_SECONDS = 0.05  # between looks whether MPI is done
+LOOK_SECONDS = 0.05  # between checks whether MPI is done
 CREATION_TAGS = 16_000  # of groups whose communicators are made at the same time
-# Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
-# a process, Open MPI 65,532.
+# Most groups with a communicator at a time; further groups use messages. MPICH has 2,046
+# communicators for a process, Open MPI 65,532.
 COMMUNICATORS = 1000
-WITH_FAILED = 1500  # with those of groups that have failed: what is left is the program's own
+WITH_FAILED = 1500  # including those of failed groups; the rest is for the program
 
 
 class Communicators:
