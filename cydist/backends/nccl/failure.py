@@ -319,6 +319,6 @@ class FailureMixin(ProcessGroup):
 
 
 def _joined(ending: threading.Thread) -> None:
-    """Wait for a communicator's end, except in the watchdog's thread, which watches other groups."""
+    """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
     if threading.current_thread().name != "cydist-nccl-watch":
         ending.join(ABORT_SECONDS)
