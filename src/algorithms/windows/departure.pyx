@@ -30,7 +30,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     ROUNDS = 31                 # bits of a rank
-    LOOK_NS = 20000000          # between looks whether a late member has parted
+    LOOK_NS = 20000000          # between checks whether a late member has parted
     FLUSH_NS = 50000000         # for messages to ranks without a connection yet
     PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
