@@ -11,8 +11,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-# What a body may depend on: a change rebuilds everything, and listing it here
-# puts it into the sdist.
+# Files that a body may depend on. A change rebuilds everything, and listing them here puts them
+# into the sdist.
 INTERFACES = sorted(
     glob("cydist/_native/*.pxd") + glob("src/**/*.pxd", recursive=True) + glob("src/kernels/*.h")
 )

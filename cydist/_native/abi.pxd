@@ -177,7 +177,7 @@ ctypedef struct Windows:
                 size_t nbytes) noexcept nogil
     int (*push)(Comm *t, int peer, char *theirs, const char *source,
                 size_t nbytes) noexcept nogil
-    # Where such memory is mapped here; NULL (also the function): it is not.
+    # Return where such memory is mapped here. NULL (also the function): it is not mapped.
     char *(*mapped)(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     # See src/algorithms/windows/direct.pyx:
     int reachable               # 1 if all ranks can do so, else -1; 0: not tried yet

@@ -15,7 +15,7 @@ from cydist.testing.contract import Job, Jobs
 
 Array = np.ndarray[Any, Any]
 Layout = Callable[[int, Any], Array]
-# What a rank does, giving the arrays that it has then; and the arrays that it must have.
+# A rank's calls, which return its resulting arrays; and the expected arrays.
 Case = tuple[Callable[[int], list[Array]], Callable[[int], list[Array]]]
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
@@ -32,7 +32,7 @@ LAYOUTS = {
 
 @pytest.fixture(params=COUNTS, ids=lambda count: f"{count}elements")
 def count(request: pytest.FixtureRequest) -> Any:
-    """How many elements."""
+    """Provide the number of elements."""
     return request.param
 
 
@@ -137,7 +137,7 @@ DIGITS = np.dtype([("value", "u8"), ("shift", "u8")])
 
 
 def digits(ranks: Iterable[int], count: int) -> Any:
-    """What the ranks' digits, each repeated `count` times, make in that order."""
+    """Return the result of the ranks' digits, each repeated `count` times, in that order."""
     text = "".join(str(rank + 1) for rank in ranks)
     return np.array([(int(text), 10 ** len(text))] * count, DIGITS)
 

@@ -31,7 +31,7 @@ def ones(count: int = 3, dtype: str = "f4") -> np.ndarray:
 
 
 def rooted(rank: int, root: int, value: Any) -> Any:
-    """What only the root gives."""
+    """Return arguments that only the root passes."""
     return value if rank == root else None
 
 
@@ -107,7 +107,7 @@ def until_told(call: Callable[[], None]) -> str:
 
 
 def calls_before() -> int:
-    """How many calls the default group has made before a test's first one."""
+    """Return how many calls the default group has made before a test's first one."""
     group = dist.group.WORLD
     return group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
 
@@ -131,7 +131,7 @@ def at_the_end(name: str, given: dict[str, Any], p: int) -> str:
 
 @pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
 def p(request: pytest.FixtureRequest) -> int:
-    """How many ranks."""
+    """Provide the number of ranks."""
     return int(request.param)
 
 
@@ -213,7 +213,7 @@ def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str
 
 # A group's last calls: there is no later one in which a rank could learn.
 
-# What all but the last rank call last, what that one does, and what tells the two apart.
+# The last call of all ranks except one, that rank's call, and the difference between them.
 LAST: dict[str, tuple[Named, Named, tuple[str, str]]] = {
     "same": (("broadcast", {}), ("broadcast", {}), ("", "")),
     "root": (("broadcast", {}), ("broadcast", {"root": 1}), ("root 0", "root 1")),

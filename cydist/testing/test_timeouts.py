@@ -31,7 +31,8 @@ def begun(**how: Any) -> Any:
     return dist.all_reduce(one(), async_op=True, **how)
 
 
-# What rank 0 waits for rank 1 in, which never comes. `how` is the group, and a timeout or none.
+# Calls in which rank 0 waits for rank 1, which never comes. `how` has the group, and maybe a
+# timeout.
 CALLS: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda **how: dist.all_reduce(one(), **how),
     "all_reduce of a long array": lambda **how: dist.all_reduce(np.ones(LONG), **how),
@@ -53,7 +54,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "recv_object_list": lambda **how: dist.recv_object_list([None], 1, **how),
 }
 ADD = dist.ReduceOp.create(np.add)
-# What rank 1 does for rank 0's call.
+# Rank 1's counterpart of rank 0's call.
 ANSWERED: dict[str, Callable[..., Any]] = {
     "recv": lambda **how: dist.send(one(), 0, **how),
     "recv_object_list": lambda **how: dist.send_object_list(["x"], 0, **how),

@@ -262,7 +262,7 @@ class HostGroup(ProcessGroup):
         for message in list(self._messages):
             message.test()
 
-    # What the ranks are doing, for messages.
+    # Reports on the ranks, for messages.
 
     def report(self) -> PeerStatus:
         """Return this rank's report, for a rank that has given up on it."""
