@@ -107,7 +107,7 @@ def all_gather_into_tensor_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """all_gather_into_tensor for many pairs of arrays, by one all_gather.
+    """Run all_gather_into_tensor on many pairs of arrays, with one all_gather.
 
     output_tensors      entry i is p times as large as input i
     input_tensors       arrays of one dtype; the same sizes in the same order on every rank. Input i
@@ -148,7 +148,7 @@ def reduce_scatter_tensor_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """reduce_scatter_tensor for many pairs of arrays, by one reduce_scatter.
+    """Run reduce_scatter_tensor on many pairs of arrays, with one reduce_scatter.
 
     outputs     entry i is a p-th of input i
     inputs      arrays of one dtype; the same sizes in the same order on every rank

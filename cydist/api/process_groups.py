@@ -59,7 +59,7 @@ class NonMember:
 class _GroupMeta(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
-        """The default group; None before init_process_group."""
+        """Return the default group; None before init_process_group."""
         world = _current_world()
         return None if world is None else world.groups[DEFAULT_GROUP]
 

@@ -281,7 +281,8 @@ def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
 
 
 def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
-    """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read.
+    """Let rank 0 open a store at `where` and write on `board` how to reach it; other ranks read
+    that.
 
     The address on the board may be left from an earlier start of the job, whose ranks are gone. So
     rank 0 writes a new random name with its address, and a store admits only ranks that know its

@@ -84,7 +84,7 @@ class MembershipStore(PrefixStore):
 
     @property
     def timeout(self) -> timedelta:
-        """The default timeout of waits."""
+        """Return the default timeout of waits."""
         return super().timeout if self._patience is None else timedelta(seconds=self._patience)
 
     def set_timeout(self, timeout: Timeout) -> None:

@@ -25,7 +25,7 @@ OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 
 
 class Failure(Exception):
-    """Why a call ended early, as data.
+    """The reason for which a call ended early, as data.
 
     status          a name of STATUS_NAMES
     peer            group rank it was about, or -1

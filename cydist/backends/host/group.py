@@ -94,7 +94,7 @@ class HostGroup(ProcessGroup):
 
     @property
     def timeout(self) -> float:
-        """Default time limit of a call, in seconds."""
+        """Return the default time limit of a call, in seconds."""
         return self._native.timeout  # the fast path reads it there without calling Python
 
     @timeout.setter

@@ -73,7 +73,7 @@ class P2PWork(Work):
             raise timed_out(self._group, self._name, self._peer, limit)
 
     def _expire(self, late: DistTimeoutError) -> None:
-        """Also fails the group."""
+        """End the message, and fail the group."""
         given = self._group.timeout if self._allowed is None else self._allowed
         error = timed_out(self._group, self._name, self._peer, given)
         self._message.cancel()

@@ -98,7 +98,7 @@ class NcclGroup(EnqueueMixin):
 
     @property
     def comm(self) -> Communicator:
-        """The communicator."""
+        """Return the communicator."""
         return self._runner.comm
 
     # Groups by kind of memory.

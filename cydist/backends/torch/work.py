@@ -188,7 +188,7 @@ class TorchMessage(TaskWork):
         return self._group.timeout_error(posted.name, None, waited, posted.peer)
 
     def _expire(self, late: DistTimeoutError) -> None:
-        """Also fails the group."""
+        """End the message, and fail the group."""
         error = self._late(self._group.timeout if self._allowed is None else self._allowed)
         self.end(error)
         self._group.fail(error, self._posted.name)

@@ -41,7 +41,7 @@ def limit(options: Any) -> timedelta | None:
 
 
 def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
-    """Options of `kind`: those passed, or new ones made of single fields.
+    """Return options of `kind`: those passed, or new ones made of single fields.
 
     options     an object of `kind`, a reduction in its place, or None
     """

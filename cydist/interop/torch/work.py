@@ -52,7 +52,7 @@ class Done(dist.Work):
         self._tensors = tensors
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
@@ -61,7 +61,7 @@ class Done(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def is_success(self) -> bool:
