@@ -61,7 +61,7 @@ class BuildTogether(build_ext):
             )
 
     def objects(self, module):
-        """A module's objects, made anew when a source or an interface has changed."""
+        """Return a module's objects, rebuilt if a source or an interface has changed."""
         # The C that Cython makes never lands in the tree.
         generated = os.path.join(self.build_temp, module.sources[0][:-4] + ".c")
         sources = [generated, *module.sources[1:]]

@@ -290,7 +290,7 @@ def test_scatter_from_the_root(job: Job, size: int) -> None:
 
 
 def test_reduce_scatter_of_lists(job: Job, size: int) -> None:
-    """Rank r gets the reduction of everybody's entry r; entries are uneven."""
+    """Rank r gets the reduction of all ranks' entries r; entries are uneven."""
 
     def case(count: int, layout: Layout) -> Case:
         given = [

@@ -35,7 +35,7 @@ def test_send_and_recv(pair: Job, count: int) -> None:
 
 
 def test_irecv_then_isend_on_both_sides(pair: Job) -> None:
-    """Both ranks post their receive first; nobody stands in a queue."""
+    """Both ranks post their receive first, and neither blocks the other."""
 
     def body(rank: int) -> Any:
         into, data = np.zeros(100_000), np.full(100_000, rank + 1.0)
@@ -213,7 +213,7 @@ def test_wrong_arguments_raise_before_traffic_and_the_group_stays_usable(pair: J
 
 
 def test_a_message_goes_on_when_its_work_is_dropped(pair: Job) -> None:
-    """Nobody keeps the Works of a large send and its receive; both arrive."""
+    """The Works of a large send and its receive are dropped; both still complete."""
 
     def body(rank: int) -> Any:
         into, token = np.zeros(200_000), np.zeros(1)

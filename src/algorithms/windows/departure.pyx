@@ -58,7 +58,8 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
 
 
 cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
-    """Record that the calls differ after so many steps each. A rank without steps has no call."""
+    """Record that the calls differ after these numbers of steps. A rank without steps has no
+    call."""
     if ours > 0:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
     memset(&c.theirs, 0, sizeof(Fingerprint))
