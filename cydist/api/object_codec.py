@@ -276,7 +276,7 @@ class _Reader:
         """Return the bytes of `count` elements; raise for text with invalid characters."""
         data = bytearray(self.take(count * dtype.itemsize))
         if dtype.kind == "U" and (np.frombuffer(data, dtype.str[0] + "u4") > sys.maxunicode).any():
-            raise CodecError("text in an object message is no Unicode")
+            raise CodecError("invalid Unicode text in an object message")
         return data
 
     def array(self) -> Any:
@@ -287,7 +287,7 @@ class _Reader:
         for extent in shape:
             size *= extent
         if dtype.itemsize == 0:
-            raise CodecError("an array of nothing in an object message")
+            raise CodecError("an array of zero-size elements in an object message")
         data = self.elements(dtype, size)
         try:
             return (

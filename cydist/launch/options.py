@@ -135,7 +135,7 @@ def parser() -> Parser:
     end = it.add_argument_group("failures and signals")
     add(
         end, "--max-restarts", type=int, default=0, metavar="N",
-        help="after a failure start all ranks anew, up to N times (one host)",
+        help="after a failure restart all ranks, up to N times (one host)",
     )  # fmt: skip
     add(
         end, "--restart-delay", type=float, default=0.1, metavar="SECONDS",

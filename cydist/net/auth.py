@@ -94,7 +94,7 @@ _ENDPOINT_BYTES = 18
 _MAPPED = bytes(10) + b"\xff\xff"
 NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which cannot be relayed
 # The reason when a server refuses although its greeting gave none: it sent another greeting.
-_CHANGED = "somebody between the two changes what they send"
+_CHANGED = "a third party between the two changes what they send"
 # Settings that must be equal on both sides; the bit of each is its index here.
 _SETTINGS = (config.NAT, config.INSECURE)
 # The greeting of a server without a free descriptor; no random nonce is this text.

@@ -76,7 +76,7 @@ class Address(NamedTuple):
                 raise ValueError("it is spelled in another way")
             return found
         except ValueError as error:
-            raise RendezvousError(f"{data[:80]!r} is no rank's address: {error!r}") from None
+            raise RendezvousError(f"{data[:80]!r} is not a rank's address: {error!r}") from None
 
 
 def this_host() -> str:

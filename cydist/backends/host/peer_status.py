@@ -114,7 +114,7 @@ def ask(
     places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerStatus:
     """Query the rank that listens at one of these addresses. Raises OSError or DistError."""
-    refusal: Exception = TimeoutError("nobody was asked")
+    refusal: Exception = TimeoutError("no address was queried")
     for place in places:
         try:
             with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
