@@ -17,7 +17,7 @@ MOST_WORDS = 25
 QUESTION = (
     r"(What\w*|Who\w*|Where\w*|Why|How\w*|Which|Is|Are|Was|Has|Have|Does|Did|Can|May|Must|Should)\b"
 )
-VAGUE = r"(?i)\b(nobody|everybody|somebody|anybody|whoever|anew|so many|of ours|for people)\b"
+VAGUE = r"(?i)\b(nobody|somebody|anybody|anew|so many|of ours|for people)\b"
 NO_VERB = rf"{QUESTION}|(The|An?|This|Those|All|Every|Each|One|Some|True|None|No)\b|[A-Z]\w*[^s]s\b"
 
 
