@@ -52,11 +52,11 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Start sending an array to rank `dst`. It must not change before the Work's wait.
+    """Start sending an array to rank `dst`. Do not change it before the Work's wait.
 
     If you drop the Work, the message still goes on and the array stays alive.
 
-    tag     tells messages apart that go the same way; 0 to 2**31 - 1
+    tag     distinguishes messages between the same ranks; 0 to 2**31 - 1
     """
     chosen = usable_group(group, "isend")
     return None if chosen is None else _sending(chosen, "isend", tensor, dst, tag, group_dst)()
@@ -149,7 +149,7 @@ def send(
 
     tensor      (...)   of any shape and dtype; the receiver's has as many elements of that dtype
     dst         global rank; or `group_dst`, a rank in the group
-    tag         tells messages apart that go the same way; 0 to 2**31 - 1
+    tag         distinguishes messages between the same ranks; 0 to 2**31 - 1
     timeout     seconds or a timedelta; None: the group's
 
     Raises ValueError or TypeError for wrong arguments (nothing was sent, the group stays usable),

@@ -13,7 +13,7 @@ PERIOD = 65521
 # Sums of values below this are exact in every dtype for as many ranks as one host has.
 BOUND = 4
 
-# Whose contributions a rank then has in its array.
+# The ranks whose contributions a rank's array then holds.
 SUMMED_IN_PLACE: Mapping[str, Callable[[int, int], range]] = {
     "all_reduce": lambda rank, ranks: range(ranks),
     "reduce": lambda rank, ranks: range(ranks),

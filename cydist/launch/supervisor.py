@@ -26,7 +26,7 @@ from cydist.launch.processes import (
 
 # How long the end may take if processes cannot be killed (uninterruptible waits).
 FINAL_WAIT_SECONDS = 5.0
-LOOK_MS = 50  # between looks at a process that has no descriptor
+LOOK_MS = 50  # between checks of a process without a descriptor
 
 
 def ignore_signal(number: int, frame: FrameType | None) -> None:

@@ -441,7 +441,7 @@ def test_moves_dtypes_that_cannot_be_reduced(jobs: Jobs, backend: str, name: str
 
 
 def test_async_calls_run_in_the_order_they_were_issued(job: Job, size: int) -> None:
-    """Several calls outstanding; blocking ones take their turn behind them."""
+    """Several calls outstanding; blocking ones take their turn after them."""
 
     def body(rank: int) -> Any:
         first, second, third = np.ones(3), np.full(4, 2.0), np.full(5, 3.0)

@@ -72,7 +72,7 @@ TYPED = (*COUNTED, "gather", "scatter", "all_to_all")
 
 
 def differences() -> list[Any]:
-    """(what all but one rank call, what one does instead, what tells the two apart)."""
+    """(the call of all ranks except one, that rank's call, the difference between them)."""
     found: list[Any] = []
     for name in TYPED:
         given = {"dtype": "i4"}  # as many bytes, so that nothing but the dtype differs
@@ -202,7 +202,8 @@ def coalesced(name: str, sizes: list[int]) -> None:
     ],
 )
 def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str) -> None:
-    """As many elements in all, cut otherwise on one rank; every rank raises, and says what of."""
+    """The same number of elements in all, cut differently on one rank; every rank raises, and names
+    the sizes."""
 
     def body(rank: int) -> str:
         return until_told(lambda: coalesced(name, [2, 4] if rank else [4, 2]))

@@ -108,7 +108,7 @@ class EnqueueMixin(FailureMixin):
         body: Callable[[Call], None],
         result: object,
     ) -> tuple[InFlight, bool]:
-        """Enqueue a call, and return whether it is captured.
+        """Enqueue a call; return its record, and whether it is captured.
 
         current     the streams that it waits for
         stream      the stream that it is on: the group's, or the only one of those
