@@ -1,4 +1,4 @@
-"""What holds for every test: one thread for BLAS, and no skip goes unnoticed in CI."""
+"""Configuration of all tests: BLAS uses one thread, and CI fails on unexcused skips."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How hard hypothesis tries: the same examples every time, for seconds; or others each time, for
-# minutes (scripts/test-heavy).
+# Hypothesis runs the same examples every time, for seconds, or new ones each time, for minutes
+# (scripts/test-heavy).
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("seconds", derandomize=True, deadline=None, database=None)
 settings.register_profile("minutes", max_examples=3000, deadline=None, suppress_health_check=slow)
 settings.load_profile("seconds")
 
-# Ranks share few cores; set before numpy is imported, and inherited by every rank.
+# Ranks share few cores. This is set before numpy is imported, and every rank inherits it.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# Algorithms are chosen as shipped, whatever was measured on this machine.
+# Choose algorithms as shipped, and ignore this machine's tuning file.
 os.environ["CYDIST_TUNING"] = "off"
 
 UNDER_MPIRUN = "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
@@ -32,8 +32,8 @@ collect_ignore = [] if UNDER_MPIRUN else ["tests/backends/mpi"]
 # Contract tests of these are repeated on worlds of these sizes in scripts/test-all.
 MORE_BACKENDS, MORE_SIZES = ("inproc", "shm", "derived"), (1, 4)
 
-# Reasons for which a test may be skipped in CI: what a machine may lack through no fault of
-# the environment that scripts/test makes.
+# Reasons for which a test may be skipped in CI: features that a machine may lack even in the
+# environment of scripts/test.
 EXCUSED = (
     "no IPv6",
     "no route to ",
@@ -43,9 +43,9 @@ EXCUSED = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # the contract tests look at the option too
+@pytest.hookimpl(tryfirst=True)  # the contract tests read the option too
 def pytest_configure(config: pytest.Config) -> None:
-    """Contract tests run on every backend that can have threads as ranks, if not told otherwise."""
+    """Run contract tests by default on every backend whose ranks can be threads."""
     from cydist._native import Array
     from cydist.backends.host import create as host_backend
     from cydist.groups import registry
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from cydist.work import Work
 
     class Derived(ProcessGroup):
-        """A third party's first day: two methods, everything else derived."""
+        """A third party's minimal backend: two methods, everything else derived."""
 
         def __init__(self, options: registry.BackendOptions, pg_options: object) -> None:
             super().__init__(options.group_rank, options.group_size)
@@ -76,10 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("cydist.testing.contract")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files are shared out among processes, those with slow tests come first. Contract tests
-    with one and with four ranks are marked `more` but over sockets, and so are variants of the
+    """Order the files with slow tests first if files are distributed among processes. Mark contract
+    tests with one and with four ranks as `more`, except over sockets, and also variants of the
     kernels that this machine cannot run."""
     from cydist._native import kernels
 
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def unexcused(reason: str) -> bool:
-    """Is this skip a hole in CI?"""
+    """Return whether CI must not accept this skip."""
     return bool(os.environ.get("CI")) and not reason.removeprefix("Skipped: ").startswith(EXCUSED)
 
 
@@ -126,7 +126,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-# How the kernels' variants are called in EXCUSED.
+# Names of the kernels' variants in EXCUSED.
 VARIANTS = {
     "baseline": "baseline",
     "avx2": "AVX2",
@@ -138,7 +138,7 @@ VARIANTS = {
 
 @pytest.fixture(params=VARIANTS)
 def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
-    """Each variant of the kernels, in use while the test runs."""
+    """Use each variant of the kernels during the test."""
     from cydist._native import kernels
 
     if request.param not in kernels.isas():
@@ -150,7 +150,8 @@ def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
 
 @pytest.fixture(autouse=True)
 def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on "tcp" means sockets, one on "shm" the same backend with shared memory."""
+    """Use sockets for tests on "tcp", and the same backend with shared memory for tests on
+    "shm"."""
     callspec = getattr(request.node, "callspec", None)
     values = () if callspec is None else callspec.params.values()
     named = [value for value in values if isinstance(value, str) and value in ("tcp", "shm")]
@@ -160,7 +161,7 @@ def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def secret() -> Generator[bytes, None, None]:
-    """One secret for this process, and for others that are given it: bytes(range(32))."""
+    """Set one secret for this process, and for others that receive it: bytes(range(32))."""
     from cydist.net import auth
 
     value = bytes(range(auth.SECRET_BYTES))
@@ -172,7 +173,7 @@ def secret() -> Generator[bytes, None, None]:
 
 @pytest.fixture
 def master(secret: bytes) -> Generator[Any, None, None]:
-    """A TCPStore on 127.0.0.1 that this process serves, on any port."""
+    """Provide a TCPStore on 127.0.0.1 that this process serves, on any port."""
     from cydist.stores import TCPStore
 
     store = TCPStore("127.0.0.1", 0, None, True, 30)
@@ -182,7 +183,7 @@ def master(secret: bytes) -> Generator[Any, None, None]:
 
 @pytest.fixture(params=["store", "peer"])
 def service(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
-    """Every kind of port that a job listens on, as job_ports.Service."""
+    """Provide every kind of port that a job listens on, as job_ports.Service."""
     import job_ports
 
     make = {"store": job_ports.store_service, "peer": job_ports.peer_service}[request.param]

@@ -11,8 +11,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-# What a body may depend on: a change rebuilds everything, and listing it here
-# puts it into the sdist.
+# Files that a body may depend on. A change rebuilds everything, and listing them here puts them
+# into the sdist.
 INTERFACES = sorted(
     glob("cydist/_native/*.pxd") + glob("src/**/*.pxd", recursive=True) + glob("src/kernels/*.h")
 )
@@ -61,7 +61,7 @@ class BuildTogether(build_ext):
             )
 
     def objects(self, module):
-        """A module's objects, made anew when a source or an interface has changed."""
+        """Return a module's objects, rebuilt if a source or an interface has changed."""
         # The C that Cython makes never lands in the tree.
         generated = os.path.join(self.build_temp, module.sources[0][:-4] + ".c")
         sources = [generated, *module.sources[1:]]

@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from cydist.launch.spawn import spawn
     from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
-# Where the names are that many programs never use: imported when first asked for.
+# Modules of names that many programs never use: imported at first use.
 _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
@@ -212,13 +212,13 @@ __all__ = [
 ]
 
 
-# Where operations were defined before: what was pickled then still loads.
+# Former modules of operations: their old pickles still load.
 sys.modules.setdefault("cydist.types", sys.modules["cydist.reduce_ops"])
 
 
 def _name_as_users_do(found: object) -> None:
-    """Let pickles and help() of a public function say `cydist`, since its module may move. Classes
-    say so themselves."""
+    """Let pickles and help() of a public function name `cydist`, since its module may move. Classes
+    do this themselves."""
     found = getattr(found, "__func__", found)  # of a method
     while callable(found) and not isinstance(found, type):
         found.__module__ = __name__
@@ -228,7 +228,7 @@ def _name_as_users_do(found: object) -> None:
 for _name in __all__:
     _name_as_users_do(globals().get(_name))
 
-if not TYPE_CHECKING:  # or else every name would be one that there is
+if not TYPE_CHECKING:  # otherwise every name would seem to exist
 
     def __getattr__(name):
         for module, names in _LATER.items():

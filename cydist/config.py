@@ -9,7 +9,7 @@ import os
 
 
 class Variable:
-    """One setting: the names it goes by (first wins), its default, and what it means."""
+    """One setting: its names (the first that is set wins), its default and its meaning."""
 
     __slots__ = ("default", "meaning", "names")  # made at import: a NamedTuple takes much longer
 
@@ -19,7 +19,7 @@ class Variable:
         self.meaning = meaning
 
     def get(self) -> str:
-        """Its value now."""
+        """Return its current value."""
         for name in self.names:
             value = os.environ.get(name)
             if value is not None:
@@ -27,7 +27,8 @@ class Variable:
         return self.default
 
     def take(self) -> str:
-        """Its value now; it is unset, so that neither we nor our children find it again."""
+        """Return its current value and unset it, so that neither this process nor its children read
+        it again."""
         value = self.get()
         for name in self.names:
             os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""What can go wrong, as classes.
+"""cydist's exceptions.
 
 * DistError(RuntimeError)
   + DistTimeoutError          (TimeoutError)      a deadline passed
@@ -19,10 +19,10 @@
     - ProcessRaisedException                      its function raised; the traceback is shown
     - ProcessExitedException                      it left with an exit code, or was killed
 
-Bad arguments are ValueError and TypeError: they are found before any traffic, and the
-group stays usable. Every DistError of a call carries what is known of it: `op` (the call's
-name), `seq` (its number in the group), `group` (the group's name), `ranks` (global ranks
-that the error is about). After one of those the group has failed for good.
+Bad arguments raise ValueError and TypeError before any traffic, and the group stays usable. Every
+DistError of a call has the attributes `op` (the call's name), `seq` (its number in the group),
+`group` (the group's name) and `ranks` (global ranks that the error is about), as far as they are
+known. After such an error the group has failed for good.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DistError(RuntimeError):
-    """Anything that goes wrong at run time in cydist.
+    """Base class of all run-time errors of cydist.
 
     op      name of the call, e.g. "all_reduce", or None
     seq     the call's number in its group, or None
@@ -61,7 +61,7 @@ class DistError(RuntimeError):
 
 
 class DistTimeoutError(DistError, TimeoutError):
-    """A deadline passed; the message says in which call, and who was waited for."""
+    """A deadline passed; the message names the call and the late ranks."""
 
 
 class DistBackendError(DistError):
@@ -69,7 +69,7 @@ class DistBackendError(DistError):
 
 
 class UnsupportedError(DistBackendError, NotImplementedError):
-    """The backend cannot do this at all; the message names one that can."""
+    """The backend does not support this; the message names one that does."""
 
 
 class MismatchError(DistBackendError):
@@ -119,7 +119,7 @@ class RendezvousError(DistNetworkError):
 class DistStoreError(DistError):
     """A store refused a request or cannot be reached.
 
-    answered    did the store itself say so? Else it is dead or stopped, or cannot be reached
+    answered    whether the store itself reported it; else it is dead, stopped or unreachable
     """
 
     def __init__(self, message: str, *, answered: bool = True) -> None:
@@ -135,7 +135,7 @@ class QueueEmptyError(DistStoreError):
     """A non-blocking queue_pop found the queue empty."""
 
 
-# How a compiled call ended (engine.STATUS_NAMES) -> what is raised.
+# Status of a compiled call (engine.STATUS_NAMES) -> exception class.
 _CLASSES: dict[str, type[DistError]] = {
     "timeout": DistTimeoutError,
     "peer_lost": PeerFailedError,
@@ -157,7 +157,7 @@ _TOLD_AS: dict[type[BaseException], str] = {
 
 
 def told_as(error: BaseException) -> str:
-    """Return the status by which the other ranks are told of an error."""
+    """Return the status that reports an error to the other ranks."""
     other = "raised" if isinstance(error, Exception) else "interrupted"
     return _TOLD_AS.get(type(error), other)
 
@@ -172,12 +172,12 @@ def from_failure(
     why: str = "",
     host: str = "",
 ) -> DistError:
-    """Return the exception for what the engine reported.
+    """Return the exception for a failure that the engine reported.
 
-    ranks       global rank of each group rank, to name the peer by both
-    waited      seconds that the call was given, for a timeout
-    why         why the peer is lost or late, where the backend knows
-    host        the name of the peer's host, where it is known
+    ranks       global rank of each group rank; the message names both
+    waited      seconds of the call's timeout
+    why         why the peer is lost or late, if the backend knows
+    host        the name of the peer's host, if it is known
     """
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call
@@ -234,7 +234,7 @@ def from_failure(
 
 
 def named(rank: int, ranks: Sequence[int], host: str = "") -> str:
-    """A group rank for people, by its global number."""
+    """Return a group rank for messages, by its global number."""
     if rank < 0:
         return "any rank"
     number = f" (group rank {rank})" if ranks[rank] != rank else ""
@@ -259,7 +259,7 @@ class ProcessException(DistError):
 
 
 class ProcessRaisedException(ProcessException):
-    """The function that a process ran raised; the message holds its traceback."""
+    """The function of a process raised an exception; the message holds its traceback."""
 
 
 class ProcessExitedException(ProcessException):
@@ -287,7 +287,7 @@ class ProcessExitedException(ProcessException):
 
 
 def _name_as_users_do(kind: type[DistError]) -> None:
-    """Let pickles, tracebacks and help() of these classes say `cydist`, which does not move."""
+    """Let pickles, tracebacks and help() of these classes name `cydist`, which does not move."""
     kind.__module__ = "cydist"
     for each in kind.__subclasses__():
         _name_as_users_do(each)

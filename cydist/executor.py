@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Waits for an event on a thread that moves the calls in the background on meanwhile: (event,
-# seconds or None); is it set?
+# Waits for an event on a thread that meanwhile progresses the background calls. Takes the event and
+# seconds or None, and returns whether the event is set.
 PollHook = Callable[[threading.Event, float | None], bool]
 
-IDLE_SECONDS = 1.0  # how long a thread with nothing to do is kept for the next borrower
-END_SECONDS = 1.0  # the longest that an interrupted caller waits for its call to end elsewhere
+IDLE_SECONDS = 1.0  # how long an idle thread is kept for the next borrower
+END_SECONDS = 1.0  # how long an interrupted caller waits for its call to end elsewhere
 
 
 class Threads:
-    """Daemon threads, made when none is idle and ended when idle for a while.
+    """Daemon threads: started when none is idle, ended after some idle time.
 
-    Never a bound: two groups that wait for each other on other ranks must both run.
+    Their number has no bound: two groups that wait for each other on other ranks must both run.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        # A queue for each: among several readers of one, get() may forget its timeout.
+        # One queue per thread: if several threads read one queue, get() may exceed its timeout.
         self._idle: list[SimpleQueue[Callable[[], None]]] = []
 
     def run(self, task: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Threads:
                 del self._idle[-1]
                 thread.put(task)
                 return
-        from queue import SimpleQueue  # slow to import, and few programs need a thread
+        from queue import SimpleQueue  # slow to import, and rarely needed
 
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._serve, args=(task, tasks), name="cydist", daemon=True).start()
@@ -72,7 +72,7 @@ class Threads:
                     if tasks in self._idle:
                         self._idle.remove(tasks)
                         return
-                # A caller has taken this thread, so a task is on its way.
+                # A caller has taken this thread, so a task will arrive.
                 task = tasks.get()
 
 
@@ -82,7 +82,7 @@ THREADS = Threads()
 class TaskWork(EventWork):
     """A call that runs on a borrowed thread.
 
-    attend      how it is waited for, where it goes on only while somebody does; else None
+    attend      waits for the call, if it progresses only while a thread waits; else None
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class TaskWork(EventWork):
         self._followers: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Run the call; keep what it raises for the waiting thread."""
+        """Run the call, and keep its exception for the waiting thread."""
         assert self._body is not None
         failed: BaseException | None = None
         try:
             self._body()
         except BaseException as error:
             failed = error
-        self._body = None  # lets go of the arrays
+        self._body = None  # releases the arrays
         self.end(failed, self._source)
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
@@ -113,7 +113,7 @@ class TaskWork(EventWork):
             THREADS.run(follower)
 
     def _wait(self, timeout: float | None) -> None:
-        self._poll()  # a forked child would wait for ever
+        self._poll()  # a forked child would wait forever
         if self._poll_hook is not None:
             self._poll_hook(self._done, timeout)
             timeout = 0.0
@@ -126,7 +126,8 @@ class TaskWork(EventWork):
         return self._poll_hook is not None and self._poll_hook(self._done, 0.0)
 
     def wait_until(self, deadline: float) -> bool:
-        """Wait until time.monotonic() is `deadline`, at most: has it run?"""
+        """Wait until the call has run, or time.monotonic() is `deadline`; return whether it has
+        run."""
         limit = max(0.0, deadline - time.monotonic())
         return (self._poll_hook or wait_for)(self._done, limit)
 
@@ -139,22 +140,22 @@ class TaskWork(EventWork):
 
 
 class Serial:
-    """Runs the calls of one group one after the other, in the order they were issued.
+    """Runs the calls of one group one at a time, in the order they were issued.
 
-    A blocking call runs on the caller's thread when nothing is outstanding; else it takes
-    its place in the queue and the caller waits.
+    A blocking call runs on the caller's thread if no call is outstanding; else it joins the queue
+    and the caller waits.
 
-    A signal handler may raise wherever Python calls something. What must stay together is
-    therefore under a lock whose `with` comes first, with any call last.
+    A signal handler may raise wherever Python makes a call. So code that must not be interrupted is
+    under a lock, whose `with` comes first, and makes its calls last.
 
-    attend      how calls in the background are waited for; None: they need nobody
+    attend      waits for calls in the background; None: they progress without a waiting thread
     """
 
     def __init__(self) -> None:
         self.poll_hook: PollHook | None = None
         self.call_queue = CallQueue()
-        self._lock = threading.Lock()  # of the queue and the next
-        self._served = False  # a thread is on its way to the queue, or at it
+        self._lock = threading.Lock()  # guards the queue and `_served`
+        self._served = False  # whether a thread serves the queue, or will soon
 
     def run(
         self,
@@ -163,10 +164,10 @@ class Serial:
         deadline: float,
         give_up: Callable[[BaseException], None],
     ) -> bool:
-        """Run `body` in its turn; True when it has run. Raises what it raised.
+        """Run `body` in its turn; return True when it has run. Raises the exception of `body`.
 
-        False: its turn had not come at the deadline (on time.monotonic()), and never will.
-        When a signal handler raises while it runs on another thread, `give_up` must end it.
+        Returns False if its turn had not come at the deadline (on time.monotonic()); it then never
+        runs. If a signal handler raises while it runs on another thread, `give_up` must end it.
         """
         token = object()
         try:
@@ -188,17 +189,17 @@ class Serial:
         try:
             if not work.wait_until(deadline) and self._withdraw(work):
                 return False
-            work.wait()  # once begun it keeps its deadline itself
+            work.wait()  # once started, the call keeps its deadline itself
         except BaseException as error:
             if not self._withdraw(work) and not work.is_completed():
                 give_up(error)
-                # Until it has ended it may write into the caller's arrays.
+                # The call may write into the caller's arrays until it ends.
                 work.wait_until(time.monotonic() + END_SECONDS)
             raise
         return True
 
     def _withdraw(self, work: TaskWork) -> bool:
-        """Take a call out of the queue; False: it has begun."""
+        """Remove a call from the queue; return False if it has already started."""
         with self._lock:
             return self.call_queue.withdraw(work)
 
@@ -213,18 +214,17 @@ class Serial:
                 THREADS.run(self._drain)
         except BaseException:
             self._withdraw(work)
-            self._served = False  # who knows; two threads at the queue do no harm
+            self._served = False  # unknown whether it was; two threads at the queue do no harm
             raise
         return work
 
     def _drain(self) -> None:
         while self._more():
-            with self.call_queue:  # first: of two threads at the queue none overtakes
+            with self.call_queue:  # first, so that of two threads at the queue none overtakes
                 self._run_next()
 
     def _more(self) -> bool:
-        """Return whether a call is queued. If not, the next one to be queued brings a thread
-        along."""
+        """Return whether a call is queued. If not, the next queued call starts a thread."""
         with self._lock:
             self._served = not self.call_queue.empty()
             return self._served

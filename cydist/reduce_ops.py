@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class RedOpType(IntEnum):
     """The operations, with the numbers of the wire (src/kernels/kernels.h)."""
 
-    # What pickles name: classes of this module may move, `cydist.ReduceOp` may not.
+    # Pickles name `cydist.ReduceOp`, since classes of this module may move.
     __module__ = "cydist"
     __qualname__ = "ReduceOp.RedOpType"
 
@@ -33,11 +33,11 @@ class RedOpType(IntEnum):
 
 
 class PremulSum:
-    """The sum of every rank's contribution multiplied by ``factor`` (of the rank that calls).
+    """The sum of every rank's contribution multiplied by that rank's ``factor``.
 
     factor      a number, or an array or tensor of one; kept as an int, float or complex
 
-    Raises TypeError for what is no number.
+    Raises TypeError if the factor is not a number.
     """
 
     __slots__ = ("factor",)
@@ -56,7 +56,7 @@ class PremulSum:
 def _number(given: Any) -> complex:
     try:
         found = given.item() if hasattr(given, "item") else given
-        if isinstance(found, str):  # of which complex() would read the digits
+        if isinstance(found, str):  # complex() would parse their digits
             raise TypeError
         if isinstance(found, int):
             return int(found)
@@ -67,7 +67,7 @@ def _number(given: Any) -> complex:
 
 
 class _PremulSumFactory(int):
-    """``ReduceOp.PREMUL_SUM`` names the operation; called with a factor it makes one."""
+    """``ReduceOp.PREMUL_SUM`` names the operation; calling it with a factor makes one."""
 
     __module__ = "cydist"
 
@@ -79,7 +79,7 @@ class _PremulSumFactory(int):
 
 
 class UserReduction:
-    """A reduction by a function of the user's: see ReduceOp.create."""
+    """A reduction with a user's function: see ReduceOp.create."""
 
     __slots__ = ("commutative", "function", "name")
 
@@ -102,12 +102,12 @@ class UserReduction:
         return ReduceOp.create, (self.function, self.commutative)
 
     def refusal(self, dtype: np.dtype[Any]) -> str:
-        """Return why it cannot reduce elements of this dtype, in a sentence; "" if it can."""
+        """Return a sentence on why it cannot reduce elements of this dtype; "" if it can."""
         return ""
 
 
 class _Located(UserReduction):
-    """The extreme of pairs (value, index), and whose it is."""
+    """The extreme of pairs (value, index), with its index."""
 
     __module__ = "cydist"
 
@@ -133,7 +133,7 @@ def _located(name: str, beats: Callable[[Elements, Elements], Elements]) -> User
     def choose(low: Elements, high: Elements) -> Elements:
         import numpy as np
 
-        value, index = low.dtype.names  # refusal() has looked
+        value, index = low.dtype.names  # checked by refusal()
         a, b = low[value], high[value]
         a_number, b_number = a == a, b == b
         ties = (a == b) | ~(a_number | b_number)
@@ -152,13 +152,13 @@ class ReduceOp:
     AVG                         SUM divided by the number of ranks, in the accumulator type;
                                 integers truncate toward zero
     PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM; the factor is
-                                real for real dtypes; for integers it is whole, and one that a
-                                float64 holds: any up to 2**53
+                                real for real dtypes; for integers it is an integer that a float64
+                                holds exactly: any up to 2**53
     (AVG and PREMUL_SUM: not bool)
     MAXLOC MINLOC               pairs, that is numpy arrays of a dtype with two fields: the largest
-                                (smallest) first field, and the lowest second field that goes
-                                with it. NaN wins
-    create(function)            what the function makes of two contributions
+                                (smallest) first field, and the lowest second field among those
+                                pairs. NaN wins
+    create(function)            the function's result for two contributions
 
     Integers wrap. MIN and MAX propagate NaN and hold -0 < +0; a result that is NaN is the dtype's
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
@@ -185,20 +185,19 @@ class ReduceOp:
     ) -> UserReduction:
         """Return a reduction by `function(low, high)`, for arrays of any dtype.
 
-        Those on a GPU come to the function as numpy arrays, on backends that stage them ("tcp" and
-        "mpi").
+        The function gets GPU arrays as numpy arrays, on backends that stage them ("tcp" and "mpi").
 
         function        gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of
                         lower ranks, reduced so far, and those of the next rank. Returns n
                         elements, each made of the two at its place; it may write into either
                         array and return it. Must be associative
-        commutative     is function(a, b) the same as function(b, a)? Today the contributions
-                        are reduced in rank order either way
+        commutative     whether function(a, b) equals function(b, a). The contributions are
+                        currently reduced in rank order either way
 
-        All ranks pass the same function: its name is compared, its code is not. What it raises
-        is raised by the call on that rank, as is a TypeError where it returns something else; the
-        group has failed then. torch's bfloat16 and
-        float8 need ml_dtypes. Raises TypeError for what cannot be called.
+        All ranks pass the same function: its name is compared, its code is not. If it raises, the
+        call raises its exception on that rank; if it returns something else, a TypeError. The group
+        has failed then. torch's bfloat16 and float8 need ml_dtypes. Raises TypeError if `function`
+        is not callable.
 
             dist.all_reduce(x, dist.ReduceOp.create(numpy.hypot))
         """
@@ -208,14 +207,14 @@ class ReduceOp:
 ReduceOp.create.__module__ = ReduceOp.__module__
 
 
-# What a call takes as `op`.
+# The values that a call takes as `op`.
 Op = RedOpType | PremulSum | UserReduction
 
 
 def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
     """Return the operation and its PREMUL_SUM factor.
 
-    Raises TypeError for anything that has no number, ValueError for a bare PREMUL_SUM.
+    Raises TypeError for a value that is not an operation, ValueError for a bare PREMUL_SUM.
     """
     if isinstance(op, PremulSum):
         return op.type, op.factor

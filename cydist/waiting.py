@@ -17,23 +17,23 @@ from datetime import timedelta
 from numbers import Real
 from types import TracebackType
 
-DEFAULT_TIMEOUT = timedelta(minutes=30)  # of a group's calls, and of its start
-STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program makes
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # of a group's calls and of its start
+STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program creates
 
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds, deadlines still fit into 64 bits
-LONGEST_WAIT = 3600.0  # seconds, of one wait: no system's clock is too narrow for it
+LONGEST_WAIT = 3600.0  # seconds of one wait, which fit every system's clock
 
-FIRST_REST, LONGEST_REST = 0.01, 0.1  # seconds, after a round in which something raised
-MOST_IN_A_ROW = 100  # rounds that raise, about ten seconds: after them a thread ends
+FIRST_REST, LONGEST_REST = 0.01, 0.1  # seconds of rest after a round that raised
+MOST_IN_A_ROW = 100  # failing rounds in a row, about ten seconds, after which a thread ends
 
 
 def duration(timeout: float | timedelta, call: str = "") -> float:
-    """Return a timeout as its caller gave it, in seconds; one without end, or nearly, as
+    """Return a caller's timeout in seconds. An infinite or nearly infinite one becomes
     LONGEST_TIMEOUT.
 
-    call    that it was given to, for messages
+    call    the call that received it, for messages
 
-    Raises TypeError for what is no duration, ValueError for one that is negative or NaN.
+    Raises TypeError if it is not a duration, ValueError if it is negative or NaN.
     """
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     where = f"{call}: " if call else ""
@@ -42,7 +42,7 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
         raise wrong
     try:
         least = min(limit, LONGEST_TIMEOUT)
-    except TypeError:  # numpy's timedelta64 says that it is a number
+    except TypeError:  # numpy's timedelta64 passes as a number
         raise wrong from None
     if not limit >= 0:
         raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
@@ -50,12 +50,13 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
 
 
 def seconds(timeout: float | timedelta | None, call: str = "") -> float | None:
-    """As `duration`, where None stands for another timeout, or for none."""
+    """As `duration`, but None stays None: another timeout, or no limit."""
     return None if timeout is None else duration(timeout, call)
 
 
 def countdown(timeout: float | None) -> Callable[[], float | None]:
-    """Says, whenever it is called, what is left of so many seconds from now; None: no limit."""
+    """Return a function that gives the seconds left until `timeout` seconds from now; None: no
+    limit."""
     if timeout is None:
         return lambda: None
     end = time.monotonic() + timeout
@@ -63,12 +64,13 @@ def countdown(timeout: float | None) -> Callable[[], float | None]:
 
 
 def one_wait(left: float) -> float:
-    """Return how long one wait may last where this many seconds are left."""
+    """Return how long one wait may last if `left` seconds are left."""
     return left if left < LONGEST_WAIT else LONGEST_WAIT
 
 
 def wait_for(event: threading.Event, timeout: float | None) -> bool:
-    """Wait until `event` is set, for so many seconds at most; None: without end. Is it set?"""
+    """Wait until `event` is set, for at most `timeout` seconds (None: no limit); return whether it
+    is set."""
     if timeout is None or timeout <= LONGEST_WAIT:
         return event.wait(timeout)
     end = time.monotonic() + timeout
@@ -79,17 +81,18 @@ def wait_for(event: threading.Event, timeout: float | None) -> bool:
 
 
 class Rounds:
-    """The rounds of a service's loop, none of which ends it by raising.
+    """The rounds of a service's loop, which goes on when a round raises.
 
-    name    whose they are, for people: "thread cydist-store"
-    say     how they are told; the default: on stderr
+    name    of the service, for messages: "thread cydist-store"
+    say     prints a message; the default writes to stderr
 
-    Use it as the context of each round, and hand to `note` what one event of the round raised, so
-    that the others are served. The first exception of a kind, which is its type and the line that
-    raised it, is told; those like it are not. A rest follows, longer while that goes on.
+    Use it as the context of each round. Pass the exception of a single event to `note`, so that the
+    round's other events are served. Exceptions are of one kind if they have the same type and were
+    raised in the same line. The first of each kind is printed. A rest follows, which grows while
+    rounds keep raising.
 
-    After MOST_IN_A_ROW rounds that raised, the next exception is let through: a service that does
-    nothing any more must end, for others to see it.
+    After MOST_IN_A_ROW failing rounds the next exception propagates: a service that no longer works
+    must end, so that others notice.
     """
 
     def __init__(self, name: str, say: Callable[[str], object] | None = None) -> None:
@@ -109,7 +112,7 @@ class Rounds:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """True if the round raised and the thread goes on."""
+        """Return True if the round raised and the thread goes on."""
         if error is None:
             self._raised = 0
             if not self._noted:
@@ -125,18 +128,18 @@ class Rounds:
         return True
 
     def note(self, error: Exception) -> None:
-        """One event of this round raised: a rest follows the round."""
+        """Record that one event of this round raised: a rest follows the round."""
         self._noted = True
         self.tell(error)
 
     def tell(self, error: Exception) -> None:
-        """Say that the thread goes on after this, once for each kind."""
-        with suppress(Exception):  # that it cannot be said is no reason to end either
+        """Print that the thread goes on after this exception, once for each kind."""
+        with suppress(Exception):  # failing to print is no reason to end either
             kind = _kind_of(error)
             if kind in self._said:
                 return
             self._said.add(kind)
-            import traceback  # slow, and few need it
+            import traceback  # slow and rarely needed
 
             text = "".join(traceback.format_exception(error))
             self._say(
@@ -146,7 +149,7 @@ class Rounds:
 
 
 def _kind_of(error: BaseException) -> tuple[object, ...]:
-    """Its type, and the line that raised it."""
+    """Return an exception's type and the line that raised it."""
     place: tuple[object, ...] = ()
     trace = error.__traceback__
     while trace is not None:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class Work:
     """A call under way.
 
-    A backend makes subclasses: what completes a call differs (a thread, a request, an event
-    on a stream), what the user sees does not. A subclass implements `_wait` and `_poll`, and
-    sets `_error` to what went wrong and, for a receive, `_source` to the sender's global rank.
-    Its deadline, if it has one, is kept here (`due`). On a backend with streams `wait` orders the
-    current stream after the call and returns at once; `synchronize` blocks until it has run.
+    Backends define subclasses: calls complete in different ways (a thread, a request, an event on a
+    stream), but the user's view is the same. A subclass implements `_wait` and `_poll`. It sets
+    `_error` to the call's exception and, for a receive, `_source` to the sender's global rank. This
+    class keeps the deadline, if there is one (`due`). On a backend with streams `wait` orders the
+    current stream after the call and returns at once; `synchronize` blocks until the call has run.
     """
 
     __module__ = "cydist"
 
     _due_at = math.inf  # on time.monotonic()
-    _allowed: float | None = None  # how long that was, in seconds
+    _allowed: float | None = None  # the timeout that it came from, in seconds
 
     def __init__(self, result: object = None) -> None:
         self._result = result
@@ -50,11 +50,11 @@ class Work:
         else:
             self._due_at = time.monotonic() + min(timeout, LONGEST_TIMEOUT)
 
-    # What a subclass implements.
+    # Implemented by subclasses.
 
     def _wait(self, timeout: float | None) -> None:
-        """Block until complete. Raises what the call raised; DistTimeoutError after so many
-        seconds, and leaves it under way."""
+        """Block until complete. Raises the call's exception, or DistTimeoutError after `timeout`
+        seconds, and leaves the call under way then."""
         raise NotImplementedError
 
     def _poll(self) -> bool:
@@ -62,21 +62,21 @@ class Work:
         raise NotImplementedError
 
     def _expire(self, late: DistTimeoutError) -> None:
-        """The call is not complete when it was due: end it. Optional.
+        """End a call that is not complete at its deadline. Optional.
 
-        late    what `_wait` raised
+        late    the exception of `_wait`
         """
         self._error = late
 
-    # What the user calls.
+    # Called by users.
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Block until the call is complete; True.
+        """Block until the call is complete; return True.
 
         timeout     seconds, or a timedelta; None: only the call's own deadline
 
-        Raises what the call raised. A timeout given here that passes raises DistTimeoutError
-        and leaves the call under way: it can be waited for again.
+        Raises the call's exception. If the timeout given here passes, raises DistTimeoutError and
+        leaves the call under way: you can wait for it again.
         """
         limit = seconds(timeout, "wait")
         end = math.inf if limit is None else time.monotonic() + limit
@@ -99,7 +99,7 @@ class Work:
     def is_completed(self) -> bool:
         """Return whether the call has ended, with or without an error, without waiting for it.
 
-        A call past its deadline first asks the other ranks briefly what they do, and ends.
+        A call past its deadline first queries the other ranks briefly, and ends.
         """
         if self._poll():
             return True
@@ -113,24 +113,24 @@ class Work:
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return what the call raised; None while it is under way and after success."""
+        """Return the call's exception; None while it is under way and after success."""
         return self._error if self.is_completed() else None
 
     def result(self) -> Any:
-        """Wait, then the arrays that the call wrote, as the user passed them."""
+        """Wait, then return the arrays that the call wrote, as the user passed them."""
         self.wait()
         return self._result
 
     def source_rank(self) -> int:
-        """Wait for a receive, then the global rank that sent."""
+        """Wait for a receive, then return the sender's global rank."""
         self.wait()
         if self._source is None:
             raise ValueError("source_rank is known of receives only")
         return self._source
 
     def get_future(self) -> Future[Any]:
-        """Return a concurrent.futures.Future that gets `result`, or what the call raised."""
-        from concurrent.futures import Future  # slow, and few need it
+        """Return a concurrent.futures.Future that gets `result`, or the call's exception."""
+        from concurrent.futures import Future  # slow and rarely needed
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
@@ -147,7 +147,7 @@ class Work:
         return future
 
     def _on_thread(self, task: Callable[[], None]) -> None:
-        """Run `task`, which will wait for this call, where it blocks nobody."""
+        """Run `task`, which will wait for this call, on a thread that may block."""
         if self._poll():
             task()
         else:
@@ -183,10 +183,10 @@ class CombinedWork(Work):
 
 
 class EventWork(Work):
-    """A call that ends when some thread says so: for backends that work by threads or callbacks.
+    """A call that another thread ends: for backends that use threads or callbacks.
 
-    what        it is, for the error of one that is late: "recv from rank 3"
-    timeout     seconds that it may take from now; None: any time
+    what        describes the call in a timeout's message: "recv from rank 3"
+    timeout     seconds that it may take from now; None: no limit
     """
 
     __module__ = "cydist"
@@ -200,10 +200,10 @@ class EventWork(Work):
             self.due(timeout)
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
-        """The call is over; only the first time counts.
+        """End the call; only the first time counts.
 
-        error       what it raises in the waiting thread; None: it went well
-        source      of a receive that went well: the sender's global rank
+        error       the exception for the waiting thread; None: success
+        source      of a successful receive: the sender's global rank
         """
         with self._lock:
             if not self._done.is_set():
@@ -230,9 +230,9 @@ class EventWork(Work):
 
 
 class FinishedWork(Work):
-    """A work whose completion has one more step, such as unpacking what arrived.
+    """A Work whose completion has one more step, such as unpacking received data.
 
-    `finish` runs once, on whichever thread first sees the inner work complete.
+    `finish` runs once, on the first thread that sees the inner work complete.
     """
 
     def __init__(self, inner: Work, finish: Callable[[], None], result: object) -> None:

@@ -169,7 +169,7 @@ ctypedef struct Windows:
     int most_looks
     int spins                   # further looks before it yields
     int most_spins
-    bint (*gone)(Comm *t, int peer) noexcept nogil     # has this peer left or died?
+    bint (*gone)(Comm *t, int peer) noexcept nogil     # whether this peer has left or died
     bint (*ended)(Comm *t, int peer) noexcept nogil    # is this peer's process certainly over?
     # Copy from memory that a peer has exposed, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
@@ -177,10 +177,10 @@ ctypedef struct Windows:
                 size_t nbytes) noexcept nogil
     int (*push)(Comm *t, int peer, char *theirs, const char *source,
                 size_t nbytes) noexcept nogil
-    # Where such memory is mapped here; NULL (also the function): it is not.
+    # Return where such memory is mapped here. NULL (also the function): it is not mapped.
     char *(*mapped)(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil
     # See src/algorithms/windows/direct.pyx:
-    int reachable               # can all ranks do so? 0: not tried yet; then 1 or -1
+    int reachable               # 1 if all ranks can do so, else -1; 0: not tried yet
     const char *known[KNOWN_ARRAYS]     # ends of those of this rank's arrays that others can reach
     int next_known
 

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 from cydist._native.abi cimport COLLECTIVES, Algorithm
 
 
-cdef enum Needs:            # what an algorithm asks for; a set of bits
+cdef enum Needs:            # needs of an algorithm; a set of bits
     MESSAGES = 0
     WINDOWS = 1
     COMMUTATIVE = 2         # only for commutative reductions

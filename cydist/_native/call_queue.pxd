@@ -32,7 +32,7 @@ cdef extern from *:
 
 cdef class CallQueue:
     cdef int outstanding                # calls that run or are queued
-    cdef int running                    # is a call running? see the body
+    cdef int running                    # whether a call is running; see the body
     cdef list queue                     # calls that have not begun, oldest first
     cdef object owner                   # token of the call that began without queueing
     # Like begin and end, for callers that run no signal handler between their steps.

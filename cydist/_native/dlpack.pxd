@@ -68,7 +68,7 @@ ctypedef struct DLManagedTensorVersioned:       # in one named "dltensor_version
     DLTensor tensor
 
 
-# What a type's `__dlpack_c_exchange_api__` points to: DLPack without a Python call.
+# The target of a type's `__dlpack_c_exchange_api__`: DLPack without a Python call.
 ctypedef struct DLPackExchangeAPI:
     DLPackVersion version
     void *previous

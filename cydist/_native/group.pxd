@@ -19,7 +19,7 @@ cdef class Group:
     cdef ChosenAlgorithms choices            # None before the first collective
     cdef int aborted                # 0, or the Status that ends every wait
     cdef int running                # collectives under way; changed with the GIL held
-    cdef int pid                    # that made it; locks may be held for ever in a forked child
+    cdef int pid                    # that made it; locks may be held forever in a forked child
     cdef bint open
     cdef bint left                  # the view is closed; happens once
     cdef bint asked_for_windows

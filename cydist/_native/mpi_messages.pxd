@@ -6,7 +6,7 @@ from cydist._native.libmpi cimport SUCCESS, Handle
 from cydist._native.linux cimport pthread_t
 from cydist._native.stream cimport ForeignTransport, Net
 
-cdef enum Later:                # what a thread that may not call MPI leaves to one that may
+cdef enum Later:                # a request that a thread without access to MPI leaves to another
     NOTHING = 0
     TO_SEND = 1
     TO_RECEIVE = 2

@@ -23,7 +23,7 @@ cdef inline bint disjoint(const NdarrayView *a, const NdarrayView *b) noexcept:
     return a.ptr + a.nbytes <= b.ptr or b.ptr + b.nbytes <= a.ptr
 
 
-# Is the large array `ranks` times the small one, of its dtype?
+# Return whether the large array has the dtype and `ranks` times the elements of the small one.
 cdef inline bint is_multiple(const NdarrayView *large, const NdarrayView *small,
                              int ranks) noexcept:
     return large.count == small.count * ranks and large.dtype == small.dtype

@@ -7,8 +7,8 @@ from cydist._native.abi cimport SEQUENCE_SHIFT, Block, Call, Comm, Reduction, Re
 # For algorithms. A posted request always ends in complete(). When one fails, complete() withdraws
 # the unfinished ones and records peer, step and fingerprint. A failure to post is its status.
 cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil
-# What complete() does for one request: wait, and after PATIENCE_NS query the peer for its
-# call. MISMATCH fills r.theirs and r.source.
+# The part of complete() for one request: wait, and after PATIENCE_NS query the peer for its call.
+# MISMATCH fills r.theirs and r.source.
 cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
 cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil

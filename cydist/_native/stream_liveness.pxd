@@ -1,4 +1,4 @@
-"""Which peers have left or died; see stream.pxd for the lock."""
+"""Departed and dead peers; see stream.pxd for the lock."""
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport Comm

@@ -6,7 +6,7 @@ from cydist._native.stream cimport Net
 
 
 cdef enum:
-    LOOKS_PER_POLL = 20         # so many looks at rings cost as much as one at the sockets
+    LOOKS_PER_POLL = 20         # this many looks at rings cost as much as one at the sockets
 
 
 # Make all progress that is possible without blocking, with the lock held; return whether any.

@@ -24,7 +24,7 @@ cdef void send_control(Connection *c, int kind, int flags, uint64_t id,
 # A kept message was handed over: its sender may send as much again. c may be NULL.
 cdef void return_credit(Connection *c, size_t nbytes) noexcept nogil
 
-# Return the lane of a call's number, or of a tag: what must not overtake shares a lane.
+# Return the lane of a call's number, or of a tag. Messages that must keep their order share a lane.
 cdef inline int lane_of(const Net *net, uint64_t tag) noexcept nogil:
     if tag & COLLECTIVE_TAG:
         tag = (tag >> SEQUENCE_SHIFT) & SEQUENCE_MASK

@@ -135,7 +135,7 @@ cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
     return spins // 2 if spins > most // 16 else spins
 
 
-# Look at a flag repeatedly, as often as pays here. True: it is up.
+# Poll a flag as often as pays here. Return whether it is up.
 cdef inline bint spin(const uint64_t *flag, uint64_t value, int *spins, int most) noexcept nogil:
     cdef int given = spins[0]
     cdef int _look

@@ -1,1 +1,1 @@
-"""What users call: checks the arguments, then calls the group."""
+"""The public functions: they check their arguments, then call the group."""

@@ -31,7 +31,7 @@ def input_array(obj: Any, call: str, name: str) -> Array:
 
 
 def output_array(obj: Any, call: str, name: str) -> Array:
-    """Return the memory of an argument that is written: writable, and every element its own."""
+    """Return the memory of an argument that is written: writable, without overlapping elements."""
     array = input_array(obj, call, name)
     if not array.writable:
         raise ValueError(f"{call}: {name} is read-only, and the call writes to it")
@@ -62,7 +62,7 @@ def output_list(objs: Any, call: str, name: str, count: int | None = None) -> li
 
 
 def length(objs: Any, count: int | None, call: str, name: str) -> None:
-    """Check that `objs` is a list or tuple of `count` entries; of at least one for None."""
+    """Check that `objs` is a list or tuple of `count` entries; None: of at least one."""
     if not isinstance(objs, list | tuple):
         raise TypeError(f"{call}: {name} must be a list of arrays, not {type(objs).__qualname__}")
     if count is None and not objs:
@@ -72,9 +72,9 @@ def length(objs: Any, count: int | None, call: str, name: str) -> None:
 
 
 def absent(objs: Any, call: str, name: str, root: str) -> None:
-    """Check that a list which only one rank passes is not passed by this one.
+    """Check that this rank does not pass a list that only the root passes.
 
-    root        what names that rank: "src" or "dst"
+    root        the argument that names the root: "src" or "dst"
     """
     if objs:
         raise ValueError(f"{call}: {name} is for rank {root} only; pass None on every other rank")
@@ -155,7 +155,8 @@ def _holds(output: Array, block: Array) -> bool:
 def splits(
     array: Array, sizes: Sequence[int] | None, p: int, call: str, name: str, sizes_name: str
 ) -> list[int]:
-    """Elements of each rank's part of an array that is cut along its first dimension.
+    """Return the number of elements of each rank's part of an array that is cut along its first
+    dimension.
 
     sizes       rows of each part, p numbers that sum to the first dimension; None or empty: even
     """
@@ -217,8 +218,8 @@ def _integer(name: str, what: str, rank: Any) -> int:
 
 
 def check_op(name: str, op: Op, array: Array) -> None:
-    """Raise TypeError if the reduction makes no sense for the dtype, ValueError if its factor
-    does not."""
+    """Raise TypeError if the reduction is not defined for the dtype, ValueError for an invalid
+    factor."""
     if isinstance(op, UserReduction):
         if refusal := op.refusal(elements_dtype(array)):
             raise TypeError(f"{name}: {refusal}")
@@ -233,6 +234,7 @@ def check_op(name: str, op: Op, array: Array) -> None:
 
 
 def check_accepts(group: ProcessGroup, name: str, array: Array) -> None:
-    """Before a call's arrays are packed: can the group take them, which are where this one is?"""
+    """Raise UnsupportedError if the group cannot take arrays on this one's device. Call this before
+    a call's arrays are packed."""
     if array.device != "cpu":
         group.for_device(array.device).check_accepts(name, array)

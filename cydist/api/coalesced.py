@@ -1,6 +1,6 @@
 """Many arrays in one call.
 
-They are flattened into one array and back, or left as they are where the backend can begin several
+The arrays are flattened into one and back, or left as they are if the backend can start several
 calls together. All arrays of a call have one dtype. The ranks compare each array's size, not only
 the sum. cydist/api/collectives.py describes the arguments that all calls take, and what they raise.
 """
@@ -107,7 +107,7 @@ def all_gather_into_tensor_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """all_gather_into_tensor for many pairs of arrays, by one all_gather.
+    """Run all_gather_into_tensor on many pairs of arrays, with one all_gather.
 
     output_tensors      entry i is p times as large as input i
     input_tensors       arrays of one dtype; the same sizes in the same order on every rank. Input i
@@ -148,7 +148,7 @@ def reduce_scatter_tensor_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """reduce_scatter_tensor for many pairs of arrays, by one reduce_scatter.
+    """Run reduce_scatter_tensor on many pairs of arrays, with one reduce_scatter.
 
     outputs     entry i is a p-th of input i
     inputs      arrays of one dtype; the same sizes in the same order on every rank
@@ -185,8 +185,8 @@ def reduce_scatter_tensor_coalesced(
 def _check_disjoint(
     outputs: Sequence[Array], inputs: Sequence[Array], own: Sequence[Array], name: str
 ) -> None:
-    """Check that nothing is read where it is written, but an input that is its `own` output: the
-    call leaves that as it is."""
+    """Check that no output overlaps an input, except an input that is its `own` output: the call
+    does not change that one."""
     apart = [array for array, same in zip(inputs, own, strict=True) if not array.same_memory(same)]
     arguments.disjoint(outputs, apart, name)
 
@@ -197,7 +197,7 @@ def _gather(
     own: Sequence[FlattenedList],
     into: Sequence[Sequence[FlattenedList]],
 ) -> None:
-    """Fill each rank's arrays, in `into`, by what it gives as its `own`."""
+    """Fill each rank's arrays in `into` from the arrays it passes as its `own`."""
     with backend.coalesced():
         for i, flat in enumerate(own):
             backend.all_gather(call, [flats[i].array for flats in into], flat.array)
@@ -207,7 +207,7 @@ def _gather(
 
 
 def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
-    """Return the arrays as one; or each by itself, where the backend begins calls together."""
+    """Return the arrays flattened into one, or unchanged if the backend starts calls together."""
     arguments.same_dtype(arrays, name)
     check_accepts(group, name, arrays[0])
     if group.for_device(arrays[0].device).coalesces_calls:

@@ -7,9 +7,8 @@ group       from new_group; None: the default group. On a group that this rank i
 async_op    True: return a Work at once; the arrays must not be touched before its `wait`
 timeout     seconds or a timedelta for this call; None: the group's
 
-and raises ValueError or TypeError for arguments found wrong on this rank (nothing was sent,
-the group stays usable), and a DistError for everything that goes wrong later (the group has
-failed then).
+and raises ValueError or TypeError for arguments that are wrong on this rank (nothing was sent, the
+group stays usable), and a DistError for every later failure (the group has failed then).
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ def all_reduce(
     op          one of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the
                 same on every rank
 
-    Raises TypeError for an op that is not defined for the dtype, and else what every function
-    here does: ValueError or TypeError for wrong arguments (the group stays usable), a DistError
-    for what goes wrong later (the group has failed).
+    Raises TypeError for an op that is not defined for the dtype, ValueError or TypeError for other
+    wrong arguments (the group stays usable), and a DistError for a later failure (the group has
+    failed then).
 
     The bits of the result are the same on every rank.
 
@@ -227,7 +226,7 @@ def gather(
     """Give rank `dst` the arrays of all ranks.
 
     tensor          (...)   this rank's; sizes may differ between ranks
-    gather_list     on `dst` p arrays, entry r of the size of rank r's; elsewhere None
+    gather_list     on `dst` p arrays, entry r as large as rank r's; elsewhere None
     dst             global rank, 0 unless given; or `group_dst`, a rank in the group
     """
     if (chosen := usable_group(group, "gather")) is None:
@@ -267,10 +266,10 @@ def scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Give every rank its array of a list that rank `src` has.
+    """Give every rank its entry of a list of arrays on rank `src`.
 
     tensor          (...)   receives this rank's; sizes may differ between ranks
-    scatter_list    on `src` p arrays, entry r of the size of rank r's; elsewhere None
+    scatter_list    on `src` p arrays, entry r as large as rank r's; elsewhere None
     src             global rank, 0 unless given; or `group_src`, a rank in the group
     """
     if (chosen := usable_group(group, "scatter")) is None:
@@ -307,7 +306,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce a list of arrays over all ranks and give rank r entry r.
 
-    output          (...)   of the size of this rank's entry
+    output          (...)   as large as this rank's entry
     input_list      p arrays; entry r has the same size on every rank, entries may differ
     """
     name = "reduce_scatter"
@@ -379,7 +378,7 @@ def all_to_all(
 ) -> Work | None:
     """Send entry r of a list to rank r, and receive entry r of another from it.
 
-    output_tensor_list      p arrays; entry r has the size of what rank r sends here
+    output_tensor_list      p arrays; entry r is as large as the array that rank r sends here
     input_tensor_list       p arrays of one dtype, of any sizes
     """
     name = "all_to_all"
@@ -485,7 +484,7 @@ def exscan(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce over the ranks below this one, in place; rank 0 keeps what it had.
+    """Reduce over the ranks below this one, in place; rank 0 keeps its array.
 
     tensor      (...)   same size and dtype on every rank. AVG divides by the group's size
     """
@@ -517,8 +516,9 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Return when every rank of the group has called, on each backend of a group that has several:
-    "nccl" also waits for the GPUs. `device_ids` is for backends with devices."""
+    """Wait until every rank of the group has made this call, on each backend of a group that has
+    several. The backend "nccl" also waits for the GPUs. `device_ids` is for backends with
+    devices."""
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 
@@ -527,7 +527,7 @@ def barrier(
 
     left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
     parts = chosen.backend_groups()
-    for part in parts[1:]:  # before the first has begun, for which nobody would wait
+    for part in parts[1:]:  # all checks come before the first barrier starts
         part.check_usable("barrier")
     works = [run(part, "barrier", None, body, None, async_op, left()) for part in parts]
     begun = [work for work in works if work is not None]

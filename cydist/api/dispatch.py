@@ -1,4 +1,4 @@
-"""From a public call to its group: who reduces its arrays, and who runs it."""
+"""Choose the group that runs a public call, and the reducer of its arrays."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _native.use_memory("cuda", array_libraries)
 
 
 def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | UserOpReducer:
-    """Return what reduces an array of the user's: the group's backend for it, or a user-defined
+    """Return the object that reduces a user's array: the group's backend for it, or a user-defined
     operation.
 
-    Raises UnsupportedError for a function that cannot reach the memory: before `run`, so that the
-    call does not count.
+    Raises UnsupportedError for a function that cannot access the memory. Call this before `run`, so
+    that a refused call is not counted.
     """
     group = group.for_device(array.device)
     if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
@@ -50,7 +50,8 @@ def run(
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
-    """Run `body` on the group that serves the array's device; without an array, on any."""
+    """Run `body` on the group that serves the array's device, or on any group if there is no
+    array."""
     backend = group.for_device(group.devices[0] if array is None else array.device)
     return backend.execute(
         name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result,

@@ -1,4 +1,4 @@
-"""monitored_barrier: a barrier that names the ranks that did not come."""
+"""monitored_barrier: a barrier that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def monitored_barrier(
     group: AnyGroup = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier through rank 0 of the group, which names the ranks that are late.
+    """Run a barrier through rank 0 of the group, which names the late ranks.
 
     timeout             seconds or a timedelta; None: the group's
-    wait_all_ranks      rank 0 waits for all and names every rank that is missing; without it
-                        the first missing one (by rank) ends the wait
+    wait_all_ranks      rank 0 waits for all ranks and names every missing one; False: the first
+                        missing rank ends the wait
 
-    Raises DistTimeoutError, whose `ranks` are the missing global ranks, on rank 0; the others
-    are told by a DistTimeoutError that rank 0 knows more. The group has failed then.
+    Raises DistTimeoutError on rank 0, whose `ranks` are the missing global ranks. The other ranks
+    raise a DistTimeoutError that refers to rank 0. The group has failed then.
     """
     if (chosen := usable_group(group, "monitored_barrier")) is None:
         return
@@ -43,7 +43,7 @@ def monitored_barrier(
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:
-    """Rank 0: receive from all ranks, then release all of them."""
+    """On rank 0: receive from all ranks, then release all of them."""
     others = range(1, group.size())
     token = _native.empty(1)
     arriving: list[Work] = [group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others]
@@ -71,7 +71,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
 
 
 def _report(group: ProcessGroup, call: Call) -> None:
-    """Every other rank: tell rank 0, and wait until it has heard from all."""
+    """On every other rank: notify rank 0, and wait until it has received from all."""
     here = group.ranks[group.rank()]
     try:
         call.wait(group.isend(_native.empty(1), 0, COLLECTIVE_TAG))

@@ -31,10 +31,10 @@ T = TypeVar("T")
 class MultiGpuCall:
     """The lists of one call, checked, and the groups of their entries.
 
-    Raises ValueError and TypeError for lists that make no sense here (nothing was sent), and
-    MismatchError, on every rank, where the ranks' lists are not of one length. (A list of one entry
-    makes the plain call: ranks that pass such a one beside longer ones are in different calls, and
-    the group has failed.)
+    Raises ValueError and TypeError for lists that are wrong on this rank (nothing was sent), and
+    MismatchError on every rank if the ranks' lists differ in length. (A list of one entry makes the
+    plain call. If other ranks pass longer lists, they are in a different call, and the group
+    fails.)
     """
 
     def __init__(self, group: ProcessGroup, name: str, arrays: Sequence[Array]) -> None:
@@ -59,10 +59,10 @@ class MultiGpuCall:
         self._each = made[where]
 
     def _groups(self, group: ProcessGroup, number: int) -> list[ProcessGroup]:
-        """A group for each entry."""
+        """Return a group for each entry."""
         each, array = len(self._arrays), self._arrays[0]
         backend = group.for_device(array.device).backend
-        if backend == "mpi":  # in which a process is one rank
+        if backend == "mpi":  # one rank per process
             backend = "tcp"
         ranks = range(group.size() * each)
         title = f"{group.group_name} with {each} arrays a rank"
@@ -80,7 +80,8 @@ class MultiGpuCall:
             return self._together(make)
 
     def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:
-        """Call `body(group, i)` for each entry, all at once, where its stream is current."""
+        """Call `body(group, i)` for all entries at once, each with its stream as the current
+        one."""
         try:
             works = self._together(lambda i: body(self._each[i], i))
         except BaseException:
@@ -92,7 +93,7 @@ class MultiGpuCall:
         return MultiGpuWork([work for work in works if work is not None], self._arrays, result)
 
     def _together(self, body: Callable[[int], T]) -> list[T]:
-        """Return what the function returns for each entry. Raises what one of them raised."""
+        """Return the function's result for each entry. Raises the exception of one of them."""
         found: dict[int, T] = {}
         tasks = []
         for i, array in enumerate(self._arrays):
@@ -109,14 +110,14 @@ class MultiGpuCall:
         return [found[i] for i in range(len(tasks))]
 
 
-# The groups of entries that a group has, by where the entries of all ranks lie.
+# A group's groups of entries, by the devices of all ranks' entries.
 _made: WeakKeyDictionary[ProcessGroup, dict[str, list[ProcessGroup]]] = WeakKeyDictionary()
-# How often such groups were to be made, in a part of the store of their own each time.
+# How often such groups were requested; each time uses its own part of the store.
 _tries: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
 
 def _end(groups: Sequence[ProcessGroup]) -> None:
-    """All at once: one may wait for another to leave."""
+    """Destroy all at once: one may wait for another to leave."""
     tasks = [TaskWork("destroy_process_group", group.destroy, None) for group in groups]
     for task in tasks:
         THREADS.run(task.run)

@@ -1,6 +1,6 @@
 """Python objects as bytes: a tagged codec for plain values and arrays, pickle for the rest.
 
-Decoding a tagged message creates only plain values, whatever its sender. Pickle can run code:
+Decoding a tagged message creates only plain values, whatever the sender. Pickle can run code:
 `decode` refuses it unless the caller says that the sender is trusted. No other module unpickles.
 
 A part that occurs twice in an object is sent once. Containers, arrays, bytearrays and scalars of
@@ -8,7 +8,7 @@ more than SHORT bytes are numbered when they end, and a repeated one is sent as 
 stays one object. A container that holds itself has no number yet, and is pickled.
 
 Items of sets and keys are not numbered: a copy is as good there, and hashing what a few bytes
-describe takes no longer than reading them. Copies of more than SHORT bytes are counted. Where they
+describe takes no longer than reading them. Copies of more than SHORT bytes are counted. If they
 would make the message more than 1 + COPIES times as long as numbers would, the object is pickled.
 
 So a message is at most that multiple of the object, in which each part counts once, arrays and
@@ -28,26 +28,26 @@ import numpy as np
 
 TAGGED, PICKLED = b"\x00", b"\x01"
 DEPTH_LIMIT = 64  # of nested containers; deeper ones are pickled
-SHORT = 64  # bytes that a scalar, or a part of a set or key, may take each time it occurs
-COPIES = 16  # bytes at most of copies in sets and keys for each byte of the rest
+SHORT = 64  # bytes that a scalar, or a part of a set or key, may take at each occurrence
+COPIES = 16  # most bytes of copies in sets and keys for each byte of the rest
 _REFERENCE = 9  # bytes of a number that refers to a part
-# What numpy's dtype.str looks like; numpy itself reads much more than it writes.
+# The form of numpy's dtype.str; numpy itself accepts much more than it writes.
 _DTYPE = re.compile(rb"[<>|][biufcSUmM][0-9]+(\[[0-9]*[A-Za-z]+\])?")
 
 
 class NotPlain(Exception):
-    """The object is none that the tagged codec can say."""
+    """The tagged codec cannot encode the object."""
 
 
 class CodecError(ValueError):
-    """The bytes are no message of this codec."""
+    """The bytes are not a message of this codec."""
 
 
 def encode(value: object, *, allow_pickle: bool) -> bytes:
-    """`value` as bytes.
+    """Encode `value` as bytes.
 
-    Raises TypeError for what only pickle can say when that is not allowed, and whatever
-    pickle raises for what it cannot say either.
+    Raises TypeError for an object that needs pickle when pickle is not allowed, and pickle's own
+    exception for an object that pickle cannot encode.
     """
     writer = _Writer()
     try:
@@ -65,7 +65,7 @@ def encode(value: object, *, allow_pickle: bool) -> bytes:
 def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
     """Return the object that `encode` was given.
 
-    Raises CodecError, and TypeError for pickle that is not allowed.
+    Raises CodecError, and TypeError for a pickle when pickle is not allowed.
     """
     view = memoryview(data)
     if view[:1] == PICKLED:
@@ -76,7 +76,7 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
             )
         try:
             return pickle.loads(view[1:])
-        except Exception as error:  # whatever its classes raise, or that they are not here
+        except Exception as error:  # its classes may raise anything, or be missing here
             raise CodecError(f"unpickling it raised {type(error).__name__}: {error}") from error
     if view[:1] != TAGGED:
         raise CodecError("an object message begins with an unknown byte")
@@ -88,7 +88,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
 
 
 def _plain(dtype: np.dtype[Any]) -> bool:
-    """numpy's own numbers, strings and times of a fixed size; others (2) may claim their kinds."""
+    """Return whether these are numpy's own numbers, strings and times of a fixed size. Other dtypes
+    (2) may claim their kinds."""
     return dtype.kind in "biufcSUmM" and dtype.isbuiltin != 2
 
 
@@ -121,15 +122,15 @@ _NUMBERED_KINDS = {*_CONTAINERS, bytearray, np.ndarray}  # and scalars of more t
 
 
 class _Writer:
-    """Writes values to the parts of a message; raises NotPlain for what it cannot say."""
+    """Writes values to the parts of a message; raises NotPlain for values it cannot encode."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = [TAGGED]
         self._nbytes = len(TAGGED)  # of all parts
-        self._open: set[int] = set()  # ids of the containers that have begun and not ended
-        self._met: dict[int, int] = {}  # the number of what can be referred to, by its id
-        self._hashed: dict[int, int] = {}  # bytes of what is longer than SHORT, by its id
-        self._copied = 0  # bytes of copies of those, beyond those of references
+        self._open: set[int] = set()  # ids of the containers that are being written
+        self._met: dict[int, int] = {}  # the number of each part that can be referred to, by its id
+        self._hashed: dict[int, int] = {}  # bytes of each part longer than SHORT, by its id
+        self._copied = 0  # bytes of copies of those parts, beyond the bytes of references
 
     def put(self, part: bytes) -> None:
         self.parts.append(part)
@@ -141,7 +142,7 @@ class _Writer:
             return
         copied = self._count(value) if hashed and id(value) in self._hashed else None
         start = self._nbytes
-        kind = type(value)  # exactly: a subclass would come back as its base
+        kind = type(value)  # exact type: a subclass would be decoded as its base
         if kind in _SCALARS:
             self.put(_SCALARS[kind](value))
         elif kind in _CONTAINERS:
@@ -158,14 +159,15 @@ class _Writer:
             raise NotPlain(f"an object of type {kind.__module__}.{kind.__qualname__}")
         nbytes = self._nbytes - start
         if copied is not None:
-            self._copied = copied  # what it is made of was counted with it
+            self._copied = copied  # its parts were counted with it
         elif hashed and nbytes > SHORT:
             self._hashed[id(value)] = nbytes
         elif not hashed and (nbytes > SHORT or kind in _NUMBERED_KINDS):
             self._met[id(value)] = len(self._met)
 
     def _count(self, value: Any) -> int:
-        """Bytes of copies with one more of `value`; NotPlain where they are too many."""
+        """Return the bytes of copies with one more of `value`. Raises NotPlain if they are too
+        many."""
         nbytes = self._hashed[id(value)]
         copied = self._copied + nbytes - _REFERENCE
         if copied > COPIES * (self._nbytes + nbytes - copied):
@@ -197,12 +199,12 @@ class _Writer:
 
 
 class _Reader:
-    """Reads values off a message; every size is checked against what is left."""
+    """Reads values from a message; every size is checked against the bytes that are left."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._at = 0
-        self._met: list[Any] = []  # what can be referred to, by its number
+        self._met: list[Any] = []  # parts that can be referred to, by number
 
     @property
     def left(self) -> int:
@@ -271,10 +273,10 @@ class _Reader:
         raise CodecError(f"unknown dtype {name!r} in an object message")
 
     def elements(self, dtype: np.dtype[Any], count: int) -> bytearray:
-        """Return the bytes of `count` elements; text is made of characters that there are."""
+        """Return the bytes of `count` elements; raise for text with invalid characters."""
         data = bytearray(self.take(count * dtype.itemsize))
         if dtype.kind == "U" and (np.frombuffer(data, dtype.str[0] + "u4") > sys.maxunicode).any():
-            raise CodecError("text in an object message is no Unicode")
+            raise CodecError("invalid Unicode text in an object message")
         return data
 
     def array(self) -> Any:
@@ -285,7 +287,7 @@ class _Reader:
         for extent in shape:
             size *= extent
         if dtype.itemsize == 0:
-            raise CodecError("an array of nothing in an object message")
+            raise CodecError("an array of zero-size elements in an object message")
         data = self.elements(dtype, size)
         try:
             return (
@@ -300,7 +302,7 @@ class _Reader:
         (length,) = self.unpack("<B")
         dtype = self.dtype(length)
         data = self.elements(dtype, 1)
-        # Of these numpy's elements would lose zeros at the end.
+        # As elements of a numpy array these would lose trailing zeros.
         if dtype.kind == "S":
             return np.bytes_(data)
         if dtype.kind == "U":

@@ -39,7 +39,7 @@ from cydist.waiting import seconds
 P = ParamSpec("P")
 T = TypeVar("T")
 
-FAILED = -1  # in place of a size: that rank could not encode its object
+FAILED = -1  # sent in place of a size by a rank that could not encode its object
 
 
 def _pickle_allowed(group: ProcessGroup) -> bool:
@@ -47,22 +47,22 @@ def _pickle_allowed(group: ProcessGroup) -> bool:
 
 
 def _as_host_group(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:
-    """Return the group of CPU memory that carries the objects of this one; None as `usable_group`.
-    Raises what a wrong timeout does."""
+    """Return the group of CPU memory that carries this group's objects; None as in `usable_group`.
+    Raises TypeError or ValueError for a wrong timeout."""
     chosen = usable_group(group, name)
     seconds(timeout, name)
     return None if chosen is None else chosen.as_host_group()
 
 
 def _time_left(group: ProcessGroup, timeout: Timeout) -> Callable[[], float]:
-    """Says at each step of a call how much of its timeout is left, in seconds."""
+    """Return a function that gives the seconds left of a call's timeout at each of its steps."""
     limit = seconds(timeout)
     end = monotonic() + (group.timeout if limit is None else limit)
     return lambda: max(0.0, end - monotonic())
 
 
 class _Encoded:
-    """Objects of this rank as one array of bytes, or why that is not possible."""
+    """Objects of this rank as one array of bytes, or the error of encoding them."""
 
     def __init__(self, values: list[Any], group: ProcessGroup) -> None:
         self.error: Exception | None = None
@@ -90,7 +90,7 @@ class _Encoded:
 
 
 def _one_call(call: Callable[P, T]) -> Callable[P, T]:
-    """Make an interrupt between the steps of `call` fail its group, as one inside a step does."""
+    """Let an interrupt between the steps of `call` fail its group, as one inside a step does."""
 
     @wraps(call)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,10 +109,10 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
 def _blocks(
     name: str, sizes: Sequence[int], senders: Sequence[int], group: ProcessGroup
 ) -> list[np.ndarray[Any, Any]]:
-    """Memory for what the ranks `senders` announce, in bytes.
+    """Allocate memory for the bytes that the ranks `senders` announce.
 
-    Raises DistBackendError when there is not so much here, or the MismatchError that explains it;
-    others may go on, so the group fails.
+    Raises DistBackendError if there is too little memory, or the MismatchError that explains the
+    size. Other ranks may go on, so the group fails.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -338,7 +338,8 @@ def recv_object_list(
     *,
     timeout: Timeout = None,
 ) -> int:
-    """Receive a list of objects from rank `src`, None: from anyone; the sender's global rank.
+    """Receive a list of objects from rank `src`, or from any rank if None; return the sender's
+    global rank.
 
     object_list     of the sender's length; overwritten
     """
@@ -367,7 +368,7 @@ def recv_object_list(
 def _sizes(
     name: str, length: np.ndarray[Any, Any], sender: int, group: ProcessGroup
 ) -> np.ndarray[Any, Any]:
-    """Memory for the sizes of as many objects as `sender` announces."""
+    """Allocate memory for the sizes of the objects that `sender` announces."""
     return _blocks(name, [8 * int(length[0])], [sender], group)[0].view(np.int64)
 
 

@@ -52,11 +52,11 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Start sending an array to rank `dst`. It must not change before the Work's wait.
+    """Start sending an array to rank `dst`. Do not change it before the Work's wait.
 
-    The message goes on, and the array stays alive, when the Work is dropped.
+    If you drop the Work, the message still goes on and the array stays alive.
 
-    tag     tells messages apart that go the same way; 0 to 2**31 - 1
+    tag     distinguishes messages between the same ranks; 0 to 2**31 - 1
     """
     chosen = usable_group(group, "isend")
     return None if chosen is None else _sending(chosen, "isend", tensor, dst, tag, group_dst)()
@@ -65,7 +65,7 @@ def isend(
 def _sending(
     chosen: ProcessGroup, name: str, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> Callable[[], Work]:
-    """Check a send; what starts it."""
+    """Check a send, and return the function that starts it."""
     peer = peer_rank(chosen, name, "dst", dst, group_dst)
     _check_tag(name, tag)
     array = arguments.input_array(tensor, name, "tensor")
@@ -86,7 +86,7 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Start receiving an array from rank `src`; None: from the rank that sends first.
+    """Start receiving an array from rank `src`, or from the rank that sends first if None.
 
     The Work's `source_rank()` is the sender's global rank.
     """
@@ -97,7 +97,7 @@ def irecv(
 def _receiving(
     chosen: ProcessGroup, name: str, tensor: Any, src: int | None, tag: int, group_src: int | None
 ) -> Callable[[], Work]:
-    """Check a receive; what starts it."""
+    """Check a receive, and return the function that starts it."""
     peer = None
     if src is not None or group_src is not None:
         peer = peer_rank(chosen, name, "src", src, group_src)
@@ -116,8 +116,8 @@ def _receiving(
 def _finished(
     chosen: ProcessGroup, name: str, start: Callable[[], Work], timeout: float | None
 ) -> Work:
-    """Start a blocking message and wait for it. One that is late, or given up because a signal
-    handler raised, between these two as well, fails its group, as a collective would."""
+    """Start a blocking message and wait for it. A message fails its group, as a collective does, if
+    it is late or if a signal handler raises, also between start and wait."""
     try:
         try:
             work = start()
@@ -129,7 +129,7 @@ def _finished(
                 chosen.fail(error, name)
             raise
     except BaseException as error:
-        if not isinstance(error, Exception):  # it may have come before that was done
+        if not isinstance(error, Exception):  # the message may have arrived before that
             chosen.fail(error, name)
         raise
     return work
@@ -145,16 +145,16 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Send an array to rank `dst`; return when it may be changed again.
+    """Send an array to rank `dst`; return when you may change it again.
 
     tensor      (...)   of any shape and dtype; the receiver's has as many elements of that dtype
     dst         global rank; or `group_dst`, a rank in the group
-    tag         tells messages apart that go the same way; 0 to 2**31 - 1
+    tag         distinguishes messages between the same ranks; 0 to 2**31 - 1
     timeout     seconds or a timedelta; None: the group's
 
     Raises ValueError or TypeError for wrong arguments (nothing was sent, the group stays usable),
-    and a DistError for what goes wrong later, DistTimeoutError and PeerFailedError among them
-    (the group has failed then).
+    and a DistError for a later failure, DistTimeoutError and PeerFailedError among them (the group
+    has failed then).
     """
     limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
@@ -172,17 +172,17 @@ def recv(
     *,
     timeout: Timeout = None,
 ) -> int:
-    """Receive an array from rank `src`, None: from anyone; the sender's global rank.
+    """Receive an array from rank `src`, or from any rank if None; return the sender's global rank.
 
-    tensor      (...)   written; as many elements, of the same dtype, as the sender's, in any shape
+    tensor      (...)   written; has the sender's dtype and number of elements, in any shape
     src         global rank; or `group_src`, a rank in the group
     tag         of the message to take; 0 to 2**31 - 1
     timeout     seconds or a timedelta; None: the group's
 
     Returns -1 on a group that this rank is not in. Raises ValueError or TypeError for wrong
     arguments (the group stays usable), MismatchError for a message of another size or dtype, and
-    another DistError for what else goes wrong, DistTimeoutError and PeerFailedError among them
-    (the group has failed then).
+    another DistError for other failures, DistTimeoutError and PeerFailedError among them (the group
+    has failed then).
     """
     limit = seconds(timeout, "recv")
     chosen = usable_group(group, "recv")
@@ -196,7 +196,7 @@ class P2POp:
     """One message of `batch_isend_irecv`.
 
     op              `isend` or `irecv`
-    tensor, peer    what, and the global rank that it goes to or comes from
+    tensor, peer    the array, and the global rank of the receiver or sender
     """
 
     __module__ = "cydist"
@@ -225,11 +225,11 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start many messages at once; a Work for each that this rank takes part in.
+    """Start many messages at once; return a Work for each that this rank takes part in.
 
-    All entries are of one group. Receives are posted before sends, so what arrives lands in
-    place; messages with one peer and tag keep the order of the list. Raises ValueError or TypeError
-    for a wrong entry; none of them has been started then.
+    All entries name one group. Receives are posted before sends, so messages arrive in place.
+    Messages with one peer and tag keep the order of the list. Raises ValueError or TypeError for a
+    wrong entry, before any message is started.
     """
     name = "batch_isend_irecv"
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ContiguousCopies:
     """Arrays of a call as contiguous memory: themselves, or packed copies.
 
-    Inputs are packed when this is made; `copy_back` writes outputs back.
+    The constructor packs inputs; `copy_back` writes outputs back.
 
     left        to the group, which packs them itself
     """
@@ -30,14 +30,14 @@ class ContiguousCopies:
         ]
 
     def copy_back(self) -> None:
-        """Copy what arrived into the arrays as the user laid them out."""
+        """Copy the received data into the user's arrays, in their own layout."""
         for array, dense in zip(self._arrays, self.arrays, strict=True):
             array.take(dense)
 
 
 class FlattenedList:
-    """Several arrays of one dtype as one: flattened when made, unflattened by `copy_back`. One
-    array stays where it is."""
+    """Several arrays of one dtype as one: the constructor flattens, `copy_back` unflattens. A
+    single array is not copied."""
 
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
         arguments.same_dtype(arrays, name)
@@ -70,7 +70,7 @@ class FlattenedList:
 def as_contiguous(
     group: ProcessGroup, name: str, array: Array, op: Op | None = None
 ) -> ContiguousCopies:
-    """Return the array of a call on one array, of which every rank has as much."""
+    """Return the array of a call on one array that has the same size on every rank."""
     arguments.check_accepts(group, name, array)
     packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
     return ContiguousCopies([array], left=packs)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class NonMember:
-    """What new_group returns to a rank that is not in the group: falsy, rank and size -1."""
+    """The result of new_group on a rank that is not in the group: falsy, rank and size -1."""
 
     _warned: set[str]
 
@@ -42,15 +42,15 @@ class NonMember:
         return "GroupMember.NON_GROUP_MEMBER"
 
     def rank(self) -> int:
-        """-1: this process is not in the group."""
+        """Return -1: this process is not in the group."""
         return -1
 
     def size(self) -> int:
-        """-1: this process does not know."""
+        """Return -1: this process does not know the size."""
         return -1
 
     def warn(self, name: str) -> None:
-        """Say, once for each kind of call, that it does nothing here."""
+        """Warn, once for each kind of call, that the call does nothing here."""
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=4)
@@ -59,7 +59,7 @@ class NonMember:
 class _GroupMeta(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
-        """The default group; None before init_process_group."""
+        """Return the default group; None before init_process_group."""
         world = _current_world()
         return None if world is None else world.groups[DEFAULT_GROUP]
 
@@ -104,7 +104,7 @@ def current_world() -> World:
 
 
 def thread_is_rank() -> None:
-    """From now on this thread is a rank of its own, whatever the backend: for tests."""
+    """Make this thread a rank of its own from now on, with any backend. For tests."""
     _thread.is_rank = True
 
 
@@ -119,20 +119,21 @@ def _set(world: World | None, per_thread: bool) -> None:
 
 
 def exchange(other: World | None) -> World | None:
-    """Make `other` this process's world; the one before. For tests that have several."""
+    """Make `other` this process's world, and return the previous one. For tests with several
+    worlds."""
     before = _process
     _set(other, per_thread=False)
     return before
 
 
 def replace(old: ProcessGroup, new: ProcessGroup) -> None:
-    """Put `new` in the place of `old`, which ends."""
+    """Replace `old`, which ends, by `new`."""
     current_world().replace(old, new)
     _set_fast_path_default()
 
 
 def _set_fast_path_default() -> None:
-    """Say which group None means, where that does not depend on the thread."""
+    """Tell the fast path which group None means, unless that depends on the thread."""
     alone = _process is not None and not _threads_are_ranks
     fast_collectives.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
 
@@ -154,25 +155,24 @@ def init_process_group(
 
     backend         "tcp" ("gloo" means the same), "mpi", "nccl", "inproc", a registered one, or
                     one for each kind of memory: "cpu:tcp,cuda:nccl". None: "mpi" under an MPI
-                    launcher where mpi4py is installed, else "tcp"; and "nccl" for arrays on
-                    GPUs, if by now cupy was imported, or torch has worked on a GPU, where cupy
-                    and NCCL are installed
+                    launcher if mpi4py is installed, else "tcp"; and "nccl" for arrays on GPUs, if
+                    cupy and NCCL are installed and the process has imported cupy or used torch on a
+                    GPU
     init_method     "env://" (the default), "tcp://host:port", "file:///path"; not with `store`
-    timeout         seconds or a timedelta that calls may take; 30 minutes
+    timeout         most time that a call may take, in seconds or as a timedelta; default 30 minutes
     world_size      number of ranks, and
-    rank            this one's number, where launcher or URL do not give them
+    rank            this process's rank, unless the launcher or the URL gives them
     store           an explicit store; needs `rank` and `world_size`
-    group_name      keeps jobs apart that meet at one address or file
+    group_name      separates jobs that meet at one address or file
     pg_options      for the backend
-    device_id       accepted for torch's sake; a backend with devices may use it
-    allow_pickle    may object collectives pickle what their own codec cannot say
+    device_id       accepted for compatibility with torch; a backend with devices may use it
+    allow_pickle    whether object collectives may pickle objects that their own codec cannot encode
 
-    Raises ValueError for contradictory arguments and a second call, RendezvousError when
-    ranks are missing at the timeout (it lists them) or ask for different backends (it says who
-    for which), PeerFailedError when one dies on the way, DistNetworkError when this rank gets no
-    port, descriptor or file.
+    Raises ValueError for contradictory arguments and a second call, RendezvousError when ranks are
+    missing at the timeout or ask for different backends (the message lists them), PeerFailedError
+    when a rank dies meanwhile, DistNetworkError when this rank gets no port, descriptor or file.
     """
-    # With sockets and cryptography, which imports alone do not need.
+    # These load sockets and cryptography, which `import cydist` alone does not need.
     from cydist.rendezvous import handlers
     from cydist.tuning import file as tuning_file
 
@@ -200,11 +200,11 @@ def init_process_group(
 
 
 def apply_settings() -> None:
-    """Honour CYDIST_ISA (the best that the machine can run is already chosen) and
-    CYDIST_FAILPOINT. Raises ValueError for wrong ones, and for a wrong CYDIST_TRANSPORT."""
+    """Apply CYDIST_ISA and CYDIST_FAILPOINT. (The best ISA of this machine is the default.) Raises
+    ValueError for invalid values of these and of CYDIST_TRANSPORT."""
     from cydist.backends.host.shm_setup import transport
 
-    transport()  # a wrong word fails before anybody waits
+    transport()  # an invalid value fails before any rank waits
     arm_failpoint(config.FAILPOINT.get().strip())
     isa = config.ISA.get().strip()
     try:
@@ -215,26 +215,27 @@ def apply_settings() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether init_process_group has been called, and not undone."""
+    """Return whether the default group exists: init_process_group was called, and it was not
+    destroyed."""
     return _current_world() is not None
 
 
 def destroy_process_group(group: AnyGroup = None) -> None:
-    """End a group; None ends all of them and leaves the job. Idempotent on a group.
+    """Destroy a group; None destroys all groups and leaves the job. Idempotent on a group.
 
-    Raises MismatchError, having ended what it was to end, when ranks find only now that their last
-    call was another one, as on backend "mpi", where a call may be over before it is compared.
+    Raises MismatchError, after destroying them, if the ranks find only now that their last calls
+    differed. On backend "mpi", for example, a call may end before it is compared.
     """
     check_group(group)
     if isinstance(group, NonMember):
         return
     world = current_world()
     if group is not None and group is not world.groups.get(DEFAULT_GROUP):
-        if world.groups.get(group.group_name) is group:  # it may be of a world before
+        if world.groups.get(group.group_name) is group:  # it may belong to an earlier world
             del world.groups[group.group_name]
         group.destroy()
         return
-    with ExitStack() as leaving:  # all of it, from the last on, also when one raises
+    with ExitStack() as leaving:  # all groups, the last one first, even if one raises
         leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.release)
         now = time.monotonic()
@@ -244,8 +245,8 @@ def destroy_process_group(group: AnyGroup = None) -> None:
 
 
 def resolve_group(group: AnyGroup) -> ProcessGroup | None:
-    """The group that a call is about: None means the default; None is returned to a rank
-    that is not in it. Raises TypeError for what is no group."""
+    """Return the group of a call (None means the default group), or None if this rank is not in it.
+    Raises TypeError if `group` is not a group."""
     check_group(group)
     if group is None:
         return current_world().groups[DEFAULT_GROUP]
@@ -262,22 +263,22 @@ def new_group(
     device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember:
-    """Make a group of some global ranks. Moves no data; the first of backend "mpi", where the
-    default group is of another, waits for all ranks, members or not.
+    """Make a group of some global ranks. Moves no data. If the default group has another backend,
+    the first group of backend "mpi" waits for all ranks, members or not.
 
     ranks           global ranks; None: all. Sorted unless `sort_ranks` is False
     timeout         as init_process_group's; None: the default group's
     backend         None: the default group's
     use_local_synchronization
-                    only the members call; not on backend "mpi". Without it every rank of
-                    the world calls new_group, in the same order, members or not
+                    only the members call; not on backend "mpi". False: every rank of the world
+                    calls new_group, in the same order, members or not
 
-    Returns the group, or GroupMember.NON_GROUP_MEMBER where this rank is not in it.
-    Raises TypeError for ranks that are no integers, ValueError for unknown or repeated ones, for
-    a wrong timeout, and for use_local_synchronization on "mpi"; nothing has happened then, and
-    the call can be made again. Raises RendezvousError when the ranks ask for different backends;
-    one that asks for the default group's, of "tcp", "inproc" or "mpi", meets nobody, so that it has
-    a group, on which its calls raise MismatchError.
+    Returns the group, or GroupMember.NON_GROUP_MEMBER if this rank is not in it. Raises TypeError
+    for ranks that are not integers, ValueError for unknown or repeated ranks, for a wrong timeout,
+    and for use_local_synchronization on "mpi". Nothing has happened then, and you can call it
+    again. Raises RendezvousError when the ranks ask for different backends. A rank that asks for
+    the default group's backend ("tcp", "inproc" or "mpi") waits for no other, so it gets a group,
+    and its calls on that group raise MismatchError.
     """
     world = current_world()
     world.groups[DEFAULT_GROUP].check_process("new_group")
@@ -333,31 +334,29 @@ def shrink_group(
     *,
     timeout: float | timedelta | None = None,
 ) -> ProcessGroup | NonMember:
-    """Return a new group of those members that are neither excluded nor dead, in place of `group`.
+    """Replace `group` by a new group of the members that are neither excluded nor dead.
 
-    ranks_to_exclude    ranks of `group`; None: only those that turn out to be dead, which may
-                        be none
-    group               None: the default group; then the new one becomes the default group
+    ranks_to_exclude    ranks of `group`; None: only dead ranks are excluded, if there are any
+    group               None: the default group; the new group then becomes the default group
     shrink_flags        SHRINK_ABORT first ends all calls under way on `group` with an error;
-                        with SHRINK_DEFAULT they end when the new group is there
+                        with SHRINK_DEFAULT they end when the new group exists
     pg_options          for the backend
-    timeout             seconds or a timedelta for the others to call this too; None: the
+    timeout             seconds or a timedelta that the other ranks have to call this too; None: the
                         group's
 
-    Every member that goes on calls this; the group may have failed. They agree on who is
-    left: a rank that one of them excludes, or that one of them finds dead before the new
-    group is there, is out. A barrier on the new group ends the call.
+    Every remaining member calls this; the group may have failed. They agree on the members of the
+    new group: a rank is left out if one of them excludes it, or finds it dead before the new group
+    exists. A barrier on the new group ends the call.
 
-    The old group is destroyed. All other groups stay as they are, with the global ranks that
-    they were made with. When the default group is shrunk, its ranks are numbered again from 0:
-    get_rank, get_world_size, new_group, and global ranks in calls on the new groups mean the
-    new numbers.
+    The old group is destroyed. All other groups stay as they are, with the global ranks that they
+    were made with. When the default group is shrunk, its ranks are renumbered from 0: get_rank,
+    get_world_size, new_group, and global ranks in calls on the new groups use the new numbers.
 
-    Raises ValueError when the list is empty, names a rank twice, one that is none, or all of
-    them, and for a group of one rank; UnsupportedError where the backend cannot (nothing has
-    happened then); DistBackendError where this rank is excluded, by its own list or another's;
-    DistTimeoutError that names those who neither called nor died. After a timeout it can be
-    called again.
+    Raises ValueError when the list is empty, names a rank twice, an unknown rank, or all ranks, and
+    for a group of one rank; UnsupportedError if the backend cannot do it (nothing has happened
+    then); DistBackendError if this rank is excluded, by its own list or another's;
+    DistTimeoutError, which names the ranks that neither called nor died. You can call it again
+    after a timeout.
     """
     if (chosen := usable_group(group, "shrink_group")) is None:
         return GroupMember.NON_GROUP_MEMBER
@@ -378,7 +377,7 @@ def shrink_group(
             op="shrink_group", group=chosen.group_name,
             ranks=(chosen.ranks[chosen.rank()],),
         )  # fmt: skip
-    with suppress(GroupFailedError):  # a failed group is what this is for
+    with suppress(GroupFailedError):  # a failed group is allowed: this function is for those
         chosen.check_usable("shrink_group")
     made = chosen.shrink(
         excluded, chosen.deadline(timeout, "shrink_group"), abort=shrink_flags == SHRINK_ABORT,
@@ -418,7 +417,7 @@ def _excluded_ranks(ranks: Iterable[int], group: ProcessGroup) -> tuple[int, ...
 
 
 def get_rank(group: AnyGroup = None) -> int:
-    """This process's rank in the group; -1 if it is not a member."""
+    """Return this process's rank in the group; -1 if it is not a member."""
     found = resolve_group(group)
     return -1 if found is None else found.rank()
 
@@ -437,14 +436,14 @@ def _members_only(group: AnyGroup, what: str) -> ProcessGroup:
 
 
 def get_backend(group: AnyGroup = None) -> str:
-    """Return the name of the group's backend. Raises ValueError for non-members."""
+    """Return the name of the group's backend. Raises ValueError on non-members."""
     return _members_only(group, "get_backend").backend
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     """Return the group rank of a global rank.
 
-    Raises ValueError if it is not a member, or this rank.
+    Raises ValueError if it is not a member, or if this rank is not.
     """
     return _members_only(group, "get_group_rank").get_group_rank(global_rank)
 
@@ -452,7 +451,7 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """Return the global rank of a group rank.
 
-    Raises ValueError if there is none such, and for non-members.
+    Raises ValueError if there is no such rank, and on non-members.
     """
     found = _members_only(group, "get_global_rank")
     if not 0 <= group_rank < found.size():
@@ -463,7 +462,7 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: AnyGroup) -> list[int]:
-    """Return the members' global ranks, by group rank. Raises ValueError for non-members."""
+    """Return the members' global ranks, by group rank. Raises ValueError on non-members."""
     return list(_members_only(group, "get_process_group_ranks").ranks)
 
 
@@ -473,20 +472,20 @@ def get_pg_count() -> int:
 
 
 def abort(group: AnyGroup = None) -> None:
-    """End every call under way on the group with an error, at once. The group has failed."""
+    """End every call under way on the group with an error, at once. The group has failed then."""
     chosen = _members_only(group, "abort")
     chosen.check_process("abort")
     chosen.abort()
 
 
 def check_group(group: Any) -> None:
-    """Raise TypeError for what is no group: a rank or a list passed in its place."""
+    """Raise TypeError if this is not a group, but a rank or a list in its place."""
     if not (group is None or isinstance(group, ProcessGroup | NonMember)):
         raise TypeError(f"group must come from new_group, not {group!r}")
 
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
-    """Return the group for a call, or None where this rank is not in it (warned once)."""
+    """Return the group for a call, or None if this rank is not in it (warns once)."""
     check_group(group)
     if isinstance(group, NonMember):
         group.warn(name)

@@ -18,28 +18,27 @@ if TYPE_CHECKING:
 
 
 def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
-    """Return an array on which the group's collectives skip the copies, where its ranks share
-    memory.
+    """Return an array that the group's collectives use without copies if its ranks share memory.
 
     shape       an integer or a sequence of them
-    dtype       what numpy.dtype takes, except objects, for a numpy array; one of torch's for a
-                torch tensor
+    dtype       anything that numpy.dtype takes, except objects, for a numpy array; a torch dtype
+                for a torch tensor
 
-    Every rank makes its own, for itself: this is no collective, and waits for nobody. Values are
-    undefined. The array begins at a page, and its memory is there: writing to it cannot fail. The
-    memory goes back with the last view of the array, which may outlive the group. It is slower
-    to make than a private array, so make it once and use it often.
+    Every rank makes its own array: this is not a collective, and waits for no other rank. The
+    values are undefined. The array begins at a page boundary, and its memory is reserved: writing
+    to it cannot fail. The memory is freed with the last view of the array, which may outlive the
+    group. Making it is slower than making a private array, so make it once and use it often.
 
-    Where there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp` or `mpi`, the backend
-    "inproc") the array is a private one; `is_shared` tells.
+    If there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp` or `mpi`, the backend
+    "inproc") the array is private; `is_shared` tells which it is.
 
         gradient = dist.empty_shared(1_000_000, "float32")
         gradient[:] = rank
         dist.all_reduce(gradient)
 
-    Raises MemoryError when the host has not so much left, TypeError or ValueError for a shape or
-    dtype that there is not and for a group that this rank is not in, ForkedError in a forked
-    child. The group stays usable.
+    Raises MemoryError when the host has too little memory left, TypeError or ValueError for an
+    invalid shape or dtype and for a group that this rank is not in, ForkedError in a forked child.
+    The group stays usable.
     """
     import numpy as np
 
@@ -66,9 +65,9 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
 def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
     """Return whether the group's other members can read this array in place.
 
-    So it is for what `empty_shared` made on a group whose members are all on one host, and for
-    contiguous views of it. Raises TypeError for what is no array, ValueError for a group that
-    this rank is not in.
+    It is true for arrays from `empty_shared` on a group whose members are all on one host, and for
+    their contiguous views. Raises TypeError if `tensor` is not an array, ValueError for a group
+    that this rank is not in.
     """
     array = input_array(tensor, "is_shared", "tensor")
     chosen = _group(group, "is_shared")
@@ -83,7 +82,7 @@ def _group(group: AnyGroup, name: str) -> ProcessGroup:
 
 
 def _memory(backend: ProcessGroup, nbytes: int) -> memoryview | None:
-    """Memory that the ranks share; None where there is none, or no bytes are asked for."""
+    """Return memory that the ranks share; None if there is none, or if no bytes are asked for."""
     if nbytes > sys.maxsize:
         raise MemoryError(f"empty_shared: {nbytes} bytes are more than any address space has")
     return backend.share(nbytes) if nbytes else None

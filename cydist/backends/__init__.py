@@ -1,4 +1,4 @@
-"""The backends that come with cydist, registered as those of others are.
+"""cydist's own backends, registered in the same way as those of third parties.
 
 A module is imported when the first group of its backend is made.
 """
@@ -24,7 +24,7 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 class LazyBackend:
-    """What makes groups of a backend, by the function "module:name" below cydist.backends.
+    """Makes groups of a backend with the function "module:name" below cydist.backends.
 
     requires    packages that the backend imports when it is used
     of_all      its groups share one of all ranks, which the first new_group makes if need be

@@ -1,4 +1,4 @@
-"""`python -m cydist.bench`: which subject, then its own options."""
+"""`python -m cydist.bench`: choose a subject, and pass on its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: this process's); the exit code."""
+    """Run the command line `argv` (default: this process's), and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--tune" in arguments:
         arguments.remove("--tune")

@@ -1,4 +1,4 @@
-"""The arrays of a case: inputs whose sums are exact in any order, and the check of a result."""
+"""The arrays of a case: inputs whose sums are exact in any order, and the check of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERIOD = 65521
 # Sums of values below this are exact in every dtype for as many ranks as one host has.
 BOUND = 4
 
-# Whose contributions a rank then has in its array.
+# The ranks whose contributions a rank's array then holds.
 SUMMED_IN_PLACE: Mapping[str, Callable[[int, int], range]] = {
     "all_reduce": lambda rank, ranks: range(ranks),
     "reduce": lambda rank, ranks: range(ranks),
@@ -26,7 +26,7 @@ IN_PLACE = frozenset({"broadcast", *SUMMED_IN_PLACE})
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype by its name, those of ml_dtypes too.
 
-    Raises ValueError for one not to be summed.
+    Raises ValueError if it cannot be summed.
     """
     module: Any = np
     if name.startswith(("bfloat", "float8")):
@@ -46,9 +46,9 @@ Empty = Callable[[int, np.dtype[Any]], np.ndarray[Any, Any]]
 class Buffers:
     """A rank's arrays for one op.
 
-    send    what it contributes; for what works in place the same memory as `recv`
-    recv    what it receives
-    empty   makes them; takes what numpy.empty takes
+    send    its contribution; for in-place ops the same memory as `recv`
+    recv    its result
+    empty   makes them; takes numpy.empty's arguments
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Buffers:
         self.recv.fill(0)
 
     def fill(self, salt: int) -> None:
-        """New inputs, the same on every run; what was received before is overwritten."""
+        """Write new inputs, equal on every run, and overwrite earlier results."""
         self.recv.fill(0)
         if self.op not in ("broadcast", "scatter") or self.rank == 0:
             _write(self.send, values(self.rank, salt).astype(self.dtype), 0)
 
     def settle(self, salt: int) -> None:
-        """Inputs that a loop of calls leaves as they are: what reduces in place adds zeros."""
+        """Write inputs that a loop of calls does not change: in-place reductions add zeros."""
         if self.op in SUMMED_IN_PLACE:
             self.recv.fill(0)
         else:
@@ -79,7 +79,7 @@ class Buffers:
     def wrong(self, salt: int, settled: bool = False) -> int:
         """Return how many elements of the result are wrong, after `fill` or `settle` and a call.
 
-        What only rank 0 receives is not looked at on the others: libraries differ there.
+        A result for rank 0 only is not checked on other ranks, where libraries differ.
         """
         if self.rank > 0 and self.op in ("reduce", "gather"):
             return 0
@@ -109,7 +109,7 @@ class Buffers:
 
 
 def values(rank: int, salt: int) -> np.ndarray[Any, Any]:
-    """(PERIOD,) what `rank` contributes, again and again."""
+    """Return the (PERIOD,) values that `rank` contributes repeatedly."""
     return (np.arange(PERIOD) * (2 * rank + 3) // 7 + 5 * rank + salt) % BOUND
 
 

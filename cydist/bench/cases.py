@@ -1,4 +1,4 @@
-"""The cases that are measured (an op, a size, a dtype), and nccl-tests' bandwidths.
+"""The measured cases (an op, a size, a dtype), and nccl-tests' bandwidths.
 
 Bytes count as in nccl-tests' PERFORMANCE.md: the array of ops that reduce or broadcast one, and for
 ops that move blocks the larger side, which is all ranks' blocks together.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 OPS = (
     "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "pingpong",
 )  # fmt: skip
-# Only where they are asked for.
+# Only on request.
 MORE_OPS = ("reduce", "gather", "scatter", "scan", "exscan")
 IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
@@ -30,7 +30,8 @@ class Case:
 def cases(
     ops: Sequence[str], sizes: Sequence[int], dtype: str, itemsize: int, ranks: int
 ) -> Iterator[Case]:
-    """Every op at every size (bytes), in whole elements and equal blocks, of one at least."""
+    """Return every op at every size (bytes), in whole elements and equal blocks of at least one
+    element."""
     for op in ops:
         if op == "barrier":
             yield Case(op, 0, dtype, 0)
@@ -42,15 +43,15 @@ def cases(
 
 
 def algbw(case: Case, seconds: float) -> float:
-    """Bytes per second: the cell's bytes over the time of a call.
+    """Return bytes per second: the cell's bytes divided by the time of a call.
 
-    A ping-pong's time is there and back, in which its bytes travel twice.
+    A ping-pong's time is for both ways, so its bytes count twice.
     """
     return (2 if case.op == "pingpong" else 1) * case.nbytes / seconds
 
 
 def busbw(case: Case, seconds: float, ranks: int) -> float:
-    """Bytes per second that each rank's link carries if the algorithm is the best there is."""
+    """Return the bytes per second on each rank's link, for the best possible algorithm."""
     share = (ranks - 1) / ranks
     factor = {"all_reduce": 2 * share, **dict.fromkeys(IN_BLOCKS, share)}.get(case.op, 1.0)
     return factor * algbw(case, seconds)

@@ -14,7 +14,7 @@ from cydist.bench.workers import started
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when cydist failed or was wrong anywhere, else 0."""
+    """Print the table; return 1 if cydist failed or was wrong anywhere, else 0."""
     options = parse(arguments)
     about = sysinfo.describe(arguments)
     itemsize = dtype_of(options.dtype).itemsize

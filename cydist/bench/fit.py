@@ -1,4 +1,4 @@
-"""Find crossovers from times: which algorithm for which sizes, without following noise.
+"""Find crossovers from times: the best algorithm for each size, without following noise.
 
 Ratios within rounds tell which algorithm is faster. A gain or loss below NOISE does not count, nor
 does one on which the rounds disagree, or that a second pass in other processes does not find. The
@@ -25,11 +25,11 @@ Ratios = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Size:
-    """What was measured of one collective at one size.
+    """The measurements of one collective at one size.
 
     nbytes      as table.py counts them
     in_force    the algorithm that ran so far
-    passes      the first has all algorithms; later ones those that are in question
+    passes      the first has all algorithms; later ones only candidates
     """
 
     nbytes: int
@@ -38,7 +38,8 @@ class Size:
 
     @property
     def size_class(self) -> int:
-        """All sizes up to 2**size_class that are above the next smaller power of two."""
+        """Return the size's class: sizes up to 2**size_class and above the next smaller power of
+        two."""
         return (self.nbytes - 1).bit_length() if self.nbytes > 1 else 0
 
     def ratio(self, name: str) -> float:
@@ -47,15 +48,15 @@ class Size:
         return statistics.median(rounds) if rounds else math.inf
 
     def cost(self, name: str) -> float:
-        """Return the logarithm of the ratio, of the pass where it is nearest to 0; 0 within the
-        noise, or where passes disagree; infinite if it was not measured."""
+        """Return the logarithm of the ratio, from the pass where it is nearest to 0. It is 0 within
+        the noise or if passes disagree, and infinite if it was not measured."""
         costs = [_cost(each.get(name, ())) for each in self.passes]
         if costs[0] == math.inf or min(costs) >= 0:
             return costs[0] if math.inf in costs else min(costs)
         return max(costs) if max(costs) < 0 else 0.0
 
     def equals(self, name: str) -> bool:
-        """Return whether it cannot be told apart from the choice in force."""
+        """Return whether it cannot be distinguished from the choice in force."""
         return name != self.in_force and self.cost(name) == 0
 
 
@@ -71,7 +72,7 @@ def _cost(rounds: Sequence[float]) -> float:
 
 def decide(sizes: Sequence[Size]) -> list[str]:
     """Return the algorithm for each of some sizes of one collective, in ascending order."""
-    # By the algorithm of the last size: (cost so far, sizes that leave what is in force, path).
+    # By the algorithm of the last size: (cost so far, sizes not with the one in force, path).
     best: dict[str, tuple[float, int, list[str]]] = {}
     for number, size in enumerate(sizes):
         before = sizes[number - 1] if number else None
@@ -87,7 +88,7 @@ def decide(sizes: Sequence[Size]) -> list[str]:
 
 
 def _change(before: Size | None, last: str, size: Size, name: str) -> float:
-    """Return the cost of changing from the algorithm `last` to `name`: nothing where both are in
+    """Return the cost of changing from the algorithm `last` to `name`: zero if both are in
     force."""
     stays = last == name
     follows = name == size.in_force and (before is None or last == before.in_force)
@@ -95,7 +96,7 @@ def _change(before: Size | None, last: str, size: Size, name: str) -> float:
 
 
 def rules(collective: str, sizes: Sequence[Size], names: Sequence[str]) -> tuple[Rule, ...]:
-    """Rows for what was decided: an algorithm ends halfway to the first size of the next."""
+    """Return rows for the decisions: an algorithm ends halfway to the first size of the next."""
     runs = [list(run) for _, run in groupby(zip(sizes, names, strict=True), lambda each: each[1])]
     rows = []
     for run, following in zip(runs, [*runs[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""Time functions of this process in turn, as workers are timed, and print lines of a table."""
+"""Time functions of this process in turn, like workers, and print lines of a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Calls = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class InProcessRun:
-    """Functions that do the same.
+    """Functions with the same result.
 
-    what    for people
-    nbytes  that a call is said to move
-    calls   by who does it, "cydist" first
-    wrong   elements that cydist gets wrong
+    what    its description
+    nbytes  nominal bytes that a call moves
+    calls   by library, "cydist" first
+    wrong   number of cydist's wrong elements
     """
 
     what: str
@@ -31,7 +31,7 @@ class InProcessRun:
 
 
 def run_in_process(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
-    """Time each, round by round, and each time somebody else first.
+    """Time each, round by round, with another one first in each round.
 
     iterations  calls in a round; None: as many as take long enough
     """
@@ -55,7 +55,7 @@ def head(kind: str, names: list[str]) -> str:
 
 
 def line(each: InProcessRun, row: Row, names: list[str]) -> str:
-    """One contest, with columns for `names`."""
+    """Return one comparison, with columns for `names`."""
     ours = row[OURS]
     text = f"{each.what:<34} {each.nbytes:>10} {micro(ours.median):>10}"
     text += f" {giga(each.nbytes / ours.median):>8} {each.wrong:>6}"
@@ -70,7 +70,7 @@ def line(each: InProcessRun, row: Row, names: list[str]) -> str:
 
 
 def entry(kind: str, each: InProcessRun, row: Row) -> dict[str, Any]:
-    """One contest for JSON: seconds per call, by round."""
+    """Return one comparison for JSON: seconds per call, by round."""
     return {
         "kind": kind, "what": each.what, "bytes": each.nbytes, "wrong": each.wrong,
         "rounds": {name: series.rounds for name, series in row.items()},

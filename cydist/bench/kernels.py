@@ -1,8 +1,8 @@
-"""Subject "kernels": what a rank does alone, against numpy and torch.
+"""Subject "kernels": local work of a rank, compared with numpy and torch.
 
 A rate counts the bytes of the result: of the sum, of the packed memory, of all small arrays
-together. A function that creates its result allocates new memory each time, one that is given
-memory reuses it, for cydist and for its rivals. numpy's buffers are as malloc returns them.
+together. A function that creates its result allocates new memory each time; one that gets memory
+reuses it, for cydist and the other libraries alike. numpy's buffers are as malloc returns them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL = 256  # float32 elements of each array to flatten
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 when any result was wrong, else 0."""
+    """Print the tables; return 1 if any result was wrong, else 0."""
     parser = local_parser("kernels", "Time sums, packing and flattening in one process.")
     parser.add_argument("--sizes", default="64Ki,16Mi", help="bytes of arrays (64Ki,16Mi)")
     usual = DTYPES + WITH_ML_DTYPES * (importlib.util.find_spec("ml_dtypes") is not None)
@@ -76,12 +76,12 @@ def differing(found: Any, expected: Any) -> int:
 
 
 def numbered(count: int, dtype: Any = np.float32) -> Any:
-    """(count,) small integers that differ from their neighbours."""
+    """Return (count,) small integers that differ from their neighbours."""
     return (np.arange(count) % 7).astype(dtype)
 
 
 def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[InProcessRun]:
-    """The kernel of every reduction, adding an array to another in place."""
+    """Yield the kernel of every reduction, which adds an array to another in place."""
     for dtype in dtypes:
         for nbytes in sizes:
             a, b = numbered(nbytes // dtype.itemsize, dtype), np.ones(1, dtype)
@@ -100,7 +100,7 @@ def sums(dtypes: Sequence[Any], sizes: Sequence[int], torch: Any) -> Iterator[In
 
 
 def strided(nbytes: int) -> Iterator[tuple[str, Any]]:
-    """Arrays of float32 with `nbytes`, and how their memory lies."""
+    """Yield arrays of float32 with `nbytes`, each after the name of its layout."""
     count = nbytes // 4
     side = int(count**0.5)
     yield "transposed matrix", numbered(side * side).reshape(side, side).T
@@ -112,7 +112,7 @@ def strided(nbytes: int) -> Iterator[tuple[str, Any]]:
 
 
 def packing(sizes: Sequence[int]) -> Iterator[InProcessRun]:
-    """Strided memory into new dense memory, as before a call."""
+    """Yield copies of strided memory into new dense memory, as before a call."""
     for nbytes in sizes:
         for what, array in strided(nbytes):
             dense = np.ascontiguousarray(array)
@@ -127,7 +127,7 @@ def packing(sizes: Sequence[int]) -> Iterator[InProcessRun]:
 
 
 def unpacking(sizes: Sequence[int]) -> Iterator[InProcessRun]:
-    """Dense memory into strided memory, as after a call."""
+    """Yield copies of dense memory into strided memory, as after a call."""
     for nbytes in sizes:
         for what, array in strided(nbytes):
             dense = np.ascontiguousarray(array)
@@ -144,7 +144,7 @@ def unpacking(sizes: Sequence[int]) -> Iterator[InProcessRun]:
 
 
 def flattening(torch: Any) -> Iterator[InProcessRun]:
-    """Many small arrays into one."""
+    """Yield copies of many small arrays into one."""
     for count in COUNTS:
         blocks = [numbered(SMALL) + number for number in range(count)]
         flat = np.empty(count * SMALL, np.float32)
@@ -161,7 +161,7 @@ def flattening(torch: Any) -> Iterator[InProcessRun]:
 
 
 def unflattening(torch: Any) -> Iterator[InProcessRun]:
-    """One array into many small ones; torch's makes views, which are then copied."""
+    """Yield copies of one array into many small ones. torch makes views, which are then copied."""
     for count in COUNTS:
         blocks = [np.empty(SMALL, np.float32) for _ in range(count)]
         flat = numbered(count * SMALL)
@@ -186,6 +186,6 @@ def copy_each(copy: Callable[[Any, Any], object], into: Sequence[Any], of: Seque
 
 
 def copy_views(unflatten: Callable[..., Any], flat: Any, tensors: Sequence[Any]) -> None:
-    """torch's way."""
+    """Copy views, as torch does."""
     for tensor, view in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(view)

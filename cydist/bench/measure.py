@@ -21,20 +21,20 @@ from cydist.bench.workers import Worker, WorkerError
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
-# Who takes longer than the fastest by this factor in a first round is not in the others.
+# Algorithms slower than the fastest by this factor in the first round are left out afterwards.
 HOPELESS = 2.0
 SEGMENTS = tuple(1 << power for power in range(16, 21))  # 64 KiB to 1 MiB
-SEGMENTED = 1 << 20  # calls of so many bytes are cut into several segments of any size
+SEGMENTED = 1 << 20  # calls of this many bytes have several segments of any size
 
 
 class OutOfTime(Exception):
-    """There is no time for this any more."""
+    """The time limit has passed."""
 
 
 class Candidate:
-    """The ranks of one participant with settings of their own: a participant of `compare`.
+    """The ranks of one worker with separate settings: a participant of `compare`.
 
-    Ranks that are shared have the same memory, whichever algorithm they run.
+    Shared ranks have the same memory for every algorithm.
     """
 
     def __init__(self, name: str, worker: Worker, **settings: str) -> None:
@@ -42,20 +42,20 @@ class Candidate:
         self._participant, self._settings = worker, settings
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return every rank's answer after the settings were sent."""
+        """Send the settings, then return every rank's answer."""
         self._participant.ask({"do": "configure", "settings": self._settings})
         return self._participant.ask(command)
 
     def close(self) -> None:
-        """The participant is ended by who started it."""
+        """Do nothing: the worker is ended by the code that started it."""
 
 
 @dataclass(frozen=True)
 class Measure:
     """Groups of `ranks` ranks to measure with.
 
-    passes      who runs the first pass, and the second; may be the same
-    deadline    on time.monotonic's clock; what has not begun then does not
+    passes      the workers of the first and the second pass; may be the same
+    deadline    on time.monotonic's clock; no measurement starts after it
     """
 
     passes: Sequence[Worker]
@@ -66,32 +66,32 @@ class Measure:
     progress: Progress
 
     def names(self, op: str) -> list[str]:
-        """All algorithms that can run."""
+        """Return all algorithms that can run."""
         even = op not in tuning_table.UNSIZED
         return tuning_table.candidates(op, self.ranks, self.windows, even=even)
 
     def rivals(self, op: str, in_force: str) -> list[str]:
-        """Return the algorithms to compare with that in force, and itself.
+        """Return the algorithm in force and those to compare with it.
 
-        Where it is one that chooses as the job runs, not those that it chooses between: which is
-        faster now changes within the hour, with where the host puts the cores.
+        If it is an algorithm that chooses during the job, those it chooses between are left out:
+        which one is faster changes within the hour, with the host's placement of cores.
         """
         known = tuning_table.WAYS_OF_ADAPTIVE[op] if in_force == "adaptive" else ()
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:
-        """Return the algorithm that runs so far."""
+        """Return the present algorithm."""
         return tuning_table.usual(op, nbytes, self.ranks, self.windows)
 
     def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
-        """Return what to measure of a collective; nothing where there is no choice."""
+        """Return the cases to measure of a collective; none if there is no choice."""
         found = list(cases([op], sizes, DTYPE, ITEMSIZE, self.ranks))
         return found if len(self.names(op)) > 1 else []
 
     def sizes(self, op: str, sizes: Sequence[int]) -> list[Size]:
-        """One for each size; one for all where table.py does not know a call's size.
+        """Return a Size for each size, or one for all if table.py does not know a call's size.
 
-        Raises OutOfTime, and WorkerError where an algorithm failed or was wrong.
+        Raises OutOfTime, and WorkerError if an algorithm failed or was wrong.
         """
         wanted = self.cases(op, sizes)
         in_force = [self.in_force(op, case.nbytes) for case in wanted]
@@ -105,7 +105,7 @@ class Measure:
         return as_counted(op, wanted, in_force, [first, second])
 
     def _all(self, case: Case) -> Ratios:
-        """Every algorithm in one round, those with hope in the others."""
+        """Measure every algorithm in one round, and the promising ones in the others."""
         in_force = self.in_force(case.op, case.nbytes)
         running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
         first = self._row(case, running, 1)
@@ -120,7 +120,7 @@ class Measure:
         return {name: ratios(first if name in slow else row, name, in_force) for name in first}
 
     def _some(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
-        """Those of `chosen` that were not clearly slower; nothing where none is left."""
+        """Measure those of `chosen` that were not clearly slower."""
         in_force = self.in_force(case.op, case.nbytes)
         size = Size(case.nbytes, in_force, [before])
         names = [
@@ -137,8 +137,9 @@ class Measure:
         return [Candidate(name, worker, ALGORITHM=f"{op}:{name}") for name in names]
 
     def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
-        """By segment, the ratios of the shortest and the longest calls that have several, to those
-        with the segment in force, each with the algorithm in force; for each pass that was needed.
+        """Return, for each pass that was needed and by segment, the ratios to the segment in force.
+        They are of the shortest and the longest calls with several segments, with the algorithm in
+        force.
 
         Raises as `sizes` does.
         """
@@ -173,7 +174,7 @@ class Measure:
         return found
 
     def _row(self, case: Case, running: Sequence[Candidate], rounds: int) -> Row:
-        """Raises WorkerError where an algorithm failed or was wrong."""
+        """Run a row of cells. Raises WorkerError if an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
         ((_, row),) = compare([case], running, rounds, self.progress)
@@ -185,7 +186,7 @@ class Measure:
 
 
 def ratios(row: Row, name: str, in_force: str) -> list[float]:
-    """By round, the time of one by that of the other."""
+    """Return the ratio of the two times, by round."""
     return [a / b for a, b in zip(row[name].rounds, row[in_force].rounds, strict=False)]
 
 
@@ -193,7 +194,7 @@ def as_counted(
     op: str, wanted: Sequence[Case], in_force: Sequence[str],
     passes: Sequence[Sequence[Ratios]],
 ) -> list[Size]:  # fmt: skip
-    """Return what was measured, by the sizes that table.py tells apart.
+    """Return the measurements by the sizes that table.py distinguishes.
 
     UNSIZED collectives have one size, whose ratios are the geometric means, round by round.
     """

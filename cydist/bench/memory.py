@@ -1,4 +1,4 @@
-"""Subject "memory": how much memory a call takes beyond the arrays that it is given."""
+"""Subject "memory": the memory that a call takes besides its arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cydist.bench.workers import WorkerError, started
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when cydist failed anywhere, else 0."""
+    """Print the table; return 1 if cydist failed anywhere, else 0."""
     options = parse(
         arguments, "memory",
         "What the memory of the fullest rank grows by at the most during its first three calls.",
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(case: Case, options: BenchOptions, number: int) -> int | None:
-    """Bytes, of new processes; None, and a message, when they fail."""
+    """Return the bytes in new processes; None, after a message, if they fail."""
     command = {"do": "memory", "op": case.op, "count": case.count, "dtype": case.dtype}
     try:
         with started([options.workers[number]], options.ranks, options.timeout) as running:

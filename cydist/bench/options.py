@@ -46,7 +46,7 @@ Peers of --vs, separated by commas:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to run, checked: see `parse`."""
+    """The checked options: see `parse`."""
 
     workers: list[Spec]  # cydist first
     ranks: int
@@ -60,7 +60,8 @@ class BenchOptions:
 
 
 def size(text: str) -> int:
-    """Bytes: 8, 1Ki, 64k, 1MiB; k, M and G are powers of 1024. Raises ValueError."""
+    """Return a number of bytes from 8, 1Ki, 64k or 1MiB; k, M and G are powers of 1024. Raises
+    ValueError."""
     match = SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise ValueError(f"{text!r} is not a size: write bytes as 8, 1Ki, 64Ki, 1Mi or 1Gi")
@@ -76,8 +77,8 @@ def parse(
 ) -> BenchOptions:
     """Return the options of a subject that has participants; a wrong one ends the program.
 
-    subject     "" for the collectives themselves, which alone have a plot, and MORE_OPS
-    ops         what there is to choose from, all by default
+    subject     "" for the collectives themselves, which alone have a plot and MORE_OPS
+    ops         the available ops, all by default
     """
     parser = local_parser(subject, description, PEERS + ("" if subject else SUBJECTS))
     add = parser.add_argument
@@ -114,7 +115,7 @@ def parse(
 
 
 def local_parser(subject: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """Return a parser with what every subject has: --rounds and --json."""
+    """Return a parser with the options of every subject: --rounds and --json."""
     parser = argparse.ArgumentParser(
         prog=f"python -m cydist.bench {subject}".rstrip(),
         description=description,
@@ -129,7 +130,7 @@ def local_parser(subject: str, description: str, epilog: str = "") -> argparse.A
 
 
 def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Return what a parser of `local_parser` makes of the arguments."""
+    """Return the arguments as parsed and checked by a parser of `local_parser`."""
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: at least one")
@@ -145,7 +146,7 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpar
 
 
 def cydist(backend: str, arrays: str, name: str = "cydist", **settings: str) -> Spec:
-    """This project as a participant; `settings` by what follows CYDIST_ in their names."""
+    """Return cydist as a worker; `settings` have names without CYDIST_."""
     python = sys.executable if backend == "mpi" else None
     options = {"backend": backend, "arrays": arrays, **settings}
     return Spec(name, "cydist", python, options)

@@ -1,4 +1,4 @@
-"""Subject "overlap": how much of an asynchronous all_reduce is hidden behind computing."""
+"""Subject "overlap": the share of an asynchronous all_reduce that computing hides."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cydist.bench.cases import Case, cases
 from cydist.bench.options import parse
 from cydist.bench.workers import Worker, WorkerError, started
 
-# Computing takes so much longer than the all_reduce: there is enough to hide it behind.
+# Computing takes this much longer than the all_reduce, so that it can hide all of it.
 LONGER = 1.5
 CALIBRATING = 1000  # units of computing
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when cydist failed, else 0."""
+    """Print the table; return 1 if cydist failed, else 0."""
     options = parse(
         arguments, "overlap",
         "Begin an all_reduce, compute for half as long again as it takes, and wait for its end. "
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dict[str, Any]]:
-    """By participant: medians of the seconds of each part, and of the share that was hidden."""
+    """Return, by worker, the medians of the seconds of each part, and of the hidden share."""
     found: dict[str, dict[str, Any]] = {each.name: {} for each in workers}
     units: dict[str, int] = {}
     for number in range(-1, rounds):
@@ -86,14 +86,14 @@ def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dic
 
 
 def prepare(case: Case, worker: Worker) -> int:
-    """Make the arrays; how much computing takes longer than the all_reduce."""
+    """Make the arrays, and return the amount of computing that takes longer than the all_reduce."""
     worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
     said = ask(worker, CALIBRATING)
     return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
 
 
 def ask(worker: Worker, units: int) -> dict[str, float]:
-    """Seconds of each part on the slowest rank."""
+    """Return the seconds of each part on the slowest rank."""
     answers = worker.ask({"do": "overlap", "units": units})
     return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}
 

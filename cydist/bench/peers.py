@@ -1,4 +1,4 @@
-"""The libraries that are measured, behind one interface: which function, with which arguments.
+"""The measured libraries behind one interface, which binds a function and its arguments.
 
 Every library does the same work on the same memory: ops that reduce or broadcast one array work in
 place, the others from one array into another.
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-TIMEOUT = 100  # seconds that a library may wait, where one can tell it
+TIMEOUT = 100  # timeout in seconds, for libraries that have one
 
-# What a loop calls: a function and up to two arguments.
+# The call of a loop: a function and up to two arguments.
 Bound = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class Library(Protocol):
     """A library, started on this rank.
 
-    about   what to print of it: versions, transport
+    about   its versions and transport, to print
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Library(Protocol):
     about: dict[str, str]
 
     def bind(self, op: str, send: Any, recv: Any) -> Bound:
-        """The call that does `op` on these numpy arrays."""
+        """Return the call that runs `op` on these numpy arrays."""
         ...
 
     def barrier(self) -> object:
@@ -37,11 +37,11 @@ class Library(Protocol):
         ...
 
     def begin(self, array: Any) -> Callable[[], object]:
-        """Begin an all_reduce in the background; what is returned waits for its end."""
+        """Start an all_reduce in the background; return a function that waits for its end."""
         ...
 
     def algorithm(self, op: str, nbytes: int) -> str:
-        """Return the algorithm it would run for `op`, if it tells; else an empty string."""
+        """Return the algorithm that it would run for `op`, if known; else an empty string."""
         ...
 
     def close(self) -> None:
@@ -50,9 +50,9 @@ class Library(Protocol):
 
 
 class TorchLike:
-    """torch.distributed, or anything with its names.
+    """torch.distributed, or any library with its names.
 
-    wrap    makes an array of the library from a numpy array, sharing the memory
+    wrap    makes one of the library's arrays from a numpy array, sharing the memory
     """
 
     def __init__(self, module: Any, wrap: Callable[[Any], Any], about: dict[str, str]) -> None:
@@ -98,7 +98,7 @@ class TorchLike:
 
 
 class Cydist(TorchLike):
-    """This project; which algorithm it runs is no secret."""
+    """cydist, which also reports its algorithm."""
 
     def __init__(self, backend: str, arrays: str) -> None:
         import cydist
@@ -130,7 +130,8 @@ class Cydist(TorchLike):
 
 
 def torch_with(backend: str) -> Library:
-    """torch.distributed with one of its backends, with one thread per rank, as all peers have."""
+    """Return torch.distributed with one of its backends, and with one thread per rank, as for all
+    peers."""
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
     if backend == "cydist":
@@ -142,9 +143,9 @@ def torch_with(backend: str) -> Library:
 
 
 class Mpi:
-    """An MPI through mpi4py, with the datatypes named so that it looks nothing up.
+    """An MPI through mpi4py, with explicit datatypes, so that mpi4py looks nothing up.
 
-    polled      by its non-blocking calls, each polled until it is complete
+    polled      use non-blocking calls, each polled until it is complete
     """
 
     def __init__(self, polled: bool = False) -> None:
@@ -213,7 +214,7 @@ class Mpi:
 def pingpong(
     send: Callable[..., object], recv: Callable[..., object], rank: int, of: Any, into: Any
 ) -> Bound:
-    """There and back between the ranks 0 and 1; the others have nothing to do."""
+    """Run a ping-pong between the ranks 0 and 1; the others do nothing."""
 
     def serve() -> None:
         send(of, 1)
@@ -227,7 +228,7 @@ def pingpong(
 
 
 def same(array: Any) -> Any:
-    """Return a numpy array as it is."""
+    """Return a numpy array unchanged."""
     return array
 
 

@@ -1,4 +1,4 @@
-"""Time against size, one picture for each op."""
+"""Plot time against size, one picture for each op."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MOST_TICKS = 8
 
 
 def short(nbytes: int) -> str:
-    """Bytes as they are given to --sizes: 8, 64Ki, 16Mi; 1.5Ki where they are not whole."""
+    """Return bytes in the form of --sizes: 8, 64Ki, 16Mi; 1.5Ki if they are not whole."""
     power = min(3, max(0, nbytes.bit_length() - 1) // 10)
     return f"{nbytes / (1 << 10 * power):.4g}{('', 'Ki', 'Mi', 'Gi')[power]}"
 
 
 def draw(rows: Rows, title: str, path: str) -> None:
-    """Write the plot to `path`, in the format that its ending names."""
+    """Write the plot to `path`, in the format of its suffix."""
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")

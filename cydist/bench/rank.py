@@ -20,7 +20,7 @@ from cydist.bench.rank_loop import Session
 
 
 def main(address: str, log: str, library: str, options: Mapping[str, str]) -> None:
-    """Serve the driver that listens at `address`; what the library prints goes to `log`."""
+    """Serve the driver that listens at `address`; the library's output goes to `log`."""
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -31,10 +31,10 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
             running = start(library, options)
         except Exception as error:
             say(stream, refusal(error))
-            stream.read()  # stay until all have come: an early end looks like a crash
+            stream.read()  # stay until all have come, since an early end looks like a crash
             return
         session = Session(running)
-        gc.disable()  # no collection in the middle of a loop; `case` collects
+        gc.disable()  # no garbage collection in the middle of a loop; `case` collects
         say(stream, {"rank": running.rank, "size": running.size, "about": running.about})
         for line in stream:
             command = json.loads(line)
@@ -52,8 +52,8 @@ def start(library: str, options: Mapping[str, str]) -> Library:
     """Start a library on this rank.
 
     library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
-    options     of torch: `backend`; of cydist: `backend`, `arrays`, and settings by what follows
-                CYDIST_
+    options     of torch: `backend`; of cydist: `backend`, `arrays`, and settings, named without
+    CYDIST_
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if library == "torch":
@@ -71,7 +71,7 @@ def start(library: str, options: Mapping[str, str]) -> Library:
 
 
 def refusal(error: Exception) -> dict[str, str]:
-    """Return what the driver is told of an exception; the log has all of it."""
+    """Return an exception's text for the driver; the log has the traceback."""
     traceback.print_exc()
     sys.stderr.flush()
     lines = str(error).splitlines() or [""]
@@ -79,7 +79,7 @@ def refusal(error: Exception) -> dict[str, str]:
 
 
 def say(stream: Any, answer: Mapping[str, Any]) -> None:
-    """One line to the driver."""
+    """Send one line to the driver."""
     stream.write(json.dumps(answer).encode() + b"\n")
     stream.flush()
 

@@ -1,4 +1,4 @@
-"""The timed loop, and what a rank does for each command of the driver."""
+"""The timed loop, and a rank's handling of the driver's commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cydist.bench.buffers import Buffers
 from cydist.bench.peers import Bound, Library
 
 CHECKED_CALLS = 2
-BARRIERS = 16  # that are checked
+BARRIERS = 16  # single calls that are checked
 
 Answer = dict[str, Any]
 
 
 def loop(bound: Bound, iterations: int) -> int:
-    """Nanoseconds that `iterations` calls take, with nothing between them."""
+    """Return the nanoseconds that `iterations` calls take, with nothing between them."""
     function, arguments = bound
     clock = time.perf_counter_ns
     rounds = repeat(None, iterations)
@@ -44,7 +44,7 @@ def loop(bound: Bound, iterations: int) -> int:
 
 
 def sampled_loop(bound: Bound, iterations: int) -> list[int]:
-    """Nanoseconds of each of `iterations` calls; the clock costs each some 50 ns."""
+    """Return the nanoseconds of each of `iterations` calls, each with some 50 ns for the clock."""
     function, arguments = bound
     clock = time.perf_counter_ns
     marks = [clock()]
@@ -61,7 +61,7 @@ class Session:
         self._library = library
         self._buffers: Buffers | None = None
         self._bound: Bound = (library.barrier, ())
-        self._settled = False  # has a loop run on these arrays?
+        self._settled = False  # whether a loop has run on these arrays
         self._commands: dict[str, Callable[..., Answer]] = {
             "configure": self.configure,
             "cell": self.case,
@@ -71,13 +71,13 @@ class Session:
         }
 
     def do(self, command: Answer) -> Answer:
-        """Carry a command out: {"do": name, and its arguments}."""
+        """Execute a command: {"do": name, and its arguments}."""
         arguments = dict(command)
         return self._commands[arguments.pop("do")](**arguments)
 
     def configure(self, settings: dict[str, str]) -> Answer:
-        """Run cydist with the algorithms and segments of `settings`, or without; by what
-        follows CYDIST_ in their names. Says whether it has windows."""
+        """Apply the algorithms and segments of `settings`, named without CYDIST_, to cydist.
+        Returns whether it has windows."""
         from cydist.tuning import table as tuning_table
 
         for name in ("ALGORITHM", "SEGMENT_BYTES"):
@@ -86,7 +86,7 @@ class Session:
         return {"windows": bool(getattr(self._library, "windows", False))}
 
     def case(self, op: str, count: int, dtype: str) -> Answer:
-        """Make the arrays, and check some single calls. Says what is wrong, and the algorithm."""
+        """Make the arrays, and check some single calls. Returns the errors and the algorithm."""
         library = self._library
         self._buffers, self._settled = None, False
         gc.collect()
@@ -110,21 +110,21 @@ class Session:
         return Buffers(op, count, dtype, library.rank, library.size, empty)
 
     def _check_barrier(self) -> Answer:
-        """When this rank entered and left some barriers, late for each in turn."""
+        """Return when this rank entered and left some barriers; the ranks are late in turn."""
         function, arguments = self._bound
         entered, left = [], []
         for number in range(BARRIERS):
             if number % self._library.size == self._library.rank:
-                sum(range(20_000))  # some 200 us: others would leave before us if they could
+                sum(range(20_000))  # some 200 us: a wrong barrier would let others leave earlier
             entered.append(time.monotonic_ns())
             function(*arguments)
             left.append(time.monotonic_ns())
         return {"wrong": 0, "entered": entered, "left": left}
 
     def round(self, iterations: int, sampled: bool, checked: bool) -> Answer:
-        """One more call to get warm, then `iterations` on the clock.
+        """Make one more call to warm up, then time `iterations` calls.
 
-        sampled     say how long each call took, instead of all
+        sampled     return each call's time instead of the total
         checked     check the result too
         """
         buffers = self._buffers
@@ -146,8 +146,8 @@ class Session:
         return answer
 
     def overlap(self, units: int) -> Answer:
-        """Nanoseconds of the cell's all_reduce, of `units` of computing, of both at once, and of
-        the all_reduce while this thread sleeps for as long as it had computed."""
+        """Return the nanoseconds of the cell's all_reduce, of `units` of computing, of both at
+        once, and of the all_reduce while this thread sleeps for the time of computing."""
         buffers = self._buffers
         assert buffers is not None
         buffers.settle(0)
@@ -159,7 +159,7 @@ class Session:
         return {"moving": moving, "computing": computing, "both": both, "asleep": asleep}
 
     def _beside(self, other: Callable[[], object]) -> int:
-        """Nanoseconds of something else with an all_reduce in the background."""
+        """Return the nanoseconds of another function with an all_reduce in the background."""
         assert self._buffers is not None
         self._library.barrier()
         clock = time.perf_counter_ns
@@ -170,7 +170,7 @@ class Session:
         return clock() - start
 
     def memory(self, op: str, count: int, dtype: str) -> Answer:
-        """Bytes that this process takes at the most in its first calls, beyond the arrays."""
+        """Return the most bytes that this process takes in its first calls, besides the arrays."""
         library = self._library
         buffers = self._new_buffers(op, count, dtype)
         buffers.fill(0)
@@ -187,7 +187,7 @@ _numbers = np.ones(1 << 14, np.float32)  # 64 KiB: stays in a core's cache
 
 
 def compute(units: int) -> int:
-    """Nanoseconds that some arithmetic takes, which leaves the GIL and the memory to others."""
+    """Return the nanoseconds of some arithmetic that uses neither the GIL nor memory bandwidth."""
     clock = time.perf_counter_ns
     start = clock()
     for _ in repeat(None, units):
@@ -196,7 +196,8 @@ def compute(units: int) -> int:
 
 
 def resident(field: str, reset_peak: bool = False) -> int:
-    """Bytes of this process in memory: now (VmRSS), or at the most since the reset (VmHWM)."""
+    """Return the bytes of this process in memory: now (VmRSS), or the maximum since the reset
+    (VmHWM)."""
     if reset_peak:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

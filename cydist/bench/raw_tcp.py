@@ -1,7 +1,7 @@
-"""Peer "raw": two ranks that poll one TCP connection, and nothing else.
+"""Peer "raw": two ranks that only poll one TCP connection.
 
-This is the least time a collective over sockets can take: no checks, no deadlines, no matching, no
-sleep. Both directions move at once, as far as the collective allows.
+This is the least time that a collective over sockets can take: no checks, no deadlines, no
+matching, no sleep. Both directions move at once, as far as the collective allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRITE_BYTES = 1 << 20  # of one write
 
 
 class RawTcp:
-    """A library for two ranks; see Library in peers.py. ValueError for other numbers."""
+    """A library for two ranks; see Library in peers.py. Raises ValueError for other numbers."""
 
     def __init__(self) -> None:
         store, self.rank, self.size = rendezvous(timeout=60)
@@ -44,9 +44,9 @@ class RawTcp:
         self.barrier()
 
     def bind(self, op: str, send: Any, recv: Any) -> Bound:
-        """The call that does `op` on these numpy arrays.
+        """Return the call that runs `op` on these numpy arrays.
 
-        Raises NotImplementedError for what is in no table unless asked for.
+        Raises NotImplementedError for ops that are measured only on request.
         """
         if op not in OPS:
             raise NotImplementedError(f"raw sockets have no {op}")
@@ -80,7 +80,7 @@ class RawTcp:
         )
 
     def _then(self, out: memoryview, into: Any, finish: Callable[[], object]) -> Bound:
-        """Exchange, then do what is to be done here."""
+        """Exchange, then do the local work."""
         room = _bytes(into)
 
         def call() -> None:
@@ -107,19 +107,19 @@ class RawTcp:
                 got += count
 
     def barrier(self) -> None:
-        """A byte each way."""
+        """Exchange a byte each way."""
         self._move(memoryview(b"\0"), memoryview(bytearray(1)))
 
     def begin(self, array: Any) -> Callable[[], object]:
-        """Raises NotImplementedError: nothing runs in the background."""
+        """Raise NotImplementedError, since nothing runs in the background."""
         raise NotImplementedError("raw sockets do nothing in the background")
 
     def algorithm(self, op: str, nbytes: int) -> str:
-        """Nothing to choose from."""
+        """Return an empty string: there is no choice."""
         return ""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 

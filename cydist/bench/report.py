@@ -14,26 +14,27 @@ from cydist.bench.runner import Measurements, Row, ratio
 from cydist.bench.workers import Worker
 
 OURS = "cydist"
-# Not peers: cydist over another transport is no competitor, and raw sockets are no library.
+# These are not peers: cydist over another transport is not a competitor, and raw sockets are not a
+# library.
 OURSELVES = (OURS, "tcp", "windows", "raw")
 Rows = Sequence[tuple[Case, Row]]
 
 
 def header(about: Mapping[str, str]) -> str:
-    """One line for each fact."""
+    """Return one line for each fact."""
     width = max(len(name) for name in about)
     return "\n".join(f"# {name:<{width}}  {said}" for name, said in about.items())
 
 
 def workers(running: Sequence[Worker], ranks: int) -> dict[str, str]:
-    """Return the facts about who takes part."""
+    """Return the facts about the workers."""
     about = {"ranks": f"{ranks} processes on this machine"}
     return about | {each.name: ", ".join(each.about.values()) for each in running}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that can be printed one after the other: all widths are known before the first.
+    """Rows that are printed one after the other, so all widths are fixed before the first.
 
     peers   the columns after cydist's own
     """
@@ -51,7 +52,7 @@ class Table:
         )
 
     def line(self, case: Case, row: Row) -> str:
-        """One cell."""
+        """Return the line of one cell."""
         ours = row.get(OURS, Measurements(failure="lost"))
         text = f"{case.nbytes:>10} {case.count:>10} {case.dtype:>8} {case.op:<14} "
         if ours.failure:
@@ -73,18 +74,18 @@ class Table:
 
 
 def micro(seconds: float) -> str:
-    """Microseconds, four digits or whole."""
+    """Return microseconds, with four digits or as an integer."""
     us = seconds * 1e6
     return f"{us:.{max(0, 3 - max(0, math.floor(math.log10(us))))}f}" if us > 0 else "0"
 
 
 def giga(rate: float) -> str:
-    """10^9 a second."""
+    """Return units of 10^9 per second."""
     return f"{rate / 1e9:.3f}"
 
 
 def failures(case: Case, row: Row) -> list[str]:
-    """Whatever a user must be told of a row."""
+    """Return the failures of a row, for the user."""
     where = f"{case.op} of {case.nbytes} bytes"
     said = [f"{where}: {series.failure}" for series in row.values() if series.failure]
     return said + [
@@ -93,7 +94,7 @@ def failures(case: Case, row: Row) -> list[str]:
 
 
 def ratios(row: Row) -> dict[str, float]:
-    """Our time by each peer's, of those that finished."""
+    """Return the ratio of cydist's time to each finished peer's."""
     ours = row.get(OURS)
     if ours is None or ours.failure:
         return {}
@@ -105,7 +106,7 @@ def ratios(row: Row) -> dict[str, float]:
 
 
 def summary(rows: Rows) -> list[dict[str, Any]]:
-    """For each op and for all: geometric means of the ratios, and the worst cell.
+    """Return, for each op and for all, geometric means of the ratios, and the worst cell.
 
     The best peer of a cell is the fastest, so the ratio to it is the largest.
     """
@@ -132,7 +133,7 @@ def summary(rows: Rows) -> list[dict[str, Any]]:
 
 
 def summary_lines(rows: Rows) -> list[str]:
-    """Return the summary as a table; nothing when there are no peers."""
+    """Return the summary as a table; empty without peers."""
     entries = summary(rows)
     if not entries:
         return []
@@ -152,7 +153,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def document(about: Mapping[str, Any], rows: Rows, ranks: int) -> dict[str, Any]:
-    """All figures, for JSON: seconds, bytes, bytes per second."""
+    """Return all figures for JSON: seconds, bytes, bytes per second."""
     return {"header": dict(about), "cells": [_entry(*each, ranks) for each in rows],
             "summary": summary(rows)}  # fmt: skip
 
@@ -177,14 +178,14 @@ def _entry(case: Case, row: Row, ranks: int) -> dict[str, Any]:
 
 
 def save(figures: Mapping[str, Any], path: str | None) -> None:
-    """Write JSON, if that was asked for."""
+    """Write JSON, if requested."""
     if path is not None:
         with open(path, "w") as file:
             json.dump(figures, file, indent=1)
 
 
 class Progress:
-    """One line on stderr that is written over and over, if stderr is a terminal."""
+    """One line on stderr that is rewritten, if stderr is a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total, self._seen = total, dict[Case, int]()
@@ -197,6 +198,6 @@ class Progress:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Before something else is printed."""
+        """Clear the line before other output."""
         if self._on:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from cydist.bench.cases import Case
 from cydist.bench.workers import WorkerError
 
-ROUND_NS = 30_000_000  # a round lasts about so long, or one call
+ROUND_NS = 30_000_000  # seconds of a round, unless one call takes longer
 MOST_ITERATIONS = 1_000_000
 SAMPLED_NS = 20_000  # calls that take longer are timed one by one
 
 
 class Participant(Protocol):
-    """What the driver needs of a participant."""
+    """The driver's interface to a participant."""
 
     name: str
 
@@ -32,12 +32,12 @@ class Participant(Protocol):
 
 @dataclass
 class Measurements:
-    """What one participant did in one cell.
+    """The measurements of one participant in one cell.
 
     rounds      seconds per call of the slowest rank, by round
-    calls       seconds of each call on the rank where it took longest; empty for short calls
-    wrong       elements that were wrong, on all ranks
-    failure     why there is nothing, or nothing more
+    calls       seconds of each call on the slowest rank; empty for short calls
+    wrong       number of wrong elements on all ranks
+    failure     why there are no measurements, or no further ones
     """
 
     algorithm: str = ""
@@ -49,12 +49,13 @@ class Measurements:
 
     @property
     def median(self) -> float:
-        """Seconds per call."""
+        """Return the median of the seconds per call."""
         return statistics.median(self.rounds)
 
     @property
     def p99(self) -> float | None:
-        """Seconds that 99 % of the calls stay below; None where calls are too short to time."""
+        """Return the seconds that 99 % of the calls stay below; None if calls are too short to
+        time."""
         if not self.calls:
             return None
         return sorted(self.calls)[min(len(self.calls) - 1, int(len(self.calls) * 0.99))]
@@ -70,10 +71,9 @@ def compare(
     rounds: int,
     progress: Progress = lambda case, what: None,
 ) -> Iterator[tuple[Case, Row]]:
-    """Run every cell in every participant; each cell's row as soon as it is done.
+    """Run every cell in every participant, and yield each cell's row as soon as it is done.
 
-    A participant that fails leaves its reason in the row. One that is lost is left out of the
-    cells after that.
+    A participant that fails leaves its reason in the row. A lost one is left out of later cells.
     """
     lost: set[str] = set()
     for case in cases:
@@ -87,7 +87,7 @@ def compare(
                 _prepare(worker, case, series)
         for number in range(rounds):
             running = [each for each in workers if each.name in row]
-            # Each is first in turn, because the one after a quiet moment is faster.
+            # Each is first in turn, because one after a quiet moment is faster.
             shift = number % max(1, len(running))
             for worker in running[shift:] + running[:shift]:
                 series = row[worker.name]
@@ -101,7 +101,7 @@ def compare(
 
 @contextlib.contextmanager
 def _noting(worker: Participant, series: Measurements, lost: set[str]) -> Iterator[None]:
-    """Put a participant's failure down in its series, and in `lost` if it is gone."""
+    """Record a participant's failure in its series, and in `lost` if it is gone."""
     try:
         yield
     except WorkerError as error:
@@ -112,7 +112,7 @@ def _noting(worker: Participant, series: Measurements, lost: set[str]) -> Iterat
 
 
 def _prepare(worker: Participant, case: Case, series: Measurements) -> None:
-    """Make the arrays, check single calls, and find how many calls make a round."""
+    """Make the arrays, check single calls, and find the number of calls in a round."""
     answers = worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
     series.algorithm = answers[0]["algorithm"]
     series.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
@@ -125,7 +125,8 @@ def _prepare(worker: Participant, case: Case, series: Measurements) -> None:
 
 
 def calibrate(time_of: Callable[[int], int]) -> int:
-    """Return how many calls make a round, when `time_of` so many is nanoseconds."""
+    """Return the number of calls in a round. `time_of` gives the nanoseconds of a number of
+    calls."""
     iterations = 1
     while True:
         ns = time_of(iterations)
@@ -135,7 +136,7 @@ def calibrate(time_of: Callable[[int], int]) -> int:
 
 
 def _passed(answers: Sequence[dict[str, Any]]) -> int:
-    """Return how many barriers some rank left before another had entered."""
+    """Return the number of barriers that some rank left before another had entered."""
     if "entered" not in answers[0]:
         return 0
     entered = zip(*(answer["entered"] for answer in answers), strict=True)
@@ -159,6 +160,6 @@ def _round(worker: Participant, series: Measurements, checked: bool) -> None:
 
 
 def ratio(ours: Measurements, theirs: Measurements) -> float:
-    """Return the median over the rounds of our time by theirs."""
+    """Return the median over the rounds of cydist's time divided by the peer's."""
     pairs = zip(ours.rounds, theirs.rounds, strict=False)
     return statistics.median(our / their for our, their in pairs)

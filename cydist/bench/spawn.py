@@ -16,7 +16,7 @@ from pathlib import Path
 from cydist.bench import rank
 from cydist.launch.spawn import ProcessContext, spawn
 
-# mpirun's own answers: yes, as root if so; and more ranks than cores are meant.
+# Allow mpirun to run as root, and with more ranks than cores.
 MPIRUN_VARIABLES = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -27,12 +27,13 @@ MPIRUN_VARIABLES = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What to start.
+    """A worker to start.
 
-    name        what it is called in the table
+    name        its name in the table
     kind        "cydist", "torch", "mpi", "mpi-polled" or "raw"
-    python      for mpirun: an interpreter of an environment with mpi4py; None: children of ours
-    options     what `rank.start` is told
+    python      for mpirun: an interpreter of an environment with mpi4py; None: children of this
+                process
+    options     of `rank.start`
     arguments   for mpirun
     """
 
@@ -45,10 +46,10 @@ class Spec:
 
 @dataclass
 class Processes:
-    """What was started.
+    """The processes of a worker.
 
-    status      exit status of one that has ended, None while all run
-    signal      sends all of them a signal
+    status      exit status of an ended process, None while all run
+    signal      sends a signal to all of them
     """
 
     status: Callable[[], int | None]
@@ -56,7 +57,7 @@ class Processes:
     ended: Callable[[], bool]
 
     def end(self, seconds: float) -> None:
-        """Let them end by themselves for so long, then make them."""
+        """Wait for them to end for `seconds`, then end them."""
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 self.signal(number)
@@ -117,7 +118,7 @@ def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
 
 
 def mpirun(python: str) -> str:
-    """Return the mpirun beside an interpreter, or else the one in PATH. Raises OSError."""
+    """Return the mpirun next to an interpreter, or else the one in PATH. Raises OSError."""
     if not os.access(python, os.X_OK):
         raise FileNotFoundError(f"{python} is not an interpreter")
     beside = str(Path(python).parent)

@@ -26,14 +26,14 @@ from cydist.launch.spawn import spawn
 TIMEOUT = 120
 NEW_GROUPS = 20
 NOTHING = "pass"
-# A rank that does nothing but join the job and leave it again, with what its arrays come from.
+# A rank that only joins the job and leaves it, with its array library.
 RANK = (
     "import numpy, cydist as d;d.init_process_group('tcp'); d.barrier(); d.destroy_process_group()"
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when a job failed, else 0."""
+    """Print the table; return 1 if a job failed, else 0."""
     parser = local_parser("startup", "Time imports, joining a job, groups, and many processes.")
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="of the job whose start is timed (2)")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def as_installed() -> Iterator[None]:
-    """Let new processes find what Python compiled before, as installed packages do."""
+    """Let new processes use compiled bytecode, as installed packages do."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -81,7 +81,7 @@ def as_installed() -> Iterator[None]:
 
 
 def show(what: str, row: Row) -> Row:
-    """Print what was measured, the first of it as the one that others are compared with."""
+    """Print the measurements, compared with the first one."""
     (_, ours), *others = row.items()
     for number, (name, series) in enumerate(row.items()):
         text = f"{what + ': ' + name:<44} {series.median * 1e3:>10.2f}"
@@ -91,7 +91,7 @@ def show(what: str, row: Row) -> Row:
 
 
 def imports(rounds: int) -> Row:
-    """Return an interpreter that imports and ends."""
+    """Time interpreters that only import."""
     programs = {
         "numpy and cydist": "import numpy, cydist",
         "numpy": "import numpy",
@@ -103,7 +103,7 @@ def imports(rounds: int) -> Row:
 
 
 def processes(count: int, rounds: int) -> Row:
-    """Return a whole job from its launcher to its end, against as many interpreters."""
+    """Time a whole job, from its launcher to its end, and as many interpreters."""
     calls: dict[str, Callable[[], object]] = {
         "cydistrun": partial(together, [ranks_of(count)]),
         "numpy": partial(together, [python("import numpy")] * count),
@@ -113,7 +113,7 @@ def processes(count: int, rounds: int) -> Row:
 
 
 def ranks_of(count: int) -> list[str]:
-    """Return the command that runs a job whose ranks only join it and leave it."""
+    """Return the command of a job whose ranks only join it and leave it."""
     launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
     return [*launcher, "--no-python", *python(RANK)]
 
@@ -124,8 +124,8 @@ def python(program: str) -> list[str]:
 
 
 def together(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands at the same time, to their ends. Raises SubprocessError when one fails."""
-    # Where this interpreter finds cydist, the others must.
+    """Run commands at the same time until all end. Raises SubprocessError if one fails."""
+    # The other interpreters must find cydist where this one does.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     variables = os.environ | {"PYTHONPATH": paths}
     running = [subprocess.Popen(command, env=variables) for command in commands]
@@ -138,7 +138,7 @@ def together(commands: Sequence[Sequence[str]]) -> None:
     watchdog.start()
     try:
         for process in running:
-            if code := process.wait():  # with a timeout it would look now and then, and be late
+            if code := process.wait():  # with a timeout it would poll, and notice the end late
                 raise subprocess.CalledProcessError(code, process.args)
     finally:
         watchdog.cancel()
@@ -148,7 +148,7 @@ def together(commands: Sequence[Sequence[str]]) -> None:
 
 
 def joining(ranks: int, rounds: int, gloo: bool) -> dict[str, Row]:
-    """init_process_group and new_group on the slowest rank, in new processes each round."""
+    """Time init_process_group and new_group on the slowest rank, in new processes each round."""
     modules = {"cydist": "cydist"} | ({"gloo": "torch.distributed"} if gloo else {})
     joined: Row = {name: Measurements() for name in modules}
     grouped: Row = {name: Measurements() for name in modules}
@@ -164,7 +164,7 @@ def joining(ranks: int, rounds: int, gloo: bool) -> dict[str, Row]:
 
 
 def job(module: str, ranks: int) -> list[tuple[float, float]]:
-    """Seconds for init_process_group and for a new_group, by rank."""
+    """Return the seconds of init_process_group and of a new_group, by rank."""
     context = multiprocessing.get_context("spawn")
     ready, said = context.Barrier(ranks), context.SimpleQueue()
     spawn(_rank, (module, ranks, ready, said), ranks)

@@ -1,4 +1,4 @@
-"""The machine, commit and date of a measurement, without which a table says little."""
+"""The machine, commit and date of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def describe(arguments: Sequence[str]) -> dict[str, str]:
-    """This machine, now; `arguments` are those of the command line."""
+    """Describe this machine and the time; `arguments` are those of the command line."""
     load = os.getloadavg()
     cores = len(os.sched_getaffinity(0))
     about = {
@@ -29,7 +29,7 @@ def describe(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _cpu() -> str:
-    """Return the CPU as it calls itself."""
+    """Return the CPU's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """Return the commit of the source tree that this runs from, if it is one."""
+    """Return the commit of the source tree that this runs from, if it is a repository."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return ""

@@ -27,7 +27,7 @@ OPS = (*COLLECTIVES, SEGMENT)
 SIZES = "8,128,1Ki,4Ki,16Ki,64Ki,256Ki,1Mi,4Mi,16Mi"
 MINUTES = 20.0
 MANY_RANKS = 16
-FEWEST_ROUNDS = 3  # what most of them must agree on says nothing with fewer
+FEWEST_ROUNDS = 3  # with fewer rounds, a majority of them is not significant
 
 ABOUT = """
 Every algorithm that can run here is timed at every size, rounds interleaved, and beside what is
@@ -45,7 +45,7 @@ With --transport tcp what is measured is this machine's loopback.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was found, and save it. 1 when an algorithm failed or was wrong."""
+    """Print the results, and save them. Return 1 if an algorithm failed or was wrong."""
     parser = local_parser("--tune", "Find the fastest algorithms for this machine.", ABOUT)
     parser.set_defaults(rounds=4)
     add = parser.add_argument
@@ -87,14 +87,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def usual_ranks() -> str:
-    """Two ranks, and more than there are cores, unless that is too many for a trial."""
+    """Return two ranks and more than the number of cores, unless that is too many for a trial."""
     many = min(2 * len(os.sched_getaffinity(0)), MANY_RANKS)
     return f"2,{many}" if many > 2 else "2"
 
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What to measure, until when (time.monotonic), and where to save it."""
+    """The measurements to make, their deadline (time.monotonic), and the file for the results."""
 
     ranks: list[int]
     ops: list[str]
@@ -139,10 +139,10 @@ def _plan(given: argparse.Namespace) -> TuningPlan:
 
 @dataclass
 class Book:
-    """What was found so far, and where it is written.
+    """The results so far, and their file.
 
     groups      for --json: one entry for each number of ranks
-    left        what there was no time for, by number of ranks
+    left        cases without time to run, by number of ranks
     """
 
     path: Path
@@ -152,21 +152,21 @@ class Book:
     left: dict[int, list[str]] = field(default_factory=dict)
 
     def read(self) -> list[tuning_file.Measured]:
-        """Return what the file holds already; nothing where it cannot be used."""
+        """Return the file's present contents; empty if it cannot be used."""
         try:
             return tuning_file.parse(tuning_file.read(self.path))
         except (OSError, ValueError):
             return []
 
     def use(self) -> None:
-        """Let what the file has be in force here."""
+        """Apply the file's choices in this process."""
         tuning_file.use(self.read())
 
     def write(
         self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
         segment_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        """Save all figures, and these crossovers beside earlier ones. Raises OSError."""
+        """Save all figures, and these crossovers with earlier ones. Raises OSError."""
         report.save({"header": self.about, "groups": self.groups}, self.json)
         facts = {name: said for name, said in self.about.items() if name not in ("load", "python")}
         new = tuning_file.Measured(ranks, windows, rules, segment_bytes, facts)

@@ -20,13 +20,13 @@ from cydist.launch.processes import pretty_exit
 Answer = dict[str, Any]
 
 END_SECONDS = 10.0
-# After one rank has refused a command, the others have so long to refuse it as well.
+# Seconds that the other ranks have to refuse a command after one has refused it.
 GRACE_SECONDS = 5.0
-LOOK_SECONDS = 0.05  # between looks at whether processes that should connect still run
+LOOK_SECONDS = 0.05  # between checks that processes that should connect still run
 
 
 class WorkerError(Exception):
-    """A participant did not do what it was told; `lost`: it is gone, or out of step."""
+    """A worker did not execute a command; `lost`: it is gone, or out of step."""
 
     def __init__(self, text: str, lost: bool) -> None:
         super().__init__(text)
@@ -48,7 +48,7 @@ class Worker:
         self._size = size
         self._timeout = timeout
         self._log = os.path.join(directory, f"{spec.name}.log")
-        self._ranks: list[tuple[socket.socket, IO[bytes]]] = []  # and what to read lines from
+        self._ranks: list[tuple[socket.socket, IO[bytes]]] = []  # and a file to read lines from
         address = os.path.join(directory, f"{spec.name}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -64,11 +64,11 @@ class Worker:
                 raise
 
     def _meet(self, listener: socket.socket) -> None:
-        """Wait for every rank, and put them in order."""
+        """Wait for every rank, and sort them."""
         deadline = time.monotonic() + self._timeout
         listener.settimeout(LOOK_SECONDS)
         while len(self._ranks) < self._size:
-            ended = self._processes.status()  # first: who has ended cannot connect after this
+            ended = self._processes.status()  # first: an ended process cannot connect later
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -92,10 +92,10 @@ class Worker:
         self.about = hellos[numbers.index(0)]["about"]
 
     def ask(self, command: Answer) -> list[Answer]:
-        """Tell every rank; their answers by rank.
+        """Send a command to every rank, and return their answers by rank.
 
-        Raises WorkerError: every rank refused, and all are ready for another command; or
-        some rank is gone, late, or refused alone, and the participant is lost.
+        Raises WorkerError. Either every rank refused, and all are ready for another command; or
+        some rank is gone, late, or refused alone, and the worker is lost.
         """
         line = json.dumps(command).encode() + b"\n"
         try:
@@ -106,7 +106,7 @@ class Worker:
         return self._answers(time.monotonic() + self._timeout)
 
     def _answers(self, deadline: float) -> list[Answer]:
-        """One line of every rank."""
+        """Return one line of every rank."""
         answers: dict[int, Answer] = {}
         refused = ""
         with selectors.DefaultSelector() as selector:
@@ -140,7 +140,7 @@ class Worker:
         return answer
 
     def _failure(self, what: str) -> WorkerError:
-        """The participant is lost; what it printed last may say why."""
+        """Return the error of a lost worker, with its last output, which may tell the cause."""
         try:
             with open(self._log, "rb") as file:
                 said = file.read().decode(errors="replace").strip().splitlines()[-8:]
@@ -162,14 +162,15 @@ class Worker:
 
 @contextlib.contextmanager
 def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
-    """The participants that can be started, on `size` ranks each; stderr says of the others why.
+    """Start the workers that can be started, on `size` ranks each. For the others, print the reason
+    on stderr.
 
-    The first must be there: raises WorkerError when it cannot be started.
+    Raises WorkerError if the first one cannot be started.
     """
     with contextlib.ExitStack() as stack:
         running: list[Worker] = []
         for spec in specs:
-            # Not where TMPDIR says: the path of a socket must be short.
+            # Not in TMPDIR, since the path of a socket must be short.
             place = tempfile.TemporaryDirectory(prefix="cydist-bench-", dir="/tmp")
             directory = stack.enter_context(place)
             try:

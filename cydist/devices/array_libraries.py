@@ -1,8 +1,8 @@
-"""GPU memory: its library, the stream that library works on, copies there and back.
+"""GPU memory: its library, that library's stream, and copies to and from the device.
 
-`ArrayLibrary` is all that cydist needs of a GPU, written for cupy and for torch. Streams are CUDA's
-integers, so each library understands the other's. No library is imported before the program passes
-a device array.
+`ArrayLibrary` is all that cydist needs of a GPU, implemented for cupy and for torch. Streams are
+CUDA's integers, so each library understands the other's. No library is imported before the program
+passes a device array.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 NON_BLOCKING = 1  # cudaStreamNonBlocking: the legacy default stream does not wait for it
 NO_TIMING = 2  # cudaEventDisableTiming
-# The first that records events without the GIL: the device may make that wait. NCCL's unique ids
-# are bytes from 14.0 on.
+# The first version that records events without the GIL; the device may make that block. NCCL's
+# unique ids are bytes from 14.0 on.
 CUPY_MINIMUM = (14, 1)
 NCCL_MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
 
 
 class ArrayLibrary(ABC):
-    """What cydist asks of the library that makes arrays on a device.
+    """The operations that cydist needs of a library for arrays on a device.
 
-    `device` is a device's number. Whatever is enqueued returns at once; errors of CUDA are raised
-    as the library raises them.
+    `device` is a device's number. Methods that enqueue return at once. CUDA's errors are raised as
+    the library raises them.
     """
 
     name: str
@@ -46,11 +46,11 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def current_stream(self, device: int) -> int:
-        """Return the stream that this thread's work for the device goes to."""
+        """Return this thread's current stream of the device."""
 
     @abstractmethod
     def on_stream(self, device: int, stream: int) -> AbstractContextManager[object]:
-        """Make device and stream the current ones of this thread, for a while."""
+        """Make device and stream the current ones of this thread inside the context."""
 
     @abstractmethod
     def is_capturing(self, device: int) -> bool:
@@ -58,7 +58,7 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def allocate(self, device: int, nbytes: int) -> Array:
-        """So many bytes of the device's memory, for the current stream."""
+        """Allocate `nbytes` of the device's memory, for the current stream."""
 
     @abstractmethod
     def copy(self, into: Array, source: Array) -> None:
@@ -67,19 +67,19 @@ class ArrayLibrary(ABC):
         Both have the same itemsize and number of elements, and one of them is contiguous.
         """
 
-    # Between the host and a device, on streams of our own.
+    # Between the host and a device, on cydist's own streams.
 
     def adopt(self, device: int) -> None:  # noqa: B027 (torch needs nothing)
-        """The calling thread is one of ours, for work on this device from now on."""
+        """Prepare the calling thread, one of cydist's own, for work on this device from now on."""
 
     @abstractmethod
     def pinned(self, nbytes: int) -> Array:
-        """So many bytes of host memory that devices copy from and to by themselves."""
+        """Allocate `nbytes` of pinned host memory, which devices access by themselves."""
 
     @abstractmethod
     def stream(self, device: int) -> int:
-        """Return a new stream, for as long as the process lives, that waits for no default
-        stream."""
+        """Return a new stream that lasts as long as the process and does not wait for default
+        streams."""
 
     @abstractmethod
     def event(self, device: int) -> Any:
@@ -87,7 +87,7 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def record(self, event: Any, device: int, stream: int) -> None:
-        """The event is over when all that is on the stream now is."""
+        """Record the event: it is over when all present work of the stream is."""
 
     @abstractmethod
     def wait(self, device: int, stream: int, event: Any) -> None:
@@ -103,7 +103,7 @@ class ArrayLibrary(ABC):
 
 
 def whose(array: Array) -> ArrayLibrary:
-    """Return the library of a device array: that which made it, or one that understands it.
+    """Return the library of a device array: the one that made it, or one that understands it.
 
     Raises ValueError when there is none.
     """
@@ -125,8 +125,8 @@ def maker_of(array: Array) -> ArrayLibrary | None:
 
 
 def copier_of(array: Array) -> ArrayLibrary:
-    """Return the library that copies between the host and an array's device: cupy, or torch where
-    there is no cupy. Raises ValueError when neither is there."""
+    """Return the library that copies between the host and an array's device: cupy, or torch without
+    cupy. Raises ValueError if there is neither."""
     library = whose(array)
     return library if library.name in _others else _copier(array)
 
@@ -148,8 +148,8 @@ def stream_of(array: Array) -> int:
 
 
 def place_of(array: Array) -> tuple[int, bool]:
-    """Return the stream after which a device array may be read or written now; and is the
-    array of a library that orders its memory by this stream?"""
+    """Return the stream after which a device array may be read or written now, and whether the
+    array's library orders its memory by this stream."""
     library = whose(array)
     own = library.owns(array.owner)
     if not own:
@@ -170,7 +170,8 @@ def current_streams(array: Array) -> list[int]:
 
 @contextmanager
 def on_stream(device: int, stream: int) -> Iterator[None]:
-    """Make device and stream the current ones of this thread, for every library, for a while."""
+    """Make device and stream the current ones of this thread, for every library, inside the
+    context."""
     with ExitStack() as stack:
         for library in _loaded():
             stack.enter_context(library.on_stream(device, stream))
@@ -183,7 +184,7 @@ def is_capturing(device: int) -> bool:
 
 
 def allocate(nbytes: int, like: Array) -> Array:
-    """So many bytes on the device of an array, by its library."""
+    """Allocate `nbytes` on the device of an array, with its library."""
     return whose(like).allocate(like.device_index, max(nbytes, 1))
 
 
@@ -198,7 +199,7 @@ def copy(into: Array, source: Array) -> None:
 
 
 class _Event:
-    """An event of CUDA's runtime, which goes with this object."""
+    """An event of CUDA's runtime, destroyed with this object."""
 
     def __init__(self, runtime: Any) -> None:
         self._destroy = runtime.eventDestroy
@@ -210,14 +211,14 @@ class _Event:
 
 
 class Cupy(ArrayLibrary):
-    """By cupy, on addresses: it copies arrays of any library."""
+    """cupy, which works on addresses, so it copies arrays of any library."""
 
     name = "cupy"
 
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
         self._runtime: Any = self._cupy.cuda.runtime
-        from cydist.devices import cuda_driver  # whose ctypes costs a CPU's job time
+        from cydist.devices import cuda_driver  # its ctypes would cost jobs without GPUs time
 
         found = cuda_driver.load()
         self._not_ready = cuda_driver.NOT_READY
@@ -233,12 +234,12 @@ class Cupy(ArrayLibrary):
 
     @contextmanager
     def on_stream(self, device: int, stream: int) -> Iterator[None]:
-        # cupy's Stream.from_external destroys the stream in the end, which is not its own.
+        # cupy's Stream.from_external finally destroys the stream, which it does not own.
         with self._on(device), self._cupy.cuda.stream._BaseStream(stream, device):
             yield
 
     def _on(self, device: int) -> AbstractContextManager[object]:
-        """Make the device current, which costs more than to ask whether it is."""
+        """Make the device current if it is not; setting costs more than asking."""
         if self._runtime.getDevice() == device:
             return _NOTHING
         chosen: AbstractContextManager[object] = self._cupy.cuda.Device(device)
@@ -246,11 +247,11 @@ class Cupy(ArrayLibrary):
 
     def is_capturing(self, device: int) -> bool:
         stream = self.current_stream(device)
-        # CUDA takes no question about the legacy default stream, which is never captured.
+        # CUDA refuses this query for the legacy default stream, which is never captured.
         return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
 
     def allocate(self, device: int, nbytes: int) -> Array:
-        # CUDA refuses memory while a graph is captured, and ends the capture, but in this mode.
+        # During a capture CUDA refuses allocations and ends the capture, except in this mode.
         with self._on(device), self._relaxed():
             return _native.asarray(self._cupy.empty(nbytes, "uint8"))
 
@@ -262,7 +263,7 @@ class Cupy(ArrayLibrary):
             target[...] = given.reshape(target.shape)
 
     def _view(self, array: Array) -> Any:
-        """Return the array for cupy, its elements as words or bytes."""
+        """Return the array as a cupy array of words or bytes."""
         cuda = self._cupy.cuda
         shape, strides, word = words(array)
         start, end = array.extent
@@ -271,8 +272,8 @@ class Cupy(ArrayLibrary):
         return self._cupy.ndarray(shape, f"u{word}" if word <= 8 else "c16", pointer, strides)
 
     def adopt(self, device: int) -> None:
-        # Also where that is current by name: a thread has no context before it says so. Else each
-        # `_on` would make device 0 current again, and leave a context of its own there.
+        # Do this even if the device is nominally current: a thread has no context before it sets
+        # one. Otherwise each `_on` would make device 0 current again, and leave a context there.
         self._runtime.setDevice(device)
 
     def pinned(self, nbytes: int) -> Array:
@@ -312,7 +313,7 @@ class Cupy(ArrayLibrary):
 
 
 class _Pinned:
-    """Pinned memory of cupy's, as an array of bytes."""
+    """cupy's pinned memory, as an array of bytes."""
 
     def __init__(self, memory: Any, nbytes: int, relaxed: Relaxed) -> None:
         self._memory = memory
@@ -323,13 +324,13 @@ class _Pinned:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            with self._relaxed():  # to free it ends captures as well
+            with self._relaxed():  # freeing it ends captures as well
                 self._memory = None
 
 
 def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape and strides in bytes of an array whose elements are words of the third number of
-    bytes: 1, 2, 4, 8 or 16. Elements of other sizes become rows of bytes."""
+    """Return shape, strides in bytes and word size of an array as words of 1, 2, 4, 8 or 16 bytes.
+    Elements of other sizes become rows of bytes."""
     if array.itemsize in (1, 2, 4, 8, 16):
         return array.shape, array.strides, array.itemsize
     return (*array.shape, array.itemsize), (*array.strides, 1), 1
@@ -339,7 +340,7 @@ def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 class Torch(ArrayLibrary):
-    """By torch, on tensors that share an array's memory."""
+    """torch, which works on tensors that share an array's memory."""
 
     name = "torch"
 
@@ -355,8 +356,8 @@ class Torch(ArrayLibrary):
         return isinstance(owner, self._torch.Tensor)
 
     def current_stream(self, device: int) -> int:
-        # Its number alone: torch.cuda.current_stream makes an object around it, which takes longer
-        # than all else that a call asks.
+        # Only its number: torch.cuda.current_stream makes an object around it, which takes longer
+        # than all other queries of a call.
         stream: int = self._torch._C._cuda_getCurrentRawStream(device)
         return stream
 
@@ -367,7 +368,7 @@ class Torch(ArrayLibrary):
         return chosen
 
     def _external(self, device: int, stream: int) -> Any:
-        if stream == 0:  # for which ExternalStream gives some stream of its pool
+        if stream == 0:  # ExternalStream would return some stream of its pool for it
             return self._torch.cuda.default_stream(device)
         return self._torch.cuda.ExternalStream(stream, device=device)
 
@@ -434,34 +435,35 @@ class Torch(ArrayLibrary):
 
 _KINDS: dict[str, type[ArrayLibrary]] = {"cupy": Cupy, "torch": Torch}
 _libraries: dict[str, ArrayLibrary | None] = {}
-_last: ArrayLibrary | None = None  # which owned the last array
+_last: ArrayLibrary | None = None  # the owner of the last array
 _others: set[str] = set()
 
 
 def use(library: ArrayLibrary) -> None:
-    """From now on `library` copies the arrays that it owns: one that is neither cupy nor torch,
-    or for tests a device that there is not."""
+    """Let `library` copy the arrays that it owns, from now on: a library other than cupy and torch
+    or, in tests, a simulated device."""
     _libraries[library.name] = library
     _others.add(library.name)
 
 
 def loaded_torch() -> ArrayLibrary | None:
-    """torch, if this process has imported it and it has a device."""
+    """Return torch, if this process has imported it and it has a device."""
     return _library("torch") if "torch" in sys.modules else None
 
 
 def has_nccl() -> bool:
-    """Return whether this process works on GPUs and has a cupy and NCCL that the backend "nccl"
-    takes.
+    """Return whether this process works on GPUs, and has cupy and NCCL in versions that the backend
+    "nccl" takes.
 
-    It does if it has imported cupy, or has made torch work on a GPU; else nothing is imported.
+    It works on GPUs if it has imported cupy, or has used torch on a GPU. Otherwise nothing is
+    imported.
     """
     torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if "cupy" not in sys.modules and not (torch_cuda and torch_cuda.is_initialized()):
         return False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that cupy has no NCCL: no is an answer
+            warnings.simplefilter("ignore")  # this cupy has no NCCL, so the answer is no
             nccl: Any = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
         return False
@@ -475,7 +477,7 @@ def has_nccl() -> bool:
 
 
 def cupy_version() -> tuple[int, ...]:
-    """Return the first two numbers of the version of cupy, which is imported."""
+    """Return the first two numbers of the imported cupy's version."""
     version = getattr(sys.modules.get("cupy"), "__version__", None)
     return CUPY_MINIMUM if version is None else tuple(map(int, str(version).split(".")[:2]))
 
@@ -486,7 +488,7 @@ def _loaded() -> list[ArrayLibrary]:
 
 
 def _library(name: str) -> ArrayLibrary | None:
-    """Return the library, if it is here and has a device to work on."""
+    """Return the library, if it is installed and has a device."""
     if name not in _libraries:
         _libraries[name] = _KINDS[name]() if _has_devices(name) else None
     return _libraries[name]

@@ -1,4 +1,4 @@
-"""Events and captures through CUDA's driver, without the GIL, also while other threads capture.
+"""Query events and captures through CUDA's driver, without the GIL, even while threads capture.
 
 cupy queries with the GIL held, so a device that does not answer would stop every thread. And CUDA's
 runtime query ends a graph that another thread captures in the mode "global", which torch uses.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Relaxed = Callable[[], AbstractContextManager[object]]
-RELAXED = 2  # cudaStreamCaptureModeRelaxed: what this thread does ends nobody's capture
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: this thread's calls end no capture
 NOT_READY = 600  # cudaErrorNotReady
 ACTIVE = 1  # cudaStreamCaptureStatusActive
 
@@ -35,16 +35,16 @@ class Driver:
         ]  # fmt: skip
 
     def query(self, event: int) -> int:
-        """CUDA's answer about an event: 0 when it is over, NOT_READY, or an error. Any thread
-        may ask, whatever its device."""
+        """Return CUDA's status of an event: 0 when it is over, NOT_READY, or an error. Any thread
+        may call it, with any device."""
         with self.relaxed():
             status: int = self._query(event)
         return status
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Let this thread's calls inside neither end another thread's capture nor be forbidden by
-        one."""
+        """Run this thread's calls inside so that they neither end another thread's capture nor are
+        refused because of one."""
         mode = ctypes.c_int(RELAXED)
         self._exchange(ctypes.byref(mode))
         try:
@@ -53,7 +53,7 @@ class Driver:
             self._exchange(ctypes.byref(mode))  # as it was
 
     def capture(self, stream: int) -> int | None:
-        """Return the number of the capture that a stream takes part in; None: CUDA does not say."""
+        """Return the number of the capture that a stream takes part in; None: unknown to CUDA."""
         active, number = ctypes.c_int(), ctypes.c_uint64()
         refs = ctypes.byref(active), ctypes.byref(number)
         status = self._capture(stream, *refs, None, None, None)
@@ -61,7 +61,7 @@ class Driver:
 
 
 def load() -> Driver | None:
-    """Return the driver; None where there is none."""
+    """Return the driver, or None without one."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError):
@@ -69,6 +69,6 @@ def load() -> Driver | None:
 
 
 def relaxed() -> Relaxed:
-    """`Driver.relaxed`; where there is no driver, what does nothing."""
+    """Return `Driver.relaxed`, or a context that does nothing without a driver."""
     found = load()
     return nullcontext if found is None else found.relaxed

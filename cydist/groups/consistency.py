@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cydist.groups.process_group import Call, ProcessGroup
 
 TEXT_BYTES = 188
-PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another's that differs
+PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another rank, its call
 NOBODY = -1
 
 Known = list[tuple[int, bytes]]
@@ -35,13 +35,13 @@ def agree(
 ) -> None:
     """Check that all ranks make the same call. Acts as a barrier.
 
-    array   whose size and dtype every rank knows, and
-    typed   one of which only the dtype is the same everywhere
-    sizes   of the blocks, where every rank knows all of them
+    array   an array with the same size and dtype on every rank
+    typed   an array with the same dtype on every rank; its size may differ
+    sizes   sizes of the blocks, if every rank knows all of them
 
-    Collectives that a derived one is made of are part of it, and not compared again. After k
-    of log2 p rounds a rank knows of a call that differs from its own if one of the 2**k ranks
-    below it has one. Raises MismatchError, on every rank.
+    Collectives inside a derived collective are part of it, and are not compared again. After k of
+    log2 p rounds a rank knows whether any of the 2**k ranks below it is in a different call. Raises
+    MismatchError on every rank.
     """
     if call.agreed or group.size() == 1:
         return
@@ -78,7 +78,8 @@ def agree(
 
 
 def describe_difference(ours: str, theirs: str) -> tuple[str, str]:
-    """Two calls that differ, in words: if they are one, only that in which they differ."""
+    """Describe two calls that differ. If they are the same collective, name only the fields that
+    differ."""
     here, there = _fields(ours), _fields(theirs)
     if here[0] != there[0] or here == there:
         return ours, theirs
@@ -86,7 +87,8 @@ def describe_difference(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _fields(text: str) -> list[str]:
-    """Return the call, how much it is of, its dtype, and what else must be equal."""
+    """Return the call's fields: the collective, its count, its dtype, and all else that must be
+    equal."""
     size, *rest = text.split(", ")
     call, _, what = size.partition(" of ")
     count, _, dtype = what.rpartition(" ")
@@ -105,7 +107,7 @@ def _joined(ours: list[str], theirs: list[str]) -> str:
 
 
 def _fitted(text: bytes) -> bytes:
-    """Return a text of at most TEXT_BYTES for each text."""
+    """Return each text, cut to at most TEXT_BYTES."""
     if len(text) <= TEXT_BYTES:
         return text
     mark = f"... {zlib.crc32(text):08x}".encode()

@@ -1,4 +1,4 @@
-"""A group that has a backend for each kind of memory."""
+"""A group with a backend for each kind of memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DeviceRouter(ProcessGroup):
         abort: bool = False,
         pg_options: object = None,
     ) -> ProcessGroup:
-        """Part by part: each leaves out whom those before it did."""
+        """Shrink part by part. Each part also excludes the ranks that earlier parts excluded."""
         out = {self.ranks[rank] for rank in excluded}
         made: dict[ProcessGroup, ProcessGroup] = {}
         for part in self.backend_groups():

@@ -1,11 +1,11 @@
-"""ProcessGroup: what a backend implements, and what it inherits.
+"""ProcessGroup: the interface that a backend implements, and the parts that it inherits.
 
-A backend implements `isend` and `irecv`. Every collective is derived from them, and the backend
+A backend implements `isend` and `irecv`. Every collective is derived from them, and a backend
 overrides those that it does better. All arrays that reach a backend are `Array` objects: checked,
 contiguous memory of one known dtype (strided arrays were packed before) with the buffer protocol,
 so that `memoryview(array)` is its bytes.
 
-Ranks here are group ranks. Collectives block; `execute` decides on whose thread they run.
+Ranks here are group ranks. Collectives block; `execute` decides which thread runs them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Call:
     seq         its number among the collectives of the group; 0 for point to point
     deadline    on time.monotonic(), in seconds
     began       on the same clock
-    agreed      the ranks have compared it (derived collectives)
-    sizes       hash of the sizes of arrays that go as one, on which all ranks must agree
-    over        it has ended, well or badly
+    agreed      whether the ranks have compared it (derived collectives)
+    sizes       hash of the sizes of arrays that are sent as one; must be equal on all ranks
+    over        whether it has ended, with or without an error
     """
 
     __slots__ = ("agreed", "began", "deadline", "name", "over", "seq", "sizes")
@@ -63,44 +63,45 @@ class Call:
 
     @property
     def deadline_ns(self) -> int:
-        """The deadline on CLOCK_MONOTONIC, in nanoseconds, for compiled code."""
+        """Return the deadline on CLOCK_MONOTONIC, in nanoseconds, for compiled code."""
         return int(self.deadline * 1e9)
 
     def remaining(self) -> float:
-        """Seconds left; never negative."""
+        """Return the seconds left; never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
     def wait(self, part: Work) -> None:
-        """Wait for a message of this call, which has the call's deadline and no other."""
+        """Wait for a message of this call until the call's deadline; the message has no other."""
         part.due(None)
         part.wait(self.remaining())
 
 
 class ProcessGroup:
-    """A set of ranks that communicate, as one of them sees it.
+    """A set of ranks that communicate, from the view of one rank.
 
     rank(), size()  of this process in the group
     ranks           global rank of each member, by group rank
-    timeout         seconds that a call may take unless it says otherwise
-    devices         kinds of memory that it takes: "cpu", "cuda"
+    timeout         default time limit of a call, in seconds
+    devices         kinds of memory that the group takes: "cpu", "cuda"
 
     The two methods that a backend must implement:
 
     isend(array, peer, tag)     start sending; returns a Work
-    irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known
-                                when complete; peer None takes from anyone (optional)
+    irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known when
+                                complete; peer None receives from any rank (optional)
 
-    Messages with one tag between two ranks keep their order; COLLECTIVE_TAG (-1) is ours here.
+    Messages with one tag between two ranks keep their order. COLLECTIVE_TAG (-1) is reserved for
+    the derived collectives.
     """
 
     __module__ = "cydist"
 
     devices: tuple[str, ...] = ("cpu",)
     coalesces_calls = False
-    authenticated = True  # nobody else can speak on its connections: its objects may be pickled
-    packs = False  # the arrays of calls on one array, if they have gaps; else its callers do
-    folds = False  # reductions by functions of arrays outside the CPU's memory
-    splits_without_peers = False  # `subgroup` asks nobody, and there are no options for a backend
+    authenticated = True  # no outsider can send on its connections: objects may be pickled
+    packs = False  # packs strided arrays of calls on one array itself; else its callers do
+    folds = False  # user-defined reductions of arrays outside the CPU's memory
+    splits_without_peers = False  # `subgroup` asks no other rank, and takes no backend options
 
     def __init__(
         self,
@@ -121,11 +122,11 @@ class ProcessGroup:
         self.timeout: float = duration(timeout)
         self._serial = Serial()
         self._seq = 0
-        self._call: Call | None = None  # the last collective that has begun
-        self.waiting: tuple[str, int] | None = None  # for a message: "recv", and whose
+        self._call: Call | None = None  # the last collective that has started
+        self.waiting: tuple[str, int] | None = None  # for a message: "recv" and its peer
         self._failed: BaseException | None = None
         self._destroyed = False
-        self.with_it: list[Callable[[], None]] = []  # what to end when this group does
+        self.with_it: list[Callable[[], None]] = []  # objects to end with this group
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -136,22 +137,23 @@ class ProcessGroup:
 
     @property
     def error(self) -> BaseException | None:
-        """The error that failed the group, as it was raised; None while the group takes calls."""
+        """Return the error that failed the group, as it was raised; None while the group takes
+        calls."""
         return self._failed
 
-    # What a backend implements.
+    # Implemented by a backend.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
         """Start sending `array` to group rank `peer`."""
         raise UnsupportedError(f"backend {self.backend!r} does not send")
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
-        """Start receiving into `array` from group rank `peer`; None: from anyone."""
+        """Start receiving into `array` from group rank `peer`; None: from any rank."""
         raise UnsupportedError(f"backend {self.backend!r} does not receive")
 
     def check_accepts(self, name: str, array: Array) -> None:
-        """Raise UnsupportedError if a call cannot take this array as things are: asked before
-        arrays are packed for it, into a graph perhaps that is being captured."""
+        """Raise UnsupportedError if a call cannot take this array now. Callers ask before they pack
+        arrays, since that might already enqueue copies into a CUDA graph under capture."""
 
     def accepts_strided(self, array: Array, peer: int | None) -> bool:
         """Return whether `isend` and `irecv` take this strided array for a message to or from this
@@ -159,7 +161,8 @@ class ProcessGroup:
         return False
 
     def share(self, nbytes: int) -> memoryview | None:
-        """Memory for an array that the members' collectives need not copy; None: there is none.
+        """Return memory for an array that the members' collectives need not copy; None: there is
+        none.
 
         Raises MemoryError when it is spent.
         """
@@ -170,23 +173,23 @@ class ProcessGroup:
         return False
 
     def close(self) -> None:
-        """Let go of what the group holds. Called once, by destroy."""
+        """Release the group's resources. Called once, by destroy."""
 
     def leave_job(self, now: float) -> None:
-        """All groups of this rank are destroyed next: what each would wait for, all wait for
-        together, from now on, which is on time.monotonic()."""
+        """Prepare to destroy all groups of this rank. They share one wait, which starts at `now` on
+        time.monotonic(), instead of waiting one after the other."""
 
     def abort(self) -> None:
         """End every call under way with an error, now. The group has failed then."""
         self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
 
-    # Who serves which memory. Calls on plain arrays of GPUs go by `fast_nccl`, where there is
-    # one (_native.fast_streams).
+    # Groups by kind of memory. Calls on plain GPU arrays take `fast_nccl` if there is one
+    # (_native.fast_streams).
 
     fast_streams: object = None
 
     def for_device(self, device: str) -> ProcessGroup:
-        """The group that serves arrays of `device`: this one, unless it routes by device."""
+        """Return the group that serves arrays of `device`: this one, unless it routes by device."""
         if device not in self.devices:
             raise UnsupportedError(
                 f"backend {self.backend!r} takes arrays on {', '.join(self.devices)}, and this one "
@@ -197,25 +200,26 @@ class ProcessGroup:
         return self
 
     def as_host_group(self) -> ProcessGroup:
-        """Return the group of these ranks that carries what is in CPU memory: objects."""
+        """Return the group of these ranks that carries data in CPU memory, such as objects."""
         return self.for_device("cpu")
 
     def backend_groups(self) -> tuple[ProcessGroup, ...]:
-        """The groups that this one routes to; itself, if it routes to none."""
+        """Return the groups that this one routes to, or only itself."""
         return (self,)
 
     def renumber(self, ranks: Sequence[int]) -> None:
-        """From now on the members have these global ranks."""
+        """Give the members new global ranks."""
         self.ranks = tuple(ranks)
 
     def coalesced(self) -> AbstractContextManager[None]:
-        """Calls made inside may begin together at its end: they do, if `coalesces_calls`."""
+        """Start the calls inside together at the end, if `coalesces_calls`; else each at once."""
         return nullcontext()
 
     def announce_call(self, call: Call) -> None:
-        """A collective of isend and irecv begins; a backend that compares calls overrides it."""
+        """Announce a derived collective that starts. A backend that compares calls overrides
+        this."""
 
-    # How calls run.
+    # Running calls.
 
     def execute(
         self,
@@ -227,10 +231,10 @@ class ProcessGroup:
         result: object = None,
         array: Array | None = None,
     ) -> Work | None:
-        """Run one collective in its turn: now, on this thread, or in the background. Returns a
-        Work when async_op is set, else None when the call is complete.
+        """Run one collective in its turn: now on this thread, or in the background. Returns a Work
+        if async_op is set, else None after the call has completed.
 
-        array   one of the call's arrays, which are all on one device; None: it has none
+        array   one of the call's arrays, which are all on one device; None: the call has none
         """
         self.check_usable(name)
         deadline = self.deadline(timeout, name)
@@ -242,7 +246,7 @@ class ProcessGroup:
             self.check_usable(name)
             call = Call(name, 0, deadline)
             try:
-                call.seq = self.next_seq()  # if a signal handler raises now, others must hear
+                call.seq = self.next_seq()  # an interrupt from here on must fail the other ranks
                 self._call = call
                 body(call)
             except UnsupportedError:
@@ -264,37 +268,38 @@ class ProcessGroup:
                     group=self.group_name,
                 )
         except BaseException as error:
-            # It ended before its turn, which other ranks count, or an interrupt ended it.
+            # The call ended before its turn, which other ranks count, or by an interrupt.
             if not begun or not isinstance(error, Exception):
                 self.fail(error, name)
             raise
         return None
 
     def _give_up(self, error: BaseException, name: str) -> None:
-        """Fail the group and end the call that runs on it, on whatever thread."""
+        """Fail the group and end its running call, on any thread."""
         self.fail(error, name)
         self.abort()
 
     def next_seq(self) -> int:
-        """Return the number of the collective that begins: they run one at a time, in order."""
+        """Return the number of the collective that starts now. Collectives run one at a time, in
+        order."""
         self._seq += 1
         return self._seq
 
     def deadline(self, timeout: float | timedelta | None, call: str = "") -> float:
-        """When a call that starts now must be over, on time.monotonic(). `seconds` says what a
-        wrong timeout raises."""
+        """Return the deadline of a call that starts now, on time.monotonic(). Raises as `seconds`
+        for a wrong timeout."""
         limit = seconds(timeout, call)
-        # A group of a third party may have been given any.
+        # A third party's group may have been given any value.
         return time.monotonic() + min(self.timeout if limit is None else limit, LONGEST_TIMEOUT)
 
-    # How a group fails, and ends.
+    # Failure and end of a group.
 
     def fail(self, error: BaseException, call: str = "") -> None:
-        """The first error fails the group for good; later ones change nothing.
+        """Fail the group for good with this error. Later errors change nothing.
 
-        A backend that can tells the other members, so that none waits for this rank.
+        A backend that can do so notifies the other members, so that none waits for this rank.
 
-        call    what this rank was doing, for people
+        call    what this rank was doing, for messages
         """
         if self._failed is None:
             self._failed = error
@@ -304,7 +309,7 @@ class ProcessGroup:
         check_process(self._pid, name, self.group_name)
 
     def doing(self) -> str:
-        """Return which call of the group this rank is in, for messages: "in all_reduce #12"."""
+        """Return the call of the group that this rank is in, for messages: "in all_reduce #12"."""
         call = self.last_call()
         if call is not None and not call.over:
             return f"in {call.name} #{call.seq}"
@@ -320,7 +325,7 @@ class ProcessGroup:
         return self._call
 
     def check_usable(self, name: str) -> None:
-        """Raise if the group was destroyed or has failed, or belongs to another process."""
+        """Raise if the group was destroyed, has failed, or belongs to another process."""
         if os.getpid() != self._pid:
             self.check_process(name)
         if self._destroyed:
@@ -338,14 +343,15 @@ class ProcessGroup:
             ) from self._failed
 
     def raise_pending_failure(self, name: str) -> None:
-        """Raise if the group has failed, also if another rank is about to say so.
+        """Raise if the group has failed, or if another rank is about to report that it has.
 
-        For who has received what makes no sense: the ranks may have been in different calls.
+        Call this after receiving data that makes no sense: another rank may have been in a
+        different call, and be about to report it.
         """
         self.check_usable(name)
 
     def destroy(self) -> None:
-        """End the group. Idempotent. In a forked child the parent's group goes on."""
+        """Destroy the group. Idempotent. In a forked child the parent's group goes on."""
         if not self._destroyed:
             self._destroyed = True
             if os.getpid() == self._pid:
@@ -355,7 +361,7 @@ class ProcessGroup:
                 finally:
                     self.close()
 
-    # Collectives, derived. `exchange_arrays` is the one step that they are all made of.
+    # Derived collectives. `exchange_arrays` is their only step.
 
     def exchange_arrays(
         self,
@@ -370,7 +376,7 @@ class ProcessGroup:
             call.wait(work)
 
     def _others(self) -> list[int]:
-        """Every other rank, nearest first, so that not all begin with rank 0."""
+        """Return every other rank, nearest first, so that not all start with rank 0."""
         return [(self._rank + step) % self._size for step in range(1, self._size)]
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
@@ -389,7 +395,7 @@ class ProcessGroup:
             mask >>= 1
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        """Reduce in place on every rank: a block per rank, then all blocks to all ranks.
+        """Reduce in place on every rank: each rank reduces one block and sends it to all.
 
         Every block is reduced by one rank, in rank order with one rounding, so the bits are
         the same on all ranks.
@@ -403,7 +409,7 @@ class ProcessGroup:
         self.all_gather(call, blocks, mine)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        """Reduce into the root's array; other ranks' arrays are left as they were."""
+        """Reduce into the root's array; other ranks' arrays keep their contents."""
         agree(self, call, "reduce", array, op=op, root=root)
         blocks = array.split(even_sizes(array.size, self._size))
         reduced = blocks[self._rank].empty_like()
@@ -452,7 +458,7 @@ class ProcessGroup:
         self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._others()])
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        """inputs[r] of the root to rank r; None off the root."""
+        """Send inputs[r] of the root to rank r; None off the root."""
         agree(self, call, "scatter", typed=output, root=root)
         if inputs is None:
             self.exchange_arrays(call, [], [(output, root)])
@@ -464,7 +470,8 @@ class ProcessGroup:
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
-        """inputs[r] to rank r, outputs[r] from rank r. `even`: all blocks have one size."""
+        """Send inputs[r] to rank r and receive outputs[r] from it. `even`: all blocks have one
+        size."""
         agree(self, call, "all_to_all", typed=outputs[0])
         outputs[self._rank].take(inputs[self._rank])
         others = self._others()
@@ -493,14 +500,15 @@ class ProcessGroup:
             _native.combine_all(kind, array.dtype, array, sources[:count], factor, self._size)
 
     def barrier(self, call: Call) -> None:
-        """Return when every rank has called: dissemination, log2 p steps (Hensgen, Finkel and
-        Manber, Int. J. Parallel Programming 17(1), 1988)."""
+        """Wait until every rank has made this call: dissemination, log2 p steps (Hensgen, Finkel
+        and Manber, Int. J. Parallel Programming 17(1), 1988)."""
         agree(self, call, "barrier")
 
-    # Groups that some ranks make, or have no part in, without meeting anybody; optional.
+    # Groups that ranks make, or are not part of, without meeting; optional.
 
     def announce_request(self, name: str, backend: str) -> None:
-        """This rank meets nobody for the group called so, of this backend; others may, and ask."""
+        """Announce that this rank does not meet others for the group of this name and backend.
+        Other ranks may wait for it, and ask."""
 
     def peer_requests(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
         """Return what each reachable one of these group ranks announced with `announce_request`.
@@ -517,14 +525,14 @@ class ProcessGroup:
         abort: bool = False,
         pg_options: object = None,
     ) -> ProcessGroup:
-        """A group of the members that are neither excluded nor lost; optional.
+        """Make a group of the members that are neither excluded nor lost; optional.
 
-        excluded    group ranks; each member may have other ones
+        excluded    group ranks; may differ between members
         deadline    on time.monotonic()
         abort       first end all calls under way on this group, which is destroyed later
 
-        Called by all that go on, also when this group has failed. All of them must come to the
-        same members. Raises UnsupportedError, having done nothing, where that is not possible.
+        Every remaining member calls this, also when this group has failed. All must agree on the
+        same members. Raises UnsupportedError, without any effect, if that is not possible.
         """
         raise UnsupportedError(
             f"shrink_group: backend {self.backend!r} cannot make a group of those that are left: "
@@ -532,10 +540,10 @@ class ProcessGroup:
             op="shrink_group", group=self.group_name,
         )  # fmt: skip
 
-    # torch.distributed's names for what a group knows of itself.
+    # A group's properties, under torch.distributed's names.
 
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """Return this process's rank in the group."""
         return self._rank
 
     def size(self) -> int:
@@ -547,9 +555,10 @@ class ProcessGroup:
         return self.backend
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
-        """A group of these group ranks, this one among them, that shares what this one holds.
+        """Make a group of these group ranks, including this one, that shares this group's
+        resources.
 
-        None (the default) means that the registry makes one from scratch.
+        None (the default) means that the registry makes a group from scratch.
         """
         return None
 
@@ -565,6 +574,6 @@ class ProcessGroup:
 
 
 def even_sizes(count: int, parts: int) -> list[int]:
-    """`count` cut into `parts`: the first count % parts get one more than the rest."""
+    """Cut `count` into `parts`: the first count % parts get one more than the rest."""
     whole, rest = divmod(count, parts)
     return [whole + (part < rest) for part in range(parts)]

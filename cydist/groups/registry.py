@@ -1,4 +1,4 @@
-"""Backends by name: those registered by a call, as cydist's own are, or installed as a package."""
+"""Backends by name: registered by a call, as cydist's own are, or installed as a package."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "cydist.backends"
 DEFAULT_DEVICES = ("cpu", "cuda")
 
-# Of what a backend implements, calls and is given: ProcessGroup, Work, Array, BackendOptions. A
-# change that a backend must follow makes a new one; what it may ignore does not.
+# The version of a backend's interface: ProcessGroup, Work, Array, BackendOptions. It grows with
+# every change that a backend must follow, not with changes that it may ignore.
 INTERFACE_VERSION = 1
 
 
 class BackendOptions(NamedTuple):
-    """What a creator with `extended_api` gets as its first argument.
+    """The first argument of a creator with `extended_api`.
 
     store       the group's own part of the store, in which members can meet
     rank, size  of this process in the group; `ranks` are the members' global ranks
-    timeout     seconds that a call may take unless it says otherwise
+    timeout     default time limit of a call, in seconds
     """
 
     store: MembershipStore
@@ -39,10 +39,11 @@ class BackendOptions(NamedTuple):
 
 
 class Plugin:
-    """A backend: how to make a group, and which kinds of memory it takes.
+    """A registered backend: its creator, and the kinds of memory that it takes.
 
-    of_all      groups share one of all ranks, which the first new_group makes if need be
-    requires    packages that it imports when it is used
+    of_all      whether its groups share one group of all ranks, which the first new_group makes if
+                needed
+    requires    packages that it imports at first use
     """
 
     __slots__ = ("create", "devices", "extended_api", "of_all", "requires")
@@ -63,10 +64,11 @@ class Plugin:
 
 
 class Family(Protocol):
-    """Backends that are named with a colon, as "torch:gloo": what makes one of the name after it.
+    """Backends whose names have a colon, such as "torch:gloo". `member` takes the name after the
+    colon.
 
-    What `member` returns makes groups, as `func` of register_backend does; its attributes
-    `extended_api` and `devices` say the rest.
+    `member` returns a function that makes groups, like `func` of register_backend. Its attributes
+    `extended_api` and `devices` give the rest.
     """
 
     def member(self, name: str) -> Callable[..., ProcessGroup]: ...
@@ -79,14 +81,14 @@ _families: dict[str, Family] = {}
 class Backend(str):
     """A backend's name, in lower case: ``Backend("TCP") == "tcp"``.
 
-    Attributes name the known ones (``Backend.TCP``). An unknown name is accepted here and
-    refused when a group is made of it, since a package may still register it.
+    Attributes name the known ones (``Backend.TCP``). An unknown name is accepted here and refused
+    when a group is made with it, since a package may still register it.
     """
 
     __module__ = "cydist"
 
     UNDEFINED: ClassVar[str] = "undefined"
-    # For type checkers: register_backend sets these, as it sets those of others.
+    # For type checkers: register_backend sets these, and those of other backends.
     TCP: ClassVar[str]
     GLOO: ClassVar[str]
     INPROC: ClassVar[str]
@@ -106,7 +108,7 @@ class Backend(str):
         extended_api: bool = False,
         devices: str | Sequence[str] | None = None,
     ) -> None:
-        """Make `func` the backend called `name`.
+        """Register `func` as the backend called `name`.
 
         func            makes a group: ``func(store, rank, world_size, timeout)``, timeout a
                         timedelta; or, with `extended_api`, ``func(options, pg_options)`` with
@@ -136,7 +138,7 @@ register_backend = Backend.register_backend
 def _plugin(
     create: Callable[..., ProcessGroup], extended_api: bool, devices: str | Sequence[str] | None
 ) -> Plugin:
-    """Return a backend, with what its creator says of itself."""
+    """Return a backend, with the attributes of its creator."""
     return Plugin(
         create,
         extended_api,
@@ -162,12 +164,12 @@ def _check_version(name: str, create: Callable[..., ProcessGroup] | Family) -> N
 
 
 def names() -> list[str]:
-    """Every backend that can be named: registered ones, installed ones."""
+    """Return the names of all backends, registered or installed."""
     return sorted({*_plugins, *(point.name.lower() for point in _installed())})
 
 
 def _installed() -> EntryPoints:
-    from importlib.metadata import entry_points  # slow, and few need it
+    from importlib.metadata import entry_points  # slow and rarely needed
 
     return entry_points(group=ENTRY_POINTS)
 
@@ -176,8 +178,8 @@ def find(name: str) -> Plugin:
     """Return the backend called `name`; "torch:gloo" is the one that torch calls "gloo".
 
     An installed package is found by its entry point in the group "cydist.backends": a
-    creator as in register_backend, whose attributes `extended_api` and `devices`, if it has
-    them, say the rest. Raises ValueError that lists the known names.
+    creator as in register_backend, with optional attributes `extended_api` and `devices`. Raises
+    ValueError, which lists the known names.
     """
     key = name.lower()
     if key in _plugins:
@@ -202,12 +204,13 @@ def find(name: str) -> Plugin:
 
 
 def is_available() -> bool:
-    """Return whether cydist can be used here: True, once it has been imported."""
+    """Return True: cydist can be used, since it has been imported."""
     return True
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether there is a backend of that name, with the packages that it needs."""
+    """Return whether there is a backend of that name, and the packages that it needs are
+    installed."""
     name = backend.lower()
     if name.partition(":")[0] in _families:
         try:
@@ -226,14 +229,14 @@ def is_gloo_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Return whether mpi4py is installed, which the backend "mpi" needs. It is not imported."""
+    """Return whether mpi4py is installed, which the backend "mpi" needs. mpi4py is not imported."""
     return is_backend_available("mpi")
 
 
 def is_nccl_available() -> bool:
     """Return whether cupy is installed, which the backend "nccl" needs.
 
-    It is not imported, and no GPU is looked for before a group is made.
+    cupy is not imported, and no GPU is looked for before a group is made.
     """
     return is_backend_available("nccl")
 
@@ -247,8 +250,8 @@ def _is_name(text: str) -> bool:
 def parse(spec: str) -> dict[str, str]:
     """Return a backend string as device -> backend name.
 
-    "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" spells it out. The
-    name of a backend may be of a family: "torch:gloo", "cpu:torch:gloo".
+    "tcp" gives that backend for every device it takes; "cpu:tcp,cuda:nccl" names each device. A
+    backend's name may belong to a family: "torch:gloo", "cpu:torch:gloo".
     Raises ValueError for a malformed pair, a device named twice, a backend that does not
     take the device.
     """
@@ -275,8 +278,8 @@ def parse(spec: str) -> dict[str, str]:
 
 
 def plain(spec: str) -> str:
-    """Return the same backend string without what says nothing: capitals, spaces, and devices where
-    one backend has all that it takes. Raises ValueError as `parse`."""
+    """Return a backend string in its shortest form: lower case, without spaces, and without devices
+    if one backend serves all that it takes. Raises ValueError as `parse`."""
     devices = parse(spec)
     name = next(iter(devices.values()))
     if devices == dict.fromkeys(find(name).devices, name):

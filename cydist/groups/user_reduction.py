@@ -1,17 +1,17 @@
 """User-defined reductions: gather contributions, and fold them in rank order.
 
-Every rank sends block r of its array to rank r, which folds p contributions. The results then go to
-the ranks that need them. Only unreduced contributions are combined, so the order is the ranks'
-order for any function. A rank whose function raises sends nothing: the others' next wait ends with
-an error, and not with wrong numbers.
+Every rank sends block r of its array to rank r, which folds p contributions. Then the results go to
+the ranks that need them. Only unreduced contributions are combined, so any function is applied in
+rank order. A rank whose function raises sends nothing. So the other ranks' next wait ends with an
+error, and not with wrong numbers.
 
     all_reduce      bytes sent per rank 2 n (p-1)/p     n function calls' elements per rank
     reduce          n (p-1)/p, and to the root n/p      n
     reduce_scatter  n (p-1)/p                           n
     scan, exscan    2 n (p-1)/p                         n
 
-n is the whole array, which goes in pieces: a call takes at most SPACE_BYTES beside the user's
-memory, or an element or two for each rank, and what the function takes.
+n is the whole array, which is processed in pieces. Besides the user's memory and the function's
+own, a call takes at most SPACE_BYTES, or one or two elements for each rank if that is more.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SPACE_BYTES = 8 << 20
 
 
 def elements_dtype(array: Array) -> np.dtype[Any]:
-    """numpy's dtype for the elements of an array as the user passed it.
+    """Return numpy's dtype for the elements of a user's array.
 
-    Raises TypeError if there is none here.
+    Raises TypeError if there is none.
     """
     import numpy as np
 
@@ -62,11 +62,11 @@ def elements_dtype(array: Array) -> np.dtype[Any]:
 
 
 class UserOpReducer:
-    """What reduces by a function, in a group's place: the same calls, with the same meaning.
+    """Reduces with a user's function, in place of a group: the same calls with the same meaning.
 
-    op          the one reduction that the calls may name
+    op          the only reduction that the calls may name
     dtype       numpy's, of the elements
-    count       elements of a longer call, of which this one reduces a part; 0: it is no part
+    count       elements of the longer call of which this one reduces a part; 0: it is not a part
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class UserOpReducer:
         self._op = op
         self._dtype = dtype
         self._count = count
-        self._where = ""  # the call, for people
+        self._where = ""  # the call, for messages
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
@@ -87,7 +87,7 @@ class UserOpReducer:
         self._group.all_gather(self._part_of(call), blocks, mine)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        """Reduce into the root's array; other ranks' arrays are left as they were."""
+        """Reduce into the root's array; other ranks' arrays keep their contents."""
         self._begin(call, "reduce", array, root=root)
         at_root = self._group.rank() == root
         for pieces, sources in self._met(call, self._blocks(array)):
@@ -109,7 +109,7 @@ class UserOpReducer:
                     self._write(prefixes[rank], folded)
                 elif rank + 1 < len(prefixes):
                     self._write(prefixes[rank + 1], folded)
-                if rank == 0 and not inclusive:  # which keeps what it had
+                if rank == 0 and not inclusive:  # rank 0 keeps its array
                     self._write(prefixes[0], folded)
             self._exchange(call, pieces, prefixes, pieces)
 
@@ -124,7 +124,7 @@ class UserOpReducer:
         agree(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
     def _part_of(self, call: Call) -> Call:
-        """Return a collective that this one is made of."""
+        """Return a Call for a collective that this one is made of."""
         part = Call(call.name, self._group.next_seq(), call.deadline)
         part.agreed = True
         return part
@@ -144,11 +144,11 @@ class UserOpReducer:
     def _met(
         self, call: Call, inputs: Sequence[Array], banks: int = 1
     ) -> Iterator[tuple[list[Array], list[Array]]]:
-        """Go piece by piece: a piece of each of this rank's blocks, and that piece of its block of
-        all.
+        """Iterate over pieces: a piece of each of this rank's blocks, and all ranks' contributions
+        to that piece of its own block.
 
-        Every rank knows all sizes, so all make as many rounds. The caller has `banks` - 1 times
-        as much memory of its own.
+        Every rank knows all sizes, so all ranks run the same number of rounds. The caller uses
+        `banks` - 1 times as much memory of its own.
         """
         most = max(1, SPACE_BYTES // banks // len(inputs) // max(1, inputs[0].itemsize))
         mine = inputs[self._group.rank()]
@@ -167,7 +167,7 @@ class UserOpReducer:
         self._group.all_to_all(self._part_of(call), outputs, inputs, even)
 
     def _folds(self, sources: Sequence[Array]) -> Iterator[Elements]:
-        """The first contribution, and what the function makes of it and each that follows."""
+        """Yield the first contribution, then the result of folding in each further one."""
         folded = self._elements(sources[0])
         yield folded
         for source in sources[1:]:
@@ -175,7 +175,7 @@ class UserOpReducer:
             yield folded
 
     def _total(self, sources: Sequence[Array]) -> Elements:
-        """All contributions folded; what was made on the way is not kept."""
+        """Return all contributions folded; intermediate results are not kept."""
         (total,) = deque(self._folds(sources), maxlen=1)
         return total
 
@@ -186,7 +186,7 @@ class UserOpReducer:
             return low
         try:
             folded = np.asarray(self._op.function(low, high))
-        except UnsupportedError as error:  # which would leave the group usable: here only
+        except UnsupportedError as error:  # on this rank alone it would leave the group usable
             raise DistBackendError(f"{self._where}: the function raised: {error}") from error
         if folded.shape != low.shape or not np.can_cast(folded.dtype, low.dtype, "same_kind"):
             raise TypeError(
@@ -194,7 +194,7 @@ class UserOpReducer:
                 f"{low.dtype} and returned {folded.dtype} {folded.shape}; it must return an array "
                 "like them. The group has failed"
             )
-        # Without a copy where it is one already.
+        # Without a copy if it is an array already.
         return folded.astype(low.dtype, copy=False)
 
     def _elements(self, array: Array) -> Elements:

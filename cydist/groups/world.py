@@ -1,10 +1,11 @@
-"""What one rank knows of its job: its groups, how they are made, and what they share.
+"""One rank's view of its job: its groups, how they are made, and what they share.
 
-A group is made by its members, who meet in the job's store. What a backend makes once for all
-ranks (a link, MPI's communicator) is shared by its groups, and held by their parent: a group of
-all ranks, which is the default group or, where that has another backend, a carrier, made for this
-alone. Members of a group that the default group's backend can split off meet nobody, and say so to
-those who wait for them because they ask for another one.
+Members of a new group meet in the job's store. A backend makes some things once for all ranks, such
+as a link or MPI's communicator. Its groups share them, and their parent group owns them. The parent
+is the default group or, if that has another backend, a hidden group of all ranks.
+
+If the default group's backend can split a group off, its members do not meet. They announce that to
+ranks that ask for a different backend and would otherwise wait for them.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from cydist.groups.registry import BackendOptions
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
 
-DEFAULT_GROUP = "0"  # its name; groups made later are called 1, 2, ...
-MOST_ASKED = 16  # ranks at a time, what they asked for
+DEFAULT_GROUP = "0"  # its name; later groups are named 1, 2, ...
+MOST_ASKED = 16  # ranks that are asked at a time for their requests
 
 
 @contextlib.contextmanager
 def typed(doing: str, rank: int) -> Iterator[None]:
-    """Raise what this host refuses, such as a descriptor, as an error that names rank and call.
+    """Turn an OSError of this host, such as a missing descriptor, into an error that names rank and
+    call.
 
     rank    -1: not known yet
     """
     try:
         yield
     except OSError as error:
-        if isinstance(error, DistError):  # of which some are an OSError as well
+        if isinstance(error, DistError):  # some are OSErrors too
             raise
         from cydist.net.acceptor import explained
 
@@ -44,7 +46,7 @@ def typed(doing: str, rank: int) -> Iterator[None]:
 
 
 class World:
-    """What one rank knows of the job: its store, its default group, the groups made since."""
+    """One rank's view of the job: its store, its default group, the groups made since."""
 
     def __init__(
         self,
@@ -63,17 +65,20 @@ class World:
         self.timeout = timeout
         self.spec = spec
         self.groups: dict[str, ProcessGroup] = {}
-        # Of all ranks, by backend: what its groups share, where the default group has no such part.
+        # Parent groups of all ranks, by backend, where the default group has no part of that
+        # backend.
         self.parent_groups: dict[str, ProcessGroup] = {}
-        # Split off for those who asked for no other backend; they learn there that others did.
+        # Groups split off for ranks that asked for no other backend. A call on one tells them if
+        # others did.
         self.conflicting: list[ProcessGroup] = []
-        self.made = 0  # by new_group, members or not: the same on every rank
+        self.made = 0  # calls of new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
-        self.prefix = ""  # of the names of groups: tells worlds before and after a shrink apart
+        self.prefix = ""  # in the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
 
     def release(self) -> None:
-        """The job is over, for this rank: leave its store; if that is the user's, the meeting."""
+        """Leave the job's store at the end of the job. If the store is the user's, leave the
+        meeting only."""
         from cydist.stores.membership_store import release  # imported with the store
 
         if self.owns_store:
@@ -84,7 +89,7 @@ class World:
     def make(
         self, ranks: Sequence[int], name: str, spec: str, timeout: float, pg_options: object
     ) -> ProcessGroup:
-        """A group of these global ranks, which include this one."""
+        """Make a group of these global ranks, which include this one."""
         devices = registry.parse(spec)
         ranks_store = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
@@ -93,7 +98,7 @@ class World:
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
                 if parent is not None and not (alike and parent.splits_without_peers):
-                    # Who gives options has no part in what a parent has, but meets the others.
+                    # A group with options shares nothing with a parent: its members meet.
                     held = [found for each in devices.values() if (found := self.parent(each))]
                     alone = pg_options is None or all(each.splits_without_peers for each in held)
                     asked = spec if alone else f"{spec} with pg_options"
@@ -124,8 +129,9 @@ class World:
         asked: str,
         timeout: float,
     ) -> None:
-        """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
-        nobody, since what they ask for is split off the default group, learn it in a call on that.
+        """Check that these ranks ask for the same backend. Raises RendezvousError if they do not.
+        Ranks that did not meet, because their group is split off the default group, then learn it
+        in a call on that group.
         """
         from cydist.rendezvous.check_in import agree
 
@@ -141,11 +147,11 @@ class World:
             raise
 
     def _nonmembers(self, name: str) -> Callable[[Sequence[int]], dict[int, str]]:
-        """Return which of some ranks make no group of this name with the others, and what they
-        asked for instead."""
+        """Return the ranks that do not make the group of this name with the others, each with what
+        it asked for instead."""
 
         def subset(ranks: Sequence[int]) -> dict[int, str]:
-            from random import sample  # slow to import, and few ranks ask
+            from random import sample  # slow to import and rarely needed
 
             asked = sample(ranks, min(len(ranks), MOST_ASKED))
             return self.groups[DEFAULT_GROUP].peer_requests(name, asked) if asked else {}
@@ -153,15 +159,14 @@ class World:
         return subset
 
     def parent(self, backend: str) -> ProcessGroup | None:
-        """Return the group of all ranks that shares what it holds with those of this backend, if
-        any."""
+        """Return the parent group of this backend's groups, if there is one."""
         default = self.groups.get(DEFAULT_GROUP)
         parts = () if default is None else default.backend_groups()
         found = (part for part in parts if part.backend == backend)
         return next(found, None) or self.parent_groups.get(backend)
 
     def make_parents(self, backends: Iterable[str], name: str, timeout: float) -> None:
-        """Every rank of the world is here: make the parents that these backends want."""
+        """Make the parent groups that these backends need. Called on every rank of the world."""
         from cydist.rendezvous.check_in import agree
 
         others, all_ranks = self._nonmembers(name), range(self.size)
@@ -178,7 +183,7 @@ class World:
         self, ranks_store: MembershipStore, ranks: Sequence[int], name: str, backend: str,
         timeout: float, pg_options: object,
     ) -> ProcessGroup:  # fmt: skip
-        """Return the part of a group that one backend serves."""
+        """Make the part of a group that one backend serves."""
         parent = self.parent(backend)
         if parent is not None and (pg_options is None or parent.splits_without_peers):
             shared = parent.subgroup(ranks, name, timeout)
@@ -193,7 +198,7 @@ class World:
             list(ranks),
         )
         made = registry.create(backend, options, pg_options)
-        try:  # an error on one rank, after it has met the others, is still news for all
+        try:  # an error on one rank after the meeting still fails all
             ranks_store.meet(f"made/{backend}", self.rank, ranks)
         except BaseException:
             made.destroy()
@@ -201,7 +206,7 @@ class World:
         return made
 
     def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
-        """Put `new` in the place of `old`, which ends. A new default group numbers ranks again."""
+        """Replace `old`, which ends, by `new`. A new default group renumbers the ranks."""
         if old is self.groups[DEFAULT_GROUP]:
             self.groups[DEFAULT_GROUP] = new
             self._shrink_parent_groups(new)
@@ -218,7 +223,8 @@ class World:
         old.destroy()
 
     def _shrink_parent_groups(self, new: ProcessGroup) -> None:
-        """The ranks of the new default group, by their old numbers, are all that are left."""
+        """Shrink the parent groups to the ranks of the new default group, given by their old
+        numbers."""
         for backend, old in self.parent_groups.items():
             made = old.subgroup(new.ranks, f"{old.group_name}:{new.group_name}", self.timeout)
             assert made is not None

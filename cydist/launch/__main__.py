@@ -11,10 +11,10 @@ from cydist.launch.supervisor import run_supervised
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: this process's); the exit code.
+    """Run the command line `argv` (default: this process's), and return the exit code.
 
-    0 when every rank ended well; else that of the rank that failed first, or 128 and the
-    number of the signal that ended it or this launcher.
+    The exit code is 0 if every rank succeeded. Otherwise it is that of the rank that failed first,
+    or 128 plus the number of the signal that ended that rank or this launcher.
     """
     options = parse(sys.argv[1:] if argv is None else argv)
     return run_supervised(lambda lifeline: run_job(options, lifeline), options.signals)

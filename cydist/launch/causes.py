@@ -1,8 +1,8 @@
-"""Telling a failure from the failures that it brings about on other ranks."""
+"""Tell a first failure from the failures that it causes on other ranks."""
 
 from __future__ import annotations
 
-# Errors that name another rank's death: never the first cause when there is another.
+# Errors that report another rank's death: never the first cause if there is another error.
 _CONSEQUENCES = (
     "PeerFailedError",
     "GroupFailedError",

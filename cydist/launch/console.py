@@ -1,9 +1,9 @@
-"""The launcher's own stdout and stderr, written without ever waiting for their reader.
+"""The launcher's own stdout and stderr, written without waiting for their reader.
 
-What cannot be written at once is queued. A slow reader that goes on reading gets everything:
-when the queue is full, workers are read no further and wait. A reader that stands still
-(a terminal after Ctrl-S, a pager) must not stop the job: after `STALL_SECONDS` the queue takes
-no more, workers run on, and the reader is told how many lines it missed.
+Output that cannot be written at once is queued. A slow reader gets everything: when the queue is
+full, the launcher stops reading from the workers, which then wait. A stalled reader (a terminal
+after Ctrl-S, a pager) must not stop the job: after `STALL_SECONDS` the queue drops further lines,
+the workers go on, and a message later reports the number of dropped lines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 class Console:
-    """One of our output streams, or both when they are the same terminal."""
+    """One of the launcher's output streams, or both if they are the same terminal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = _unblocked(fd)
-        # Without an open file of our own, ask before each write and write what surely fits.
+        # Without an open file of its own, it polls before each write and writes only what surely
+        # fits.
         self._ask = self._fd == fd and not _is_regular(fd)
         self._queue = bytearray()
         self._moved = time.monotonic()
@@ -41,17 +42,17 @@ class Console:
 
     @property
     def full(self) -> bool:
-        """Should those who write wait a while?"""
+        """Return whether writers should wait."""
         return len(self._queue) > QUEUE_BYTES and not self._stalled
 
     @property
     def pending(self) -> bool:
-        """Return whether something is queued that may still be written."""
+        """Return whether queued output may still be written."""
         return bool(self._queue)
 
     @property
     def stalls_at(self) -> float:
-        """The monotonic time at which the reader counts as standing still."""
+        """Return the monotonic time from which the reader counts as stalled."""
         return self._moved + STALL_SECONDS
 
     @property
@@ -59,14 +60,15 @@ class Console:
         return time.monotonic() >= self.stalls_at
 
     def prefix(self, rank: int) -> bytes:
-        """Return what stands before each line of `rank`."""
+        """Return the prefix of each line of `rank`."""
         text = b"[%d]" % rank
         if self.colour:
             text = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[rank % len(_COLOURS)], text)
         return text + b" "
 
     def write(self, lines: bytes, *, must: bool = False) -> None:
-        """Write whole lines, or queue them; unless they `must`, drop them if nobody reads."""
+        """Write whole lines, or queue them. Drop them if the reader has stalled, unless `must` is
+        set."""
         if self.closed:
             return
         if len(self._queue) > QUEUE_BYTES and self._stalled and not must:
@@ -80,7 +82,7 @@ class Console:
         self.flush()
 
     def draft(self, writer: object, prefix: bytes, rest: bytes) -> None:
-        """On a terminal: show `rest`, a line that `writer` has not ended (a prompt, a bar)."""
+        """On a terminal, show `rest`, an unfinished line of `writer` (a prompt, a progress bar)."""
         if not self.terminal or self.closed or self.full:
             return
         if rest:
@@ -94,14 +96,14 @@ class Console:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what the reader takes now; True when nothing is left."""
+        """Write as much as the reader takes now; return True when nothing is left."""
         while self._queue and not self.closed:
             try:
                 done = self._write()
             except BlockingIOError:
                 return False
             except OSError:
-                # The reader is gone, so drop what is queued.
+                # The reader is gone, so drop the queue.
                 self.closed = True
                 break
             if not done:
@@ -131,9 +133,9 @@ class Console:
         return self._fd
 
     def drain(self, interrupt: int, patience: float | None) -> None:
-        """Write the rest, until the reader has it or `interrupt`, a descriptor, is readable.
+        """Write the queue until it is empty, or the descriptor `interrupt` is readable.
 
-        patience    seconds to wait for a reader that stands still; None: no limit
+        patience    seconds to wait for a stalled reader; None: no limit
         """
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)
@@ -157,7 +159,7 @@ class Console:
 
 
 def consoles() -> dict[int, Console]:
-    """{1: stdout, 2: stderr}; the same object twice when both are one terminal."""
+    """Return {1: stdout, 2: stderr}; the same object twice if both are one terminal."""
     out = Console(1)
     if out.terminal and os.isatty(2) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
         return {1: out, 2: out}
@@ -171,10 +173,10 @@ def _is_regular(fd: int) -> bool:
 
 
 def _unblocked(fd: int) -> int:
-    """Return a non-blocking descriptor for what `fd` is, or `fd`.
+    """Return a non-blocking descriptor of the file behind `fd`, or `fd` itself.
 
-    The flag belongs to the open file, which we share with the shell, so it cannot be set on
-    `fd` itself: pipes and terminals are opened again.
+    The flag belongs to the open file, which the launcher shares with the shell, so it cannot be set
+    on `fd` itself. Pipes and terminals are therefore opened again.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(fd).st_mode

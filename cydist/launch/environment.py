@@ -1,7 +1,7 @@
-"""What a worker finds in its environment, and the descriptors that it inherits.
+"""A worker's environment variables and inherited descriptors.
 
-The secret travels through a pipe: the environment and the command line of a process can be
-read by others, and end up in logs.
+The secret goes through a pipe, because other users may read the environment and the command line of
+a process, and both end up in logs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _STALE = (
 )
 
 
-# What getaddrinfo says of a name that it does not know, in place of an errno.
+# getaddrinfo's error codes for an unknown name, in place of an errno.
 _NO_NAME = (socket.EAI_NONAME, socket.EAI_FAMILY, socket.EAI_NODATA)
 
 
 class Ports(NamedTuple):
     """The ports of a job on one host: one for cydist's store, one for other libraries.
 
-    master      MASTER_PORT, where torch's store, say, is going to be
-    store       listens on the port of cydist's store; rank 0 serves there, and alone can: no other
-                process may bind a port that is listened on
-    reserved    bound to `master`, without listening, so that rank 0's libraries may still bind it
-                themselves; None: the user chose the port
+    master      MASTER_PORT, for example of torch's store
+    store       listens on the port of cydist's store. Only rank 0 can serve there, since no other
+                process may bind a port that has a listener
+    reserved    bound to `master` without listening, so that rank 0's libraries may still bind it;
+                None: the user chose the port
     """
 
     master: int
@@ -48,23 +48,23 @@ class Ports(NamedTuple):
     reserved: socket.socket | None
 
     def close(self) -> None:
-        """Give up our copies of the sockets: rank 0 has its own."""
+        """Close this process's copies of the sockets: rank 0 has its own."""
         self.store.close()
         if self.reserved is not None:
             self.reserved.close()
 
 
 def new_ports(host: str, master_port: int | None = None) -> Ports:
-    """Take free ports of `host`. Raises RendezvousError: the address is not ours, or this host has
-    no port or descriptor left."""
+    """Take free ports of `host`. Raises RendezvousError if the address is not this host's, or if
+    there is no port or descriptor left."""
     store = _bind(host)
-    if store.getsockname()[1] == master_port:  # which is for other libraries
-        with store:  # so that the next one is another one
+    if store.getsockname()[1] == master_port:  # this one is for other libraries
+        with store:  # so that the next port is a different one
             store = _bind(host)
     try:
-        store.listen()  # rank 0 lengthens the queue, in which ranks that come before it wait
-        # Nobody else may bind the port now. The connections made here may outlive the store for
-        # a while, in TIME_WAIT; rank 0 must be able to serve there again.
+        store.listen()  # rank 0 lengthens the queue, in which earlier ranks wait
+        # No other process may bind the port now. Connections made here may outlive the store for a
+        # while, in TIME_WAIT; rank 0 must be able to serve there again.
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if master_port is not None:
             return Ports(master_port, store, None)
@@ -78,7 +78,7 @@ def new_ports(host: str, master_port: int | None = None) -> Ports:
 def _bind(host: str, *, reuse: bool = False) -> socket.socket:
     """Return a socket bound to a free port.
 
-    reuse       others that ask for the same may bind the port too, until one of them listens
+    reuse       other sockets with this option may bind the port too, until one of them listens
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -92,7 +92,7 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be that
+    except (OSError, UnicodeError) as error:  # UnicodeError: an impossible name
         ours = isinstance(error, OSError) and error.errno not in (errno.EADDRNOTAVAIL, *_NO_NAME)
         why = "the job gets no port there" if ours else "it is not an address of this host"
         raise RendezvousError(f"--master-addr {host}: {why}: {error}") from None
@@ -100,7 +100,7 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
 
 
 class Generation(NamedTuple):
-    """One attempt at the job: a restart is a new one, with a new secret and new ports.
+    """One attempt at the job. A restart is a new generation, with a new secret and new ports.
 
     secret      32 bytes; None when every host has CYDIST_SECRET_FILE
     port        MASTER_PORT
@@ -113,14 +113,14 @@ class Generation(NamedTuple):
     ports: Ports | None
 
     def close(self) -> None:
-        """Give up our copies of the sockets: rank 0 has its own."""
+        """Close this process's copies of the sockets: rank 0 has its own."""
         if self.ports is not None:
             self.ports.close()
 
 
 def new_generation(options: LaunchOptions, number: int) -> Generation:
-    """Make what generation `number` shares. Raises RendezvousError: the address is not ours, or
-    this host has no port or descriptor left."""
+    """Make generation `number`. Raises RendezvousError if the address is not this host's, or if
+    there is no port or descriptor left."""
     if options.nodes > 1:
         assert options.master_port is not None
         return Generation(number, None, options.master_port, None)
@@ -141,7 +141,7 @@ def job_variables(
 ) -> dict[str, str]:
     """Return the variables that are equal on all ranks of a job.
 
-    store_port  of cydist's store; None: it is on `port`, where other libraries look for theirs
+    store_port  of cydist's store; None: it is on `port`, which other libraries use for theirs
     """
     own = (
         {} if store_port is None else {config.STORE_PORT.names[0]: f"{store_port} {address}:{port}"}
@@ -152,7 +152,7 @@ def job_variables(
         "MASTER_PORT": str(port),
         config.RUN_ID.names[0]: run_id,
         config.RESTART_COUNT.names[0]: str(generation),
-        # What programs written for torchrun look for. False: rank 0 holds the store.
+        # Programs written for torchrun read this. False: rank 0 holds the store.
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": str(generation),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -160,7 +160,7 @@ def job_variables(
 
 
 def remove_stale(variables: MutableMapping[str, str]) -> None:
-    """Remove what another launcher further up may have left and what would mislead a rank."""
+    """Remove variables of an outer launcher that would mislead a rank."""
     for stale in _STALE:
         for name in stale.names:
             variables.pop(name, None)
@@ -169,7 +169,8 @@ def remove_stale(variables: MutableMapping[str, str]) -> None:
 def worker_environment(
     options: LaunchOptions, generation: Generation, local_rank: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """`inherited`, with what tells a worker who it is; descriptors are added at the start."""
+    """Return `inherited` with the variables that identify a worker; descriptors are added at its
+    start."""
     rank = options.node_rank * options.local_size + local_rank
     variables = dict(inherited)
     remove_stale(variables)

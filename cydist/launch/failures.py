@@ -1,4 +1,4 @@
-"""Which worker failed first, and what it left to say about it."""
+"""Find the worker that failed first, and report its error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cydist.launch.output import TRACEBACK
 from cydist.launch.processes import pretty_exit
 from cydist.launch.workers import Worker
 
-# A traceback that is older than this when its process ends was logged, not died of.
+# A traceback that is older than this at the end of its process was only logged.
 RECENT_SECONDS = 5.0
 TAIL_LINES = 20
 TRACEBACK_LINES = 60
@@ -22,10 +22,10 @@ _ERROR_FILE_BYTES = 1 << 20
 
 
 def failed_at(worker: Worker) -> float:
-    """When `worker` failed: it printed its traceback, or, without one, it ended.
+    """Return when `worker` failed: when it printed its traceback or, without one, when it ended.
 
-    An exception is printed before the process ends, sometimes seconds before, and the ranks
-    that wait for it may notice and end sooner. So the order of ends is not the order of causes.
+    A process prints an exception before it ends, sometimes seconds before. Ranks that wait for it
+    may notice and end sooner. So the order of ends is not the order of causes.
     """
     printed = worker.tail.traceback_at
     if printed is not None and worker.ended - printed < RECENT_SECONDS:
@@ -34,8 +34,8 @@ def failed_at(worker: Worker) -> float:
 
 
 def first_failure(workers: Iterable[Worker]) -> Worker | None:
-    """Return the worker whose failure caused the others: of those that blame no other, the
-    first."""
+    """Return the worker whose failure caused the others: the first of those that do not blame
+    another rank."""
     failed = [worker for worker in workers if worker.code and not worker.told]
     return min(
         failed, key=lambda worker: (_is_secondary_failure(worker), failed_at(worker)), default=None
@@ -47,14 +47,14 @@ def _is_secondary_failure(worker: Worker) -> bool:
 
 
 def about_to_fail(worker: Worker, now: float) -> bool:
-    """Return whether this running worker has just printed a traceback, so that it is probably about
-    to exit."""
+    """Return whether this running worker has just printed a traceback, and so will probably exit
+    soon."""
     printed = worker.tail.traceback_at
     return worker.running and printed is not None and now - printed < RECENT_SECONDS
 
 
 def report(first: Worker, workers: Sequence[Worker]) -> str:
-    """Return what to tell the user, in whole lines."""
+    """Return the report for the user, in whole lines."""
     assert first.code is not None
     lines = [
         f"cydistrun: rank {first.rank} (local rank {first.local_rank}, pid {first.pid}, host "
@@ -83,7 +83,7 @@ def report(first: Worker, workers: Sequence[Worker]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 0, 1, 5`, shortened."""
+    """Return `rank 3`, or `ranks 0, 1, 5`, shortened."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:16]))}{_more(len(ranks) - 16)}"
@@ -94,7 +94,7 @@ def _more(count: int) -> str:
 
 
 def traceback_tail(output: bytes) -> list[str]:
-    """Return the last traceback in the end of a worker's stderr, or else its last lines."""
+    """Return the last traceback at the end of a worker's stderr, or else its last lines."""
     lines = output.decode(errors="replace").splitlines()
     starts = [place for place, line in enumerate(lines) if TRACEBACK.decode() in line]
     if starts:
@@ -105,7 +105,7 @@ def traceback_tail(output: bytes) -> list[str]:
 
 
 def _error_file(path: str) -> list[str]:
-    """Return what a worker wrote to its error file: cydist's, or that of torch's @record."""
+    """Return the contents of a worker's error file, from cydist or from torch's @record."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         with open(path, "rb") as file:
             content = json.loads(file.read(_ERROR_FILE_BYTES))

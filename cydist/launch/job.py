@@ -1,7 +1,7 @@
 """The inner process: starts the workers, passes on their output, decides how the job ended.
 
-One thread and one selector; nothing is polled and nothing here waits without a deadline but
-for the workers themselves. The stages of one generation of workers:
+It uses one thread and one selector. It polls nothing, and waits without a deadline only for the
+workers themselves. The stages of one generation of workers:
 
     running -> settling -> stopping -> killing -> (all ended) -> sweeping
        |          a worker failed     grace over                    what they left behind
@@ -31,15 +31,15 @@ from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, Rounds, duration
 
-# A worker that has just printed a traceback may take this long to end by itself, so that the
-# launcher's signal does not hide its exit code.
+# A worker that has just printed a traceback may take this long to end, so that the launcher's
+# signal does not hide its exit code.
 SETTLE_SECONDS = 1.0
-# What workers left behind (helper processes) may take this long to end.
+# Processes that workers left behind may take this long to end.
 SWEEP_SECONDS = 1.0
 
 
 class Stage(enum.Enum):
-    """Of one generation of workers."""
+    """The stages of one generation of workers."""
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()
@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self, options: LaunchOptions) -> None:
         self.options = options
-        self.stopped_by: int | None = None  # the first signal that we were sent
+        self.stopped_by: int | None = None  # the first signal that the launcher received
         self.abandoned = False  # the outer process is dead
         self._consoles = consoles()
         self._workers: list[Worker] = []
@@ -68,7 +68,8 @@ class Job:
         self._logs = ""
 
     def run(self, lifeline: int) -> int:
-        """Run the job to its end; the exit code. `lifeline` brings signals, see supervisor.py."""
+        """Run the job to its end, and return the exit code. Signals arrive through `lifeline`, see
+        supervisor.py."""
         wake, wake_write = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_write, False)
@@ -121,7 +122,7 @@ class Job:
         return exit_code(self._first.code)
 
     def _run_generation(self, number: int) -> None:
-        """Start all workers, and return when they and all they started have ended."""
+        """Start all workers, and return when they and all their descendants have ended."""
         self._stage, self._deadline, self._first = Stage.RUNNING, None, None
         generation = new_generation(self.options, number)
         inherited = dict(os.environ)
@@ -152,7 +153,7 @@ class Job:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
         while not self.abandoned:
             with self._rounds:
-                self._advance()  # first: a round that raised may have skipped it
+                self._advance()  # first, since a round that raised may have skipped it
                 if done():
                     return
                 self._round()
@@ -165,12 +166,12 @@ class Job:
         first = min(end for end in ends if end is not None)
         events = self._selector.select(max(0.0, first - self._now))
         self._now = time.monotonic()
-        # Ends before output: what others say of an end comes after it.
+        # Ends come before output, since other workers' messages about an end come after it.
         for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
             try:
                 key.data()
             except Exception as error:
-                self._rounds.note(error)  # other workers do not wait for that
+                self._rounds.note(error)  # other workers do not wait for this one
 
     def _over(self) -> bool:
         return self._deadline is not None and self._now >= self._deadline
@@ -198,7 +199,8 @@ class Job:
             )
             self._kill()
         if self._stage is Stage.KILLING and self._over():
-            # Not even SIGKILL ended them: an uninterruptible wait. The end reports their pids.
+            # SIGKILL did not end them: they are in an uninterruptible wait. The final report lists
+            # their pids.
             self._enter(Stage.SWEEPING, 0.0)
 
     def _enter(self, stage: Stage, seconds: float) -> None:
@@ -206,14 +208,14 @@ class Job:
         self._deadline = time.monotonic() + duration(seconds)
 
     def _choose(self) -> None:
-        """Settle which worker failed first, unless that is settled."""
+        """Decide which worker failed first, if that is not decided yet."""
         for worker in self._workers:
             if worker.code and 2 in worker.pipes:
                 self._read_all(worker.pipes[2])
         self._first = self._first or first_failure(self._workers)
 
     def _stop(self, number: int) -> None:
-        """Ask every worker's group to end, with `number`; they have the grace period."""
+        """Send signal `number` to every worker's process group, and start the grace period."""
         self._enter(Stage.STOPPING, self.options.grace)
         for worker in self._workers:
             worker.end(number)
@@ -224,7 +226,7 @@ class Job:
             worker.end(signal.SIGKILL)
 
     def _on_lifeline(self, lifeline: int) -> None:
-        """Signals that the outer process forwards, or its death."""
+        """Handle the signals that the outer process forwards, or its death."""
         numbers = os.read(lifeline, 4096)
         if not numbers:
             self.abandoned = True
@@ -246,7 +248,7 @@ class Job:
                 self.stopped_by = number
 
     def _reap(self, wake: int) -> None:
-        """Take the exit status of every child that ended: workers, and orphans of theirs."""
+        """Take the exit status of every child that ended: workers and their orphans."""
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         running = {worker.pid: worker for worker in self._workers if worker.running}
@@ -269,7 +271,7 @@ class Job:
     # Output.
 
     def _watch(self, worker: Worker) -> None:
-        """Read from the worker's pipes from now on."""
+        """Start reading from the worker's pipes."""
         shown = self.options.shown is None or worker.local_rank in self.options.shown
         for stream, fd in worker.pipes.items():
             console = self._consoles[stream]
@@ -285,7 +287,7 @@ class Job:
             self._register(fd, partial(self._read, fd))
 
     def _read(self, fd: int) -> bool:
-        """Pass on what a worker wrote; False when there is nothing (more) now."""
+        """Pass on a worker's output; return False if there is none at the moment."""
         if (stream := self._streams.get(fd)) is None:
             return False
         state = stream.read()
@@ -295,7 +297,7 @@ class Job:
         return state
 
     def _read_all(self, fd: int) -> None:
-        """Pass on all that is in the pipe now, and no more than a pipe holds."""
+        """Pass on the pipe's present contents, and no more than a pipe holds."""
         for _ in range(64):
             if not self._read(fd):
                 return
@@ -307,7 +309,8 @@ class Job:
             stream.close()
 
     def _hold_back(self) -> float | None:
-        """Read only from workers whose console takes more; until when the others must wait."""
+        """Read only from workers whose console takes more; return until when the others must
+        wait."""
         registered = self._selector.get_map()
         waits = []
         for fd, stream in self._streams.items():
@@ -334,7 +337,7 @@ class Job:
         self._consoles[2].write(text.encode(errors="replace"), must=True)
 
     def _log_directory(self) -> str:
-        """Return where log files go: a directory of this run, made on demand."""
+        """Return the directory of this run's log files, made on demand."""
         if not (self.options.redirects or self.options.tee):
             return ""
         if self.options.log_dir:
@@ -358,5 +361,5 @@ class Job:
 
 
 def run_job(options: LaunchOptions, lifeline: int) -> int:
-    """Run a job below this process; the exit code."""
+    """Run a job below this process, and return the exit code."""
     return Job(options).run(lifeline)

@@ -1,7 +1,7 @@
-"""The command line of cydistrun: torchrun's, as far as it makes sense without elasticity.
+"""The command line of cydistrun: torchrun's options, except those for elasticity.
 
 Every option has an underscore spelling and a twin in the environment, PET_ and its name in
-capitals, which the command line overrides. What is refused says why.
+capitals, which the command line overrides. Refused options say why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cydist import config
 DEFAULT_PORT = 29500
 STREAMS = {1: "stdout", 2: "stderr"}
 
-# torchrun's, with the reason why they are refused here.
+# torchrun's options that cydistrun refuses, with the reason.
 REFUSED = {
     "--rdzv-conf": "there is no rendezvous service to configure; see --master-addr",
     "--event-log-handler": "there are no event logs",
@@ -35,7 +35,7 @@ REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 
 
 class LaunchOptions(NamedTuple):
-    """What to start, where, and what to do with its output; checked and resolved."""
+    """The program, its place and its output options, checked and resolved."""
 
     command: tuple[str, ...]
     is_script: bool = True  # run by this Python; else a module or a program
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
     def option(
         self, group: Any, *names: str, flag: bool = False, default: Any = None, **more: Any
     ) -> None:
-        """Add one option; the value of its twin in the environment replaces `default`."""
+        """Add one option. The value of its twin in the environment replaces `default`."""
         twin = config.Variable((f"PET_{names[0][2:].replace('-', '_').upper()}",), "", "")
         self._flags.update(dict.fromkeys(names, flag))
         if flag:
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(*names, default=twin.get() or default, **more)
 
     def hyphens(self, argv: Sequence[str]) -> list[str]:
-        """`argv` with --a_b as --a-b, up to the script, whose arguments are its own affair."""
+        """Return `argv` with --a_b as --a-b, up to the script, whose arguments stay unchanged."""
         out = list(argv)
         place = 0
         while place < len(out) and out[place].startswith("-") and out[place] != "--":
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """Return the command line as argparse sees it."""
+    """Return the argparse parser of the command line."""
     it = Parser(
         prog="cydistrun",
         usage="cydistrun [options] script.py [arguments]",
@@ -135,7 +135,7 @@ def parser() -> Parser:
     end = it.add_argument_group("failures and signals")
     add(
         end, "--max-restarts", type=int, default=0, metavar="N",
-        help="after a failure start all ranks anew, up to N times (one host)",
+        help="after a failure restart all ranks, up to N times (one host)",
     )  # fmt: skip
     add(
         end, "--restart-delay", type=float, default=0.1, metavar="SECONDS",
@@ -189,7 +189,7 @@ def parser() -> Parser:
 
 
 def parse(argv: Sequence[str]) -> LaunchOptions:
-    """Return the options in `argv`. Exits with 2 and one sentence when they make no sense."""
+    """Return the options in `argv`. Exits with 2 and one sentence if they are invalid."""
     it = parser()
     given = it.parse_args(it.hyphens(argv))
     try:
@@ -237,7 +237,7 @@ def _resolve(given: argparse.Namespace) -> LaunchOptions:
         signals=_signals(given.signals_to_handle),
         log_dir=given.log_dir,
         redirects=redirects,
-        # A directory for logs asks for logs.
+        # A log directory implies logs.
         tee=which_streams("--tee", given.tee, local_size) or ({} if redirects else everywhere),
         shown=_shown(given.local_ranks_filter, local_size),
         prefix=not given.no_prefix,
@@ -290,7 +290,7 @@ def local_world_size(text: str) -> int:
 
 
 def visible_gpus() -> int:
-    """CUDA devices that a worker would see, counted without a GPU library."""
+    """Return the number of CUDA devices that a worker would see, without a GPU library."""
     devices = len(glob.glob("/dev/nvidia[0-9]*"))
     chosen = config.CUDA_VISIBLE_DEVICES.get()
     if chosen == config.CUDA_VISIBLE_DEVICES.default:
@@ -301,7 +301,7 @@ def visible_gpus() -> int:
 
 
 def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
-    """Address and port of rank 0's store; no port: one that is free."""
+    """Return address and port of rank 0's store; port None: a free one."""
     address, port = given.master_addr, given.master_port
     if given.rdzv_endpoint and not address and not given.standalone:
         host, _, tail = given.rdzv_endpoint.rpartition(":")
@@ -327,7 +327,7 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
 
 
 def which_streams(option: str, text: str, local_size: int) -> dict[int, int]:
-    """`3` or `0:3,1:2` as {local rank: streams}; ranks without any are left out."""
+    """Return `3` or `0:3,1:2` as {local rank: streams}, without ranks that have no streams."""
     streams: dict[int, int] = {}
     try:
         if ":" not in text:

@@ -1,7 +1,7 @@
-"""From a worker's pipe to the console: whole lines, prefixed with the rank.
+"""Pass a worker's output to the console: whole lines, prefixed with the rank.
 
-Bytes are never decoded on their way. Lines of different ranks never mix. A line with carriage
-returns, as progress bars write it, becomes its last state; on a terminal the bar is live.
+Bytes are never decoded. Lines of different ranks never mix. A line with carriage returns, such as a
+progress bar's, is reduced to its last state; on a terminal the bar is live.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from cydist.launch.console import Console
 
-# A line that is longer is cut, so that output without line ends cannot fill the memory.
+# Longer lines are cut, so that output without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 TRACEBACK = b"Traceback (most recent call last)"
 
 
 class LogFile:
-    """A file of mode 0600 that only we and our worker write, at its end."""
+    """A file of mode 0600, to which only the launcher and its worker append."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class LogFile:
 
 
 class Tail:
-    """The end of a stream, and when a traceback last began in it."""
+    """The end of a stream, and the time when a traceback last began in it."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -91,12 +91,12 @@ class Lines:
 
 
 def last_state(line: bytes) -> bytes:
-    """Return what a terminal would finally show of a line that is rewritten after each \r."""
+    """Return the last state of a line that is rewritten after each \r."""
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
 class Stream:
-    """One pipe of one worker: where its bytes go."""
+    """One pipe of one worker, with the destinations of its bytes."""
 
     def __init__(
         self,
@@ -115,16 +115,17 @@ class Stream:
 
     @property
     def held(self) -> bool:
-        """Return whether the worker must wait, because the console cannot take more."""
+        """Return whether the worker must wait because the console cannot take more."""
         return self._lines is not None and self.console.full
 
     @property
     def unwanted(self) -> bool:
-        """Return whether this output has no reader left. Closing the pipe tells the worker."""
+        """Return whether this output has no reader left. Closing the pipe notifies the worker."""
         return self.console.closed and self._lines is not None and not self._logged
 
     def read(self) -> bool | None:
-        """Pass on what is there; False when there is nothing now, None at the stream's end."""
+        """Pass on the available bytes; return False if there are none now, None at the stream's
+        end."""
         try:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:

@@ -1,7 +1,7 @@
-"""What Linux knows about our descendants, and how to end them all.
+"""Find this process's descendants on Linux, and end them all.
 
-Both halves of the launcher are subreapers: a process whose parent dies becomes their child,
-whatever session or group it moved to, so it is found here and cannot be left behind.
+Both halves of the launcher are subreapers: a process whose parent dies becomes their child, even if
+it moved to another session or group. So it is found here and cannot be left behind.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@cache  # made before the first fork: each child would copy the memory that it takes
+@cache  # made before the first fork, because each child would copy its memory
 def _prctl() -> Callable[..., Any]:
-    import ctypes  # slow, and only processes that start others need it
+    import ctypes  # slow, and needed only by processes that start others
 
     return ctypes.CDLL(None).prctl
 
@@ -35,7 +35,7 @@ def become_subreaper() -> None:
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when the thread of `parent` that started it ends.
 
-    Call it first thing in a child; a parent that is dead already ends the child here.
+    Call it first in a child. If the parent is already dead, the child ends here.
     """
     _prctl()(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -43,7 +43,8 @@ def die_with(parent: int) -> None:
 
 
 class Process(NamedTuple):
-    """One process, as /proc shows it; `started` (clock ticks) tells it from a later namesake."""
+    """One process, as in /proc. `started` (clock ticks) distinguishes it from a later process with
+    its pid."""
 
     pid: int
     parent: int
@@ -56,7 +57,7 @@ class Process(NamedTuple):
         return self.state in "ZX"
 
     def send(self, number: int) -> None:
-        """Signal this very process; a process that is gone, or a namesake, is left alone."""
+        """Signal this process. If it is gone, a later process with its pid is left alone."""
         with contextlib.suppress(OSError):
             handle = pidfd(self.pid)
             try:
@@ -73,8 +74,8 @@ class Process(NamedTuple):
 
 
 def pidfd(pid: int) -> int | None:
-    """Return a descriptor of a process; None where there are none: under gVisor, and where a
-    container forbids them. Raises OSError for everything else, as where there is no such process.
+    """Return a descriptor of a process; None if the system has none, as under gVisor, or if a
+    container forbids them. Raises OSError for other errors, such as an unknown process.
     """
     try:
         return os.pidfd_open(pid)
@@ -90,15 +91,15 @@ def _read(pid: int) -> Process | None:
             text = file.read()
     except OSError:
         return None
-    # The name stands in parentheses and may hold anything, parentheses and spaces included.
+    # The name is in parentheses and may itself contain parentheses and spaces.
     fields = text[text.rindex(b")") + 2 :].split()
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
 
 
 def descendants(besides: Collection[int] = ()) -> list[Process]:
-    """Every living or unreaped process below this one, parents first.
+    """Return every living or unreaped process below this one, parents first.
 
-    Leaves out the pids in `besides`, and what is below them.
+    Leaves out the pids in `besides` and their descendants.
     """
     children: dict[int, list[Process]] = {}
     for name in os.listdir("/proc"):
@@ -123,7 +124,7 @@ def own_children() -> set[int]:
 
 
 def signal_descendants(number: int, *, besides: Collection[int] = ()) -> bool:
-    """Signal all descendants but those in and below `besides`; was there a living one at all?"""
+    """Signal all descendants except those in and below `besides`; return whether any was alive."""
     living = [process for process in descendants(besides) if not process.zombie]
     for process in living:
         process.send(number)
@@ -131,11 +132,11 @@ def signal_descendants(number: int, *, besides: Collection[int] = ()) -> bool:
 
 
 def kill_descendants(seconds: float, *, besides: Collection[int] = ()) -> list[int]:
-    """Kill and reap everything below this process; the pids that were still there at the end.
+    """Kill and reap everything below this process; return the pids that are still there at the end.
 
-    Returns after `seconds` at the latest: a process in an uninterruptible wait cannot be
-    killed. Every child is reaped, so call it when no exit status is wanted any more. What is
-    in and below `besides` is left alone.
+    Returns after `seconds` at the latest, since a process in an uninterruptible wait cannot be
+    killed. Every child is reaped, so call it when no exit status is needed any more. Processes in
+    and below `besides` are left alone.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -150,7 +151,7 @@ def kill_descendants(seconds: float, *, besides: Collection[int] = ()) -> list[i
 
 
 def _reaped(process: Process) -> bool:
-    """Reap `process` if it is a child of ours that has ended."""
+    """Reap `process` if it is an ended child of this process."""
     if process.parent != os.getpid():
         return False
     try:
@@ -160,7 +161,7 @@ def _reaped(process: Process) -> bool:
 
 
 def _wait_for_exit(processes: Collection[Process], seconds: float) -> None:
-    """Until one of `processes` exits, or `seconds` passed."""
+    """Wait until one of `processes` exits, or `seconds` have passed."""
     poller = select.poll()
     with contextlib.ExitStack() as stack:
         for process in processes:
@@ -185,5 +186,5 @@ def pretty_exit(code: int) -> str:
 
 
 def exit_code(code: int) -> int:
-    """Return what a shell would report for this exit status."""
+    """Return the exit code that a shell would report for this exit status."""
     return code if code >= 0 else 128 - code

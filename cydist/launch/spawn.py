@@ -1,4 +1,4 @@
-"""Ranks as child processes of a Python program: `cydist.spawn`.
+"""Start ranks as child processes of a Python program: `cydist.spawn`.
 
 `import cydist` imports this, so multiprocessing is imported only when it is used.
 """
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 GRACE_SECONDS = 5.0
-# So short that a report fits into a pipe: a child never waits for its parent to read it.
+# Short enough that a report fits into a pipe, so a child never waits for its parent to read it.
 _TRACEBACK_BYTES = 16 << 10
 _WHEN = struct.Struct("d")  # time.monotonic(), which all processes of a host share
 
 
 class _Place(NamedTuple):
-    """What a child must know to be a rank; travels through multiprocessing's own pipe."""
+    """A child's place in the job; sent through multiprocessing's own pipe."""
 
     rank: int
     size: int
@@ -44,8 +44,8 @@ class _Place(NamedTuple):
     port: int  # MASTER_PORT
     store_port: int
     secret: bytes
-    ports: Ports | None  # for rank 0 to use; what others have inherited by a fork, they close
-    parent: int  # pid that the kernel ties the child's life to; 0: watch the parent instead
+    ports: Ports | None  # for rank 0; other ranks close their inherited copy after a fork
+    parent: int  # pid whose end makes the kernel end the child; 0: watch the parent instead
 
 
 class ProcessContext:
@@ -65,7 +65,7 @@ class ProcessContext:
         timeout: float | timedelta | None = None,
         grace_period: float | timedelta | None = None,
     ) -> bool:
-        """Wait until a process ends; True when all have ended, False when some still run.
+        """Wait until a process ends; return True if all have ended, False if some still run.
 
         timeout         seconds or a timedelta after which to return False; None: no limit
         grace_period    seconds or a timedelta that the others have to end by themselves after a
@@ -101,18 +101,18 @@ class ProcessContext:
             try:
                 raise failure
             finally:
-                del failure  # else it refers to itself, and the processes' descriptors stay open
+                del failure  # it refers to itself, and would keep descriptors open
         if not self.sentinels:
             self._close()
         return not self.sentinels
 
     def _first_failure(self, now: float) -> ProcessException:
-        """Return the failure that caused the others: of those that blame no other rank, the
-        first."""
+        """Return the failure that caused the others: the first of those that do not blame another
+        rank."""
         failures: list[tuple[bool, float, ProcessException]] = []
         for rank, process in enumerate(self.processes):
             pid, code = process.pid or 0, process.exitcode
-            # A worker that raised has said so already, even if its process has not ended yet.
+            # A worker that raised has already reported it, even if its process has not ended yet.
             if (said := self._read(rank)) is not None:
                 text = f"rank {rank} raised:\n\n{said[1]}"
                 raised = ProcessRaisedException(text, rank, pid)
@@ -124,7 +124,7 @@ class ProcessContext:
         return min(failures, key=lambda failure: failure[:2])[2]
 
     def _read(self, rank: int) -> tuple[float, str] | None:
-        """When and with what traceback `rank` raised."""
+        """Return when `rank` raised, and its traceback."""
         report = self._reports[rank]
         try:
             if report.closed or not report.poll():
@@ -141,7 +141,7 @@ class ProcessContext:
                 process.join(one_wait(left))
 
     def _end_all(self, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL."""
+        """Send SIGTERM, wait `grace` seconds, then send SIGKILL."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
@@ -166,7 +166,7 @@ def start_processes(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """`spawn` under its older name."""
+    """Run `spawn` under its older name."""
     return spawn(fn, args, nprocs, join, daemon, start_method)
 
 
@@ -180,14 +180,14 @@ def spawn(
 ) -> ProcessContext | None:
     """Run `fn(rank, *args)` in `nprocs` processes that are the ranks of one job.
 
-    fn              a function of a module's top level, so that a fresh process finds it
-    join            wait for all; False: return a ProcessContext at once
+    fn              a function at a module's top level, so that a new process can import it
+    join            wait for all processes; False: return a ProcessContext at once
     daemon          the processes end when this one exits, and cannot have children
     start_method    "spawn", "forkserver", or "fork" (only before any group or thread exists)
 
-    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in each,
-    so `cydist.init_process_group()` needs no argument; the job has a secret and a port of its
-    own. When a process fails, the others are ended and its error is raised here:
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in each
+    process, so `cydist.init_process_group()` needs no argument. The job has a secret and a port of
+    its own. When a process fails, the others are ended and its error is raised here:
     ProcessRaisedException with the traceback, or ProcessExitedException with the exit code. No
     process outlives this one, even if this one is killed.
     """
@@ -233,7 +233,7 @@ def spawn(
 
 
 def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any) -> None:
-    """A child: become a rank, call `fn`, tell the parent about an exception."""
+    """In a child: become a rank, call `fn`, report an exception to the parent."""
     if place.parent:
         die_with(place.parent)
     else:
@@ -242,7 +242,7 @@ def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any
     try:
         fn(place.rank, *args)
     except KeyboardInterrupt:
-        # From the terminal, so the parent has it too and does the talking.
+        # It came from the terminal, so the parent got it too and reports it.
         sys.exit(128 + signal.SIGINT)
     except Exception:
         text = traceback.format_exc().encode(errors="replace")[-_TRACEBACK_BYTES:]
@@ -252,7 +252,7 @@ def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any
 
 
 def _become(place: _Place) -> None:
-    """Set what `env://` reads, and leave secret and socket where they are looked for."""
+    """Set the variables that `env://` reads, and put secret and socket in their places."""
     rank, size = str(place.rank), str(place.size)
     remove_stale(os.environ)
     os.environ.update(job_variables("127.0.0.1", place.port, place.store_port, place.run_id, 0))
@@ -266,7 +266,7 @@ def _become(place: _Place) -> None:
     _, store, reserved = place.ports
     os.environ[config.STORE_FD.names[0]] = str(store.detach())
     if reserved is not None:
-        reserved.detach()  # open as long as this process
+        reserved.detach()  # stays open until this process ends
 
 
 def _follow_parent() -> None:

@@ -1,8 +1,8 @@
 """Two processes that guard each other, so that no death of either leaves workers behind.
 
-The outer one forwards signals, as bytes, through the lifeline, a pipe whose end of file tells
-the inner one that the outer is dead. The inner one is in a session of its own: what a terminal
-or a shell sends to the whole job, SIGKILL included, reaches the outer one only.
+The outer process forwards signals, as bytes, through the lifeline: a pipe whose end of file tells
+the inner process that the outer one is dead. The inner process has a session of its own. So signals
+that a terminal or a shell sends to the whole job, SIGKILL included, reach the outer process only.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from cydist.launch.processes import (
     pretty_exit,
 )
 
-# How long an end may take when processes cannot be killed (uninterruptible waits).
+# How long the end may take if processes cannot be killed (uninterruptible waits).
 FINAL_WAIT_SECONDS = 5.0
-LOOK_MS = 50  # between looks at a process that has no descriptor
+LOOK_MS = 50  # between checks of a process without a descriptor
 
 
 def ignore_signal(number: int, frame: FrameType | None) -> None:
-    """A handler for signals whose number arrives through a descriptor; exec resets it."""
+    """Do nothing: a handler for signals whose number arrives through a descriptor. exec resets
+    it."""
 
 
 def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
-    """Run `inner(lifeline)` in a child and wait for it; its result, the exit code.
+    """Run `inner(lifeline)` in a child, wait for it, and return its result, the exit code.
 
-    Call it while this process has one thread. `signals` are forwarded: each arrives as one
-    byte in `lifeline`, but those that are ignored now (nohup, shells' background jobs) stay
-    ignored here and in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it.
+    Call it while this process has one thread. Each of `signals` is forwarded as one byte in
+    `lifeline`. Signals that are ignored now (nohup, shells' background jobs) stay ignored here and
+    in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it.
     """
     forwarded = {
         number
         for number in (*signals, signal.SIGTSTP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
-    # A shell that became this program by exec may have left children of its own here.
+    # A shell that replaced itself by this program (exec) may have left children here.
     outsiders = own_children()
     become_subreaper()
     lifeline, forward = os.pipe()
@@ -57,7 +58,7 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
         signal.signal(number, ignore_signal)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Blocked, or a signal between fork and the child's set_wakeup_fd would count twice.
+    # Signals are blocked: one between fork and the child's set_wakeup_fd would count twice.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     child = os.fork()
     if child == 0:
@@ -89,7 +90,7 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
 
 
 def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]) -> int:
-    """Pass signals on until `child` exits; its exit status as subprocess gives it."""
+    """Forward signals until `child` exits; return its exit status as subprocess gives it."""
     handle = pidfd(child)
     poller = select.poll()
     if handle is not None:

@@ -1,4 +1,4 @@
-"""One worker: how it is started, signalled, and what is known of its end."""
+"""One worker: its start, its signals, and its end."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cydist.launch.options import STREAMS, LaunchOptions
 from cydist.launch.output import LogFile, Tail
 from cydist.launch.processes import die_with
 
-# A big pipe lets a worker run on while the launcher is busy.
+# A large pipe lets a worker go on while the launcher is busy.
 _PIPE_BYTES = 1 << 18
 
 
 class Worker:
-    """A process of the job, leader of a session and of a process group of its own.
+    """A process of the job, leader of its own session and process group.
 
-    pipes       {stream: our end}, for streams that pass through the launcher
+    pipes       {stream: the launcher's end}, for streams that pass through the launcher
     logs        {stream: file}; written by the worker itself if the stream is not in `pipes`
-    tail        the end of what it wrote to stderr through a pipe
-    told        was it told to end? Then its end is no failure of its own
+    tail        the end of its stderr, if that goes through a pipe
+    told        whether the launcher told it to end; its end is then not its own failure
     code        its exit status as subprocess gives it, None while it runs
-    ended       launcher's clock when it ended
+    ended       time of its end, on the launcher's clock
     """
 
     def __init__(self, local_rank: int, rank: int) -> None:
@@ -54,7 +54,7 @@ class Worker:
         inherited: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Start it; its files go to `directory`. Raises OSError when it cannot be started."""
+        """Start it, with its files in `directory`. Raises OSError if it cannot be started."""
         variables = worker_environment(options, generation, self.local_rank, inherited)
         self.error_file = os.path.join(directory, f"error-{self.local_rank}.json")
         variables.update(dict.fromkeys(config.ERROR_FILE.names, self.error_file))
@@ -73,7 +73,7 @@ class Worker:
             launcher = os.getpid()
             process = subprocess.Popen(
                 self._command(options),
-                # One process can read the terminal, so rank 0 does (a debugger's prompt).
+                # Only one process can read the terminal, so rank 0 does (for a debugger's prompt).
                 stdin=None if self.local_rank == 0 else subprocess.DEVNULL,
                 stdout=ends[1],
                 stderr=ends[2],
@@ -85,7 +85,7 @@ class Worker:
                 preexec_fn=lambda: die_with(launcher),
             )
         self.pid = process.pid
-        process.returncode = 0  # we reap it ourselves, with everything else that ends
+        process.returncode = 0  # the launcher reaps it, like every other ended process
 
     def _command(self, options: LaunchOptions) -> list[str]:
         command = [*options.command]
@@ -93,11 +93,12 @@ class Worker:
             command.append(f"--local-rank={self.local_rank}")
         if options.is_module:
             return [sys.executable, "-u", "-m", *command]
-        # -u: what a worker printed before it was killed must not be lost in its buffer.
+        # -u: output of a killed worker must not be lost in its buffer.
         return [sys.executable, "-u", *command] if options.is_script else command
 
     def _stream(self, stream: int, options: LaunchOptions, stack: contextlib.ExitStack) -> int:
-        """Return the descriptor that the worker gets as `stream`: its log file, or a pipe to us."""
+        """Return the descriptor that the worker gets as `stream`: its log file, or a pipe to the
+        launcher."""
         if options.redirects.get(self.local_rank, 0) & stream:
             return self.logs[stream].fd
         ours, theirs = os.pipe()
@@ -115,18 +116,19 @@ class Worker:
                 os.killpg(self.pid, number)
 
     def end(self, number: int) -> None:
-        """Tell its whole process group to end; stopped processes are woken to see it."""
+        """Tell its whole process group to end. Stopped processes are continued, so that they
+        receive it."""
         if self.running:
             self.told = True
             self.send(number)
             self.send(signal.SIGCONT)
 
     def last_output(self) -> bytes:
-        """Return the end of its stderr, wherever that went."""
+        """Return the end of its stderr, from its pipe or its log file."""
         log = self.logs.get(2)
         return log.end() if log is not None else self.tail.bytes()
 
     def close(self) -> None:
-        """Close its log files; the pipes are closed by who reads them."""
+        """Close its log files. The reader of its pipes closes those."""
         for log in self.logs.values():
             log.close()

@@ -1,1 +1,1 @@
-"""Who may connect: interfaces, secrets, handshakes."""
+"""Connections and their authentication: interfaces, secrets, handshakes."""

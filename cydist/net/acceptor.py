@@ -24,9 +24,9 @@ from cydist.errors import AuthenticationError, DistError
 from cydist.net import auth
 from cydist.net.auth import ClientHandshake, ServerHandshake
 
-# At once; and no more than a quarter of the descriptors that this process may have.
+# At most at once, and no more than a quarter of this process's limit of descriptors.
 MOST_PENDING_PEERS = 256
-GRACE = 0.1  # seconds that every pending peer has, however many others wait
+GRACE = 0.1  # seconds that every pending peer has, regardless of the number of others
 BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits a second
 
 _ACCEPTS_AT_ONCE = 16
@@ -40,13 +40,13 @@ def no_descriptor(error: Exception) -> bool:
 
 
 def explained(error: Exception) -> str:
-    """Return the error's text, with a remedy where descriptors are short."""
+    """Return the error's text, with a remedy if descriptors are short."""
     hint = ": close files, or raise the limit (ulimit -n)" if no_descriptor(error) else ""
     return f"{error}{hint}"
 
 
 class HandshakeSocket:
-    """A non-blocking socket in its handshake: reads whole messages, sends what fits.
+    """A non-blocking socket in its handshake: reads whole messages, sends as much as fits.
 
     deadline    on time.monotonic(); the owner enforces it
     """
@@ -74,7 +74,7 @@ class HandshakeSocket:
     def receive(self) -> bool:
         """Read one message; return whether it was complete. No byte after it is read.
 
-        Raises OSError, and what the handshake raises, after the refusal was sent.
+        Raises OSError, and the handshake's errors after the refusal was sent.
         """
         try:
             part = self.sock.recv(self.shake.needs - len(self._received))
@@ -107,8 +107,9 @@ class Acceptor:
     """Listening sockets and their pending peers, served by the thread of a selector.
 
     selector    for a key whose `data` is this acceptor, call `react` with its `fileobj`
-    secret, channel, job    what a peer must prove to know, and which service it must ask for
-    also                    a second channel that it may ask for
+    secret, channel, job    the secret that a peer must prove to know, and the service that it must
+                            request
+    also                    a second channel that it may request
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Acceptor:
 
     @property
     def alarm(self) -> float | None:
-        """The time at which `expire` has something to do; None: never."""
+        """Return the time at which `expire` must be called next; None: never."""
         oldest = next(iter(self._pending_peers.values()), None)
         times = [] if oldest is None else [oldest.deadline]
         return min([*times, *([] if self._reopen is None else [self._reopen])], default=None)
@@ -273,7 +274,7 @@ class Acceptor:
         return True
 
     def _reject(self, listener: socket.socket) -> None:
-        """Refuse connections through the spare descriptor, as no other is left; pause then.
+        """Refuse connections through the spare descriptor, as no other is left; then pause.
 
         Left in the backlog they would keep the listener ready, and this thread busy.
         """

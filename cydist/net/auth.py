@@ -92,14 +92,14 @@ _MAC_BYTES = 32
 # An endpoint is an IPv6 address, or an IPv4 one mapped into IPv6, and a port.
 _ENDPOINT_BYTES = 18
 _MAPPED = bytes(10) + b"\xff\xff"
-NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which lead nowhere else
+NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which cannot be relayed
 # The reason when a server refuses although its greeting gave none: it sent another greeting.
-_CHANGED = "somebody between the two changes what they send"
-# What both sides must have equal; each one's bit in the settings is its index here.
+_CHANGED = "a third party between the two changes what they send"
+# Settings that must be equal on both sides; the bit of each is its index here.
 _SETTINGS = (config.NAT, config.INSECURE)
 # The greeting of a server without a free descriptor; no random nonce is this text.
 FULL = _GREETING.pack(_MAGIC, b"no file descriptor left", 0, b"")
-# What a refusing server sends in place of its MAC; no MAC is this text.
+# Sent by a refusing server in place of its MAC; no MAC is this text.
 _REFUSALS = {
     "key": b"cydist: refused, other secret".ljust(_MAC_BYTES, b"\0"),
     "job": b"cydist: refused, other job".ljust(_MAC_BYTES, b"\0"),
@@ -112,7 +112,7 @@ _REFUSALS = {
 
 
 def hkdf(key: bytes, salt: bytes, info: bytes) -> bytes:
-    """32 bytes derived from `key` by HKDF-SHA256 (RFC 5869)."""
+    """Return 32 bytes derived from `key` by HKDF-SHA256 (RFC 5869)."""
     extracted = hmac.digest(salt or bytes(32), key, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
@@ -173,11 +173,11 @@ def _settings(secret: bytes) -> int:
 
 
 class _Handshake:
-    """What both sides share.
+    """The part of the handshake that both sides share.
 
     needs       bytes that `receive` wants next; 0 when nothing more is expected
     done        both sides are authenticated
-    farewell    after AuthenticationError: what to send before closing, so that the other side
+    farewell    after AuthenticationError: bytes to send before closing, so that the other side
                 learns the reason
     endpoints   of the connection, as this side sees them (`endpoints_of`)
     """
@@ -201,7 +201,7 @@ class _Handshake:
         self.farewell = b""
         self._secret = secret
         self._settings = _settings(secret)
-        self._theirs = (self._settings, endpoints)  # what the other side says of itself
+        self._theirs = (self._settings, endpoints)  # the other side's greeting
 
     def _mac(self, role: bytes, transcript: bytes) -> bytes:
         """Return the MAC of `transcript` for the role "client" or "server"."""
@@ -212,7 +212,7 @@ class _Handshake:
         self._theirs = (settings, endpoints)
         if settings != self._settings:
             return "settings"
-        # Both of the switches that there are allow other endpoints.
+        # Both switches allow endpoints to differ.
         return "endpoints" if endpoints != self.endpoints and not settings else ""
 
     def _refused(self, why: str) -> AuthenticationError:
@@ -255,8 +255,8 @@ class ServerHandshake(_Handshake):
     """The side that accepted the connection.
 
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
-    `claim` is what the client says of itself, authenticated.
-    also    a second channel that is served; `channel` is then the one that the client came for
+    `claim` is the client's authenticated claim.
+    also    a second channel that is served; `channel` is then the one that the client requested
     """
 
     __slots__ = ("_also", "claim", "greeting")
@@ -353,7 +353,7 @@ class ClientHandshake(_Handshake):
 
     @property
     def answered(self) -> bool:
-        """Whether the server's greeting has been answered, so that its proof comes next."""
+        """Return whether the server's greeting has been answered, so that its proof comes next."""
         return bool(self._transcript)
 
     def _answer(self, greeting: bytes) -> bytes:
@@ -376,7 +376,7 @@ class ClientHandshake(_Handshake):
         answer = body + self._mac(b"client", greeting + body)
         why = self._compare(settings, endpoints)
         if why:
-            self.farewell = answer  # from which the server finds the same
+            self.farewell = answer  # from which the server draws the same conclusion
             raise self._refused(why)
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES

@@ -1,4 +1,4 @@
-"""Addresses of this host's interfaces and routes, and those that host names resolve to."""
+"""Find the addresses of this host's interfaces and routes, and of host names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from cydist.waiting import wait_for
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = "/proc/net/if_inet6"
-# Documentation addresses, to find out how packets leave this host; nothing is sent to them.
+# Documentation addresses, to find the interface by which packets leave this host; nothing is sent
+# to them.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 _DISCARD = 9  # a port
 
@@ -38,7 +39,7 @@ def of_interface(name: str) -> list[str]:
 
     Raises DistNetworkError when there is no such interface, or it has no address.
     """
-    import ipaddress  # slow, and few need it
+    import ipaddress  # slow and rarely needed
 
     try:
         return [str(ipaddress.ip_address(name))]
@@ -171,7 +172,7 @@ def resolve(
     try:
         return _getaddrinfo(bare, port, family, socket.AI_NUMERICHOST)
     except (socket.gaierror, UnicodeError):
-        pass  # a name, or nothing at all
+        pass  # a name, or empty
     answers: list[list[Resolved] | OSError] = []
     answered = threading.Event()
 
@@ -180,7 +181,7 @@ def resolve(
             answers.append(_getaddrinfo(bare, port, family, 0))
         except OSError as error:
             answers.append(error)
-        except UnicodeError as error:  # what no name can be
+        except UnicodeError as error:  # an impossible name
             answers.append(OSError(str(error)))
         answered.set()
 

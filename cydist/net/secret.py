@@ -40,7 +40,7 @@ def insecure() -> bool:
 
 
 def secret() -> bytes:
-    """Return the secret of this process's job, found once; the module's docstring says where.
+    """Return the secret of this process's job, found once. The module's docstring lists the places.
 
     Raises AuthenticationError when the place that should hold it cannot be trusted or read.
     """
@@ -62,7 +62,7 @@ def secret() -> bytes:
 
 
 def configured() -> bool:
-    """Return whether there is a secret already that `set_secret` would not replace."""
+    """Return whether there is already a secret that `set_secret` would not replace."""
     return (
         _secret is not None
         or insecure()
@@ -78,7 +78,7 @@ def is_public(value: bytes) -> bool:
 def set_secret(value: bytes) -> None:
     """Set the job's secret (32 bytes), unless a descriptor or a file gave one.
 
-    For launchers that share it in a way of their own, such as a broadcast over MPI.
+    For launchers that distribute it in their own way, such as a broadcast over MPI.
     """
     global _secret
     if len(value) != SECRET_BYTES:

@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other."""
+"""Rendezvous: the ranks of a job find each other."""

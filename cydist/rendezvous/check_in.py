@@ -1,7 +1,7 @@
-"""Check-in: every rank announces itself in one store, and learns that all did, or which did not.
+"""Check-in: every rank announces itself in one store, and learns which ranks are missing, if any.
 
-An error at the timeout names the missing ranks, and a rank number that two processes use is found.
-A second check-in in the same store sees nothing of the first.
+An error at the timeout names the missing ranks. A rank number that two processes use is detected. A
+second check-in in the same store is independent of the first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, Stor
 from cydist.stores import MembershipStore, PrefixStore
 from cydist.stores.membership_store import ranks_text, served_by
 
-# What rank 0 writes to say that all ranks are here, followed by the check-in's random name, that
-# somebody is missing, or how the ranks differ.
+# Rank 0 writes one of these: all ranks are here, followed by the check-in's random name; ranks are
+# missing; or the ranks differ, followed by how.
 _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 
-# When a rank is lost, rank 0 stays for so long for those who have not come yet: they hear of it
-# from the store, which may go with rank 0.
+# When a rank is lost, rank 0 stays this long for ranks that have not come yet: they learn of it
+# from the store, which may end with rank 0.
 LATECOMERS_SECONDS = 0.5
 
-MOST_LOOKING = 16  # ranks that ask the one which they wait for, while others wait with them
+MOST_LOOKING = 16  # most ranks that ask one late rank; further ranks wait with them
 
 
 class StaleCheckIn(Exception):
-    """The store is still that of another meeting, which rank 0 has not left."""
+    """The store still belongs to another meeting, which rank 0 has not left."""
 
 
 def check_in(
@@ -45,16 +45,15 @@ def check_in(
 ) -> tuple[MembershipStore, int, int]:
     """Check in and wait for all others. Returns the meeting's own part of `store`.
 
-    The n-th time that a rank checks in belongs to the n-th meeting, so no rank meets keys
-    that were left by an earlier one.
+    A rank's n-th check-in belongs to the n-th meeting, so no rank sees keys of an earlier meeting.
 
-    holder   the rank that serves the store, for one meeting; None: somebody else does
-    backend  what this rank will make a group of, and all others too
+    holder   the rank that serves the store, for one meeting; None: another process does
+    backend  the backend of the group that all ranks will make
 
-    Raises StaleCheckIn where that one meeting is another one, or this rank has been in it; on
-    every rank RendezvousError that lists the missing ranks after the first rank's deadline, or
-    who asks for which backend where they differ, and PeerFailedError at once when one that was
-    here is lost (MembershipStore).
+    Raises StaleCheckIn if that one meeting is a different one, or if this rank has been in it. On
+    every rank, raises RendezvousError after the first rank's deadline, which lists the missing
+    ranks, or if the ranks ask for different backends, which lists those. Raises PeerFailedError at
+    once when a rank that was here is lost (MembershipStore).
     """
     if holder is not None:
         _find_the_same(store, rank, holder, f"{world_size} {group_name}", deadline)
@@ -77,7 +76,7 @@ def check_in(
 
 
 def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: float) -> None:
-    """The store serves the meeting that `holder` opened it for, and no other."""
+    """Check that the store serves the one meeting that `holder` opened it for."""
     namespace = MembershipStore("cydist", store, (), holder=holder)
     if rank == holder:
         namespace.set("serves", what)
@@ -91,7 +90,7 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
 
 
 def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
-    """Rank 0: wait until all ranks are here, and say so, or which are not."""
+    """On rank 0: wait until all ranks are here, and report that, or the missing ranks."""
     all_ranks = [f"here/{rank}" for rank in range(world_size)]
     try:
         here = ranks_store.multi_get(all_ranks, max(0.0, deadline - time.monotonic()))
@@ -117,7 +116,8 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
 def _await_verdict(
     ranks_store: MembershipStore, world_size: int, deadline: float, number: int
 ) -> None:
-    """Other ranks: wait for rank 0's word, a moment longer than it waits for the others."""
+    """On other ranks: wait for rank 0's verdict, a moment longer than rank 0 waits for the
+    ranks."""
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
         (verdict,) = ranks_store.multi_get(["job"], limit)
@@ -133,7 +133,7 @@ def _await_verdict(
 def _failed(
     ranks_store: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
 ) -> RendezvousError:
-    """This rank's time is up: all others give up, too."""
+    """Make all ranks give up, because this rank's time is up."""
     ranks_store.set("job", _FAILED + ",".join(map(str, missing)).encode())
     return _missing_error(missing, world_size, number)
 
@@ -156,20 +156,22 @@ def agree(
     part: MembershipStore, rank: int, ranks: Sequence[int], backend: str, what: str,
     elsewhere: Callable[[Sequence[int]], dict[int, str]],
 ) -> None:  # fmt: skip
-    """All these ranks are about to make a group in this part of a store: of the same backend.
+    """Check that all these ranks, which are about to make a group in this part of a store, ask for
+    the same backend.
 
-    elsewhere   those of some ranks that will not come here, as what they ask for needs no meeting,
-                and what that is
+    elsewhere   returns the ranks that will not come here, because their request needs no meeting,
+                each with that request
 
-    Raises RendezvousError that says who asks for which, on every rank that comes; a rank that found
-    one that does not has those in its `ranks`. And raises as MembershipStore.meet.
+    Raises RendezvousError, which lists the ranks by backend, on every rank that comes. A rank that
+    found ranks that do not come lists those in the error's `ranks`. Also raises as
+    MembershipStore.meet.
     """
 
-    seats: list[int] = []  # this rank's among those that look, once it does
+    seats: list[int] = []  # this rank's number among the ranks that look, once it does
 
     def look() -> None:
-        """For whom this rank waits: the first one for all, the others for that one, but only so
-        many of them, since all would keep it from coming."""
+        """Query the ranks that this rank waits for. The first rank queries all others. A limited
+        number of others query the first, since queries of all would delay it."""
         if not seats:
             seats.append(part.add("asks/looking", 1))
         if rank != ranks[0] and seats[0] > MOST_LOOKING:
@@ -191,8 +193,8 @@ def agree(
 
 
 def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
-    """Return what to say if the ranks ask for different backends, each of which would wait for its
-    own ranks only; "" if they agree."""
+    """Return the error text if the ranks ask for different backends, each of which would wait only
+    for its own ranks; "" if they agree."""
     who: dict[bytes, list[int]] = {}
     for rank, backend in zip(ranks, asked, strict=True):
         who.setdefault(backend, []).append(rank)
@@ -208,7 +210,7 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
 def _unresponsive(error: DistStoreError, holder: int | None) -> RendezvousError:
     """Return the error for a store that does not answer.
 
-    Asking it which ranks are missing would take as long again.
+    Asking it for the missing ranks would take as long again.
     """
     whose = "" if holder is None else f", which is on rank {holder},"
     ranks = () if holder is None else (holder,)

@@ -1,4 +1,4 @@
-"""Rendezvous handlers: from a URL, a launcher or a store to one store that all ranks reach.
+"""Rendezvous handlers: turn a URL, a launcher or a store into one store that all ranks can access.
 
 Each handler ends in `cydist.rendezvous.check_in`.
 """
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
 __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 
-# What rank 0 tells the others over MPI: a secret, whether it is one, port, host.
+# Rank 0's message to the others over MPI: a secret, whether it is one, port, host.
 _ADDRESS = struct.Struct("<32s?H256s")
-_MPI_TAG = 32_749  # every MPI has tags up to 32,767, and nobody else this one
+_MPI_TAG = 32_749  # every MPI has tags up to 32,767, and no other message has this one
 
-# How often a rank that is ahead of rank 0 looks for its next store, in seconds.
+# Seconds between checks of a rank that waits for rank 0's next store.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
-# How long an address on a board is tried before the board is read again, in seconds: the first
-# time, and at most. And how long what answers there may be no store of this start: rank 0 listens
-# before it has written where.
+# Seconds for which an address on a board is tried before the board is read again: the first time,
+# and at most. Then the seconds for which another service than this start's store may answer there,
+# since rank 0 listens before it has written its address.
 _FIRST_TRY, _LONGEST_TRY = 1.0, 30.0
 _WRONG_SECONDS = 0.5
 
 
 class _InitArguments(NamedTuple):
-    """What init_process_group was told, as the ways to meet see it. None: not said."""
+    """The arguments of init_process_group, for the handlers. None: not given."""
 
     url: SplitResult | None
     rank: int | None
@@ -69,7 +69,7 @@ class _InitArguments(NamedTuple):
         return max(0.0, self.deadline - time.monotonic())
 
     def with_rank(self, how: str) -> tuple[int, int]:
-        """Rank and world size, which must be known by now."""
+        """Return rank and world size, which must be known by now."""
         rank, size = self.rank, self.world_size
         if rank is None or size is None:
             lacking = [
@@ -97,24 +97,24 @@ def rendezvous(
     group_name: str = "",
     backend: str = "",
 ) -> tuple[MembershipStore, int, int]:
-    """Meet the other ranks of the job. Returns a store for this meeting, rank and world size.
+    """Meet the other ranks of the job. Returns a store for this meeting, the rank and the world
+    size.
 
     init_method   "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
-                  "file:///path", each with "?rank=R&world_size=N" where the call does not say it
+                  "file:///path", each with "?rank=R&world_size=N" if the call does not give them
     store         meet in this store instead; needs `rank` and `world_size`
-    group_name    keeps jobs apart that share an address, a file or a store
-    backend       what all ranks will make a group of
+    group_name    separates jobs that share an address, a file or a store
+    backend       the backend of the group that all ranks will make
 
-    Ranks are given out where the URL is a multicast address or a file and none is asked for.
-    The returned store's own timeout is `timeout`, but that of an explicit store stays. In it the
-    key "job" names this meeting by a random text, the same on
-    every rank and never the same again.
+    Ranks are assigned if the URL is a multicast address or a file and none is requested. The
+    returned store's own timeout is `timeout`; an explicit store keeps its own. The store's key
+    "job" holds a random name of this meeting, which is equal on all ranks and never reused.
 
-    Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout`
-    with the missing ranks, or as soon as all have come if they ask for different backends,
-    PeerFailedError within a second when a rank that had reached the job's store dies, if
-    that reports disconnects (a TCPStore does),
-    AuthenticationError if a rank does not know the job's secret.
+    Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout` with
+    the missing ranks, or as soon as all have come if they ask for different backends. Raises
+    PeerFailedError within a second if a rank that had reached the job's store dies and the store
+    reports disconnects (a TCPStore does), AuthenticationError if a rank does not know the job's
+    secret.
     """
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
@@ -142,7 +142,7 @@ def _check_in_by(
     timeout: Timeout,
     backend: str,
 ) -> tuple[MembershipStore, int, int]:
-    """Reach the store by `handler` and meet there; again, while that is the store of another
+    """Reach the store through `handler` and meet there. Retry while the store belongs to another
     meeting, which rank 0 has not left."""
     pause = _FIRST_PAUSE
     while True:
@@ -161,7 +161,7 @@ def _check_in_by(
 
 
 def _retry(call: _InitArguments, rank: int, pause: float) -> None:
-    """Rank 0 still serves another meeting: give it time to leave."""
+    """Wait for rank 0 to leave another meeting that it still serves."""
     if not call.remaining:
         raise RendezvousError(
             f"rendezvous: timeout: rank 0 still serves a meeting that rank {rank} has been in, or "
@@ -177,8 +177,8 @@ def rendezvous_by(
 ) -> tuple[MembershipStore, int, int]:
     """Meet the ranks that share `board`, a store of another library; returns as `rendezvous`.
 
-    Of that store an address is believed and nothing else: rank 0 opens a store of ours, whose
-    members prove themselves, and says there where it is.
+    Only an address is taken from that store: rank 0 opens one of cydist's stores, whose members
+    authenticate, and writes its address to `board`.
 
     host    deadline -> the address at which rank 0's store listens; called on rank 0 only
     """
@@ -200,7 +200,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _given(value: int) -> int | None:
-    """-1 means that an argument was not given."""
+    """Return None for -1, which means that an argument was not given."""
     return None if value == -1 else value
 
 
@@ -223,7 +223,7 @@ def _with_query(call: _InitArguments) -> _InitArguments:
 
 
 def _from_launcher(call: _InitArguments) -> _InitArguments:
-    """Fill in what the launcher says of rank and size."""
+    """Fill in rank and size from the launcher."""
     place = launcher_env.place()
     return call._replace(
         rank=place.rank if call.rank is None else call.rank,
@@ -231,11 +231,11 @@ def _from_launcher(call: _InitArguments) -> _InitArguments:
     )
 
 
-# The ways
+# The handlers
 
 
 def _by_environment(call: _InitArguments) -> tuple[Any, int, int]:
-    """env://: MASTER_ADDR and MASTER_PORT, or what the launcher offers in their place."""
+    """Handle env://: MASTER_ADDR and MASTER_PORT, or the launcher's substitute for them."""
     call = _from_launcher(call)
     rank, size = call.with_rank("env://")
     host, port = config.MASTER_ADDR.get(), config.MASTER_PORT.get()
@@ -256,7 +256,7 @@ def _by_environment(call: _InitArguments) -> tuple[Any, int, int]:
 
 
 def _agent_store(host: str, port: str) -> bool:
-    """Return whether torchrun's own store holds MASTER_PORT."""
+    """Return whether torchrun's own store occupies MASTER_PORT."""
     return bool(host and port) and _is_torchruns()
 
 
@@ -265,7 +265,7 @@ def _is_torchruns() -> bool:
 
 
 def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
-    """Under torchrun: rank 0 opens a store of ours, and says where in torchrun's."""
+    """Under torchrun: rank 0 opens one of cydist's stores, and writes its address to torchrun's."""
     try:
         torch_distributed: Any = importlib.import_module("torch.distributed")
     except ImportError as error:
@@ -281,11 +281,12 @@ def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
 
 
 def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
-    """Rank 0 opens a store at `where` and writes on `board` how to reach it; others read.
+    """Let rank 0 open a store at `where` and write on `board` how to reach it; other ranks read
+    that.
 
-    What they read may be left from an earlier start of the job, whose ranks are gone. So rank 0
-    writes a fresh random name with its address, and a store admits those that know its name only:
-    who finds nobody at the address, or somebody else, reads the board again.
+    The address on the board may be left from an earlier start of the job, whose ranks are gone. So
+    rank 0 writes a new random name with its address, and a store admits only ranks that know its
+    name. A rank that finds no store at the address, or a different one, reads the board again.
     """
     rank, _ = call.with_rank("env://")
     if rank == 0:
@@ -319,14 +320,14 @@ def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> 
 
 
 class _Since:
-    """For how long something has been the same."""
+    """Measures for how long a value has been the same."""
 
     def __init__(self) -> None:
         self._what: object = None
         self._began = 0.0
 
     def seconds(self, what: object) -> float:
-        """Return how many seconds ago this value was given first, without another one since."""
+        """Return the seconds since this value was first given, without another one in between."""
         now = time.monotonic()
         if what != self._what:
             self._what, self._began = what, now
@@ -336,8 +337,8 @@ class _Since:
 def _without_address(call: _InitArguments) -> Store:
     """Meet under a launcher that gives ranks but no address: on this host, or through MPI.
 
-    MPI is not started where the host is enough: under another MPI's launcher that may end the
-    process, which no code could catch.
+    MPI is not started if one host is enough: under another MPI's launcher that may end the process,
+    which no code can catch.
     """
     _, size = call.with_rank("env://")
     if not (launcher_env.place().single_host and launcher_env.job_id()):
@@ -351,8 +352,8 @@ def _without_address(call: _InitArguments) -> Store:
         )
     from cydist.stores import FileStore
 
-    # A file that an earlier start left behind is emptied by who comes first; rank 0 uses it until
-    # all have met, so that nobody who comes later does so again.
+    # The first rank empties a file that an earlier start left behind. Rank 0 uses it until all have
+    # met, so that no later rank empties it again.
     path = str(launcher_env.job_file(launcher_env.job_id()))
     board = FileStore(path, size, call.remaining, fresh=True)
     call.boards.callback(board.close)
@@ -360,10 +361,10 @@ def _without_address(call: _InitArguments) -> Store:
 
 
 def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
-    """Rank 0's address by MPI, with a secret for ranks that have none.
+    """Exchange rank 0's address through MPI, with a secret for ranks that have none.
 
-    Synchronous sends, and no collective of MPI's: those may leave a rank waiting for another's
-    next call of MPI, which would come only after this meeting.
+    It uses synchronous sends, and none of MPI's collectives: those may leave a rank waiting for
+    another rank's next call of MPI, which would come only after this meeting.
     """
     rank, _ = call.with_rank("env://")
     if rank > 0:
@@ -400,7 +401,7 @@ def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
 
 
 def _unfinished(requests: list[Any], deadline: float) -> list[int]:
-    """Wait for requests of MPI, but not for ever; those that are not complete."""
+    """Wait for MPI requests until a deadline, and return those that are not complete."""
     waiting = list(range(len(requests)))
     while True:
         waiting = [i for i in waiting if not requests[i].Test()]
@@ -410,7 +411,7 @@ def _unfinished(requests: list[Any], deadline: float) -> list[int]:
 
 
 def _by_tcp(call: _InitArguments) -> tuple[Any, int, int]:
-    """tcp://host:port, with given ranks; a multicast address gives them out."""
+    """Handle tcp://host:port, with given ranks; a multicast address assigns them."""
     assert call.url is not None
     try:
         host, port = call.url.hostname, call.url.port
@@ -430,9 +431,9 @@ def _by_tcp(call: _InitArguments) -> tuple[Any, int, int]:
 
 
 def _gives_out_ranks(call: _InitArguments) -> bool:
-    """Return whether a file, or any process, holds the store.
+    """Return whether this method assigns ranks: a file, or any process, may hold the store.
 
-    Ranks are unknown before the check-in then; otherwise rank 0 serves the store.
+    Then ranks are unknown before the check-in. Otherwise rank 0 serves the store.
     """
     url = call.url
     return url is not None and (url.scheme == "file" or _is_multicast(url.hostname or ""))
@@ -448,7 +449,7 @@ def _is_multicast(host: str) -> bool:
 
 
 def _by_file(call: _InitArguments) -> tuple[Any, int, int]:
-    """file:///path, on a file system that all ranks share."""
+    """Handle file:///path, on a file system that all ranks share."""
     from cydist.stores import FileStore
 
     assert call.url is not None
@@ -480,9 +481,10 @@ def _check_size(size: int) -> None:
 
 
 def _assign_rank(store: Store, rank: int | None, size: int, call: _InitArguments) -> int:
-    """Give out ranks: who asked for one has it, the others take what is left as they came.
+    """Assign ranks: processes that requested a rank get it, the others get the remaining ones in
+    the order of their arrival.
 
-    Every process computes the same from what all have asked for.
+    Every process computes the same from all requests.
     """
     with close_on_error(store):
         return _assigned_rank(
@@ -501,11 +503,11 @@ def _assigned_rank(
     try:
         table.wait([f"{other}" for other in range(size)], call.remaining)
     except PeerFailedError as error:
-        raise RendezvousError(str(error)) from None  # it had no rank yet
+        raise RendezvousError(str(error)) from None  # this process had no rank yet
     except StoreTimeoutError as error:
         here = [f"{other}" for other in range(size) if table.check([f"{other}"])]
         wanted = {int(value.split()[0]) for value in table.multi_get(here)}
-        # Who asked for no rank may be any of the others.
+        # A process without a requested rank may get any of the remaining ones.
         missing = () if -1 in wanted else tuple(r for r in range(size) if r not in wanted)
         names = f", missing: rank {', '.join(map(str, missing[:16]))}" if missing else ""
         raise RendezvousError(
@@ -533,7 +535,7 @@ def _tcp(
 ) -> TCPStore:
     """Return the job's store at host:port, served by rank 0.
 
-    name        of this start of the job, where its address does not tell it from others
+    name        of this start of the job, if its address does not distinguish it from others
     awaited     the launcher listens there until rank 0 serves
     """
     fd = _launchers_socket(port) if call.rank == 0 and port else None
@@ -567,8 +569,8 @@ def _tcp(
 
 
 def _launchers_port(host: str, port: str) -> int | None:
-    """Return the port on which the launcher listens for rank 0; None where there is none, or where
-    the program has set another address since."""
+    """Return the port on which the launcher listens for rank 0; None if there is none, or if the
+    program has since set another address."""
     own, _, address = config.STORE_PORT.get().partition(" ")
     if not own or address != f"{host}:{port}":
         return None
@@ -576,8 +578,8 @@ def _launchers_port(host: str, port: str) -> int | None:
 
 
 def _launchers_socket(port: int) -> int | None:
-    """Return the socket by which the launcher listens, taken if it does so on `port`: a URL may ask
-    for another one. A process that rank 0 started has the variable alone."""
+    """Return the launcher's listening socket if it is on `port`; a URL may name another port. A
+    process that rank 0 started has only the variable, without the socket."""
     try:
         found = socket.socket(fileno=int(config.STORE_FD.get()))
     except (ValueError, OverflowError, OSError):

@@ -1,7 +1,7 @@
 """Detect the launcher that started this process, by the variables it sets.
 
 Launchers' own variables are read here only, through one table; cydist's are read in
-`cydist.config`. Nothing is imported to find out, because importing mpi4py.MPI starts MPI.
+`cydist.config`. Detection imports nothing, because importing mpi4py.MPI starts MPI.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cydist import config
 from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from pathlib import Path  # slow to import, and few need it
+    from pathlib import Path  # slow to import and rarely needed
 
 
 class Launcher:
-    """The variables in which one launcher says who a process is; the first that is set counts.
+    """The variables with which a launcher identifies a process; the first that is set counts.
 
-    mpi       it starts MPI jobs
+    mpi       whether it starts MPI jobs
     job       variables that together name the job
     server    the name of its process on each host, for launchers that do not name the job
     """
@@ -56,12 +56,12 @@ class Launcher:
         return _first(environ, self.rank) is not None and _first(environ, self.size) is not None
 
 
-# In the order in which they are asked: a torchrun under srun starts the ranks, and an mpirun
-# in a Slurm job leaves Slurm's variables of the batch script standing.
+# In the order of detection: under srun, torchrun may start the ranks, and in a Slurm job, mpirun
+# keeps Slurm's variables of the batch script.
 LAUNCHERS = (
     Launcher(
         "torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",), False,
-        ("TORCHELASTIC_RUN_ID",),  # each agent counts restarts for itself
+        ("TORCHELASTIC_RUN_ID",),  # each agent counts restarts separately
     ),
     Launcher(
         "openmpi", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
@@ -101,8 +101,8 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
     if each.name == "torchrun":
         return "TORCHELASTIC_RUN_ID" in environ
     if each.name == "slurm":
-        # A batch script has these variables too, and so has an mpirun inside it, whose ranks
-        # Hydra numbers; under srun the two agree.
+        # A batch script has these variables too, and so has an mpirun inside it, whose ranks Hydra
+        # numbers. Under srun the two agree.
         in_step = _first(environ, ("SLURM_STEP_NUM_TASKS",)) is not None
         by_hydra = environ.get("PMI_RANK") not in (None, environ.get("SLURM_PROCID"))
         return in_step and not by_hydra and environ.get("HYDI_CONTROL_FD") is None
@@ -110,9 +110,9 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a launcher put this process. None: it does not say.
+    """A process's place according to its launcher. None: not given.
 
-    single_host   are all ranks on this host?
+    single_host   whether all ranks are on this host
     """
 
     rank: int | None = None
@@ -126,7 +126,7 @@ class Place(NamedTuple):
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place:
-    """Rank and size of this process as its launcher, or RANK and WORLD_SIZE, give them."""
+    """Return rank and size of this process, from its launcher or from RANK and WORLD_SIZE."""
     names = find(environ) or LAUNCHERS[0]  # by hand: the same variables as torchrun's
     own = LAUNCHERS[0]
     return Place(
@@ -138,9 +138,9 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what names this job among the user's others; "" when nothing does.
+    """Return the job's name, unique among the user's jobs; "" if it has none.
 
-    cydistrun's restarts count: a rank of an earlier attempt belongs to another job.
+    cydistrun's restarts are included: a rank of an earlier attempt belongs to another job.
     """
     if config.RUN_ID.get():
         return f"cydistrun {config.RUN_ID.get()} {config.RESTART_COUNT.get()}"
@@ -154,12 +154,12 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _server_id(name: str) -> str:
-    """Return the launcher's process on this host that is our ancestor, told apart by its start
-    time."""
+    """Return an identifier of the launcher's process on this host, an ancestor of this process. It
+    includes the start time."""
     pid = os.getppid()
     while pid > 1:
         try:
-            # The name is in parentheses and may itself hold any; what follows does not.
+            # The name is in parentheses and may itself contain some; the fields after it do not.
             with open(f"/proc/{pid}/stat") as file:
                 head, _, tail = file.read().rpartition(")")
         except OSError:
@@ -172,16 +172,16 @@ def _server_id(name: str) -> str:
 
 
 def default_backend() -> str:
-    """ "mpi" for a process that an MPI launcher started where mpi4py is installed, else "tcp"; and
-    "nccl" for arrays on GPUs, if the process works on them and has cupy and NCCL."""
-    from cydist.devices import array_libraries  # the launcher needs none
+    """Return "mpi" under an MPI launcher if mpi4py is installed, else "tcp"; plus "nccl" for
+    arrays on GPUs, if the process works on GPUs and has cupy and NCCL."""
+    from cydist.devices import array_libraries  # the launcher does not import it
 
     host = "mpi" if under_mpi() and has_mpi4py() else "tcp"
     return f"cpu:{host},cuda:nccl" if array_libraries.has_nccl() else host
 
 
 def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an MPI launcher started this process; srun is one if it offers PMI or PMIx."""
+    """Return whether an MPI launcher started this process; srun counts if it offers PMI or PMIx."""
     found = find(environ)
     if found is None:
         return False
@@ -190,15 +190,15 @@ def under_mpi(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_mpi4py() -> bool:
-    """Return whether mpi4py is installed. It is not imported."""
+    """Return whether mpi4py is installed, without importing it."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def check_mpi_agrees(rank: int, size: int) -> None:
-    """Compare what MPI says (`rank` of `size`) with what the launcher said.
+    """Compare MPI's rank and size with the launcher's.
 
-    Raises RendezvousError when they differ: then mpi4py was built for another MPI than the
-    one whose launcher was used, and every process believes to be rank 0 of 1.
+    Raises RendezvousError if they differ: mpi4py was then built for another MPI than the
+    launcher's, and every process is rank 0 of 1 to its MPI.
     """
     found = find()
     said = place()
@@ -220,22 +220,23 @@ def check_mpi_agrees(rank: int, size: int) -> None:
 
 
 def import_mpi() -> Any:
-    """mpi4py's MPI if it is installed, can be loaded, and agrees with the launcher; else None."""
+    """Return mpi4py's MPI if it is installed, loads, and agrees with the launcher; else None."""
     if not has_mpi4py():
         return None
     try:
         MPI: Any = importlib.import_module("mpi4py.MPI")
         check_mpi_agrees(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
     except (ImportError, RuntimeError):
-        # No libmpi, or another MPI's: there are other ways to meet.
+        # There is no libmpi, or it is another MPI's: other handlers remain.
         return None
     return MPI
 
 
 def job_directory() -> Path:
-    """Return a directory of this user on this host that nobody else can enter, made when missing.
+    """Return a directory of this user on this host that no other user can enter. Created if
+    missing.
 
-    Raises RendezvousError if somebody else was there first.
+    Raises RendezvousError if another user owns it.
     """
     from pathlib import Path
 
@@ -256,7 +257,7 @@ def job_directory() -> Path:
 
 
 def job_file(job: str) -> Path:
-    """Return where the ranks of `job` on this host meet."""
+    """Return the file in which the ranks of `job` on this host meet."""
     return job_directory() / hashlib.sha256(job.encode()).hexdigest()[:32]
 
 
@@ -265,8 +266,8 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """Return the number in the first of `names` that is set. Slurm writes 4(x2) for 4 on each of
-    2."""
+    """Return the number in the first of `names` that is set. Slurm writes 4(x2) for 4 on each of 2
+    hosts."""
     value = _first(environ, names)
     if value is None:
         return None

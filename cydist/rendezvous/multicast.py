@@ -1,10 +1,10 @@
-"""Finding each other on a multicast address: who serves the store is decided on the way.
+"""Rendezvous on a multicast address, where the processes elect the one that serves the store.
 
-Every process serves a store of its own and announces it, authenticated, on the address. A
-process joins the store with the smallest name that it has heard of and leaves it for a
-smaller one; the first store that all processes have joined is the job's. So nobody needs
-to hear all others, lost datagrams only cost time, and an announcement left over from a dead
-process is dropped when its store does not answer.
+Every process serves a store of its own and announces it, authenticated, on the address. A process
+joins the announced store with the smallest name, and leaves it for a smaller one. The first store
+that all processes have joined is the job's. So a process need not receive all announcements, and
+lost datagrams only cost time. An announcement of a dead process is dropped when its store does not
+answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cydist.net.interfaces import chosen, family_of, ipv4_of_interface, way_out
 from cydist.rendezvous import launcher_env
 from cydist.stores.tcp import TCPStore
 
-# Hops that announcements may go: as far as the routers of a site pass them on.
+# Most hops of announcements: as far as the routers of a site forward them.
 HOPS = 8
 
 # magic, job and group, name, address and port of the store, MAC
@@ -36,9 +36,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 def find_store(group: str, port: int, size: int, group_name: str, deadline: float) -> TCPStore:
     """Return the store that `size` processes on this multicast address agree on.
 
-    group_name   keeps jobs apart that use one address
+    group_name   separates jobs that use one address
 
-    Raises RendezvousError at the deadline (on time.monotonic()), with how many were there.
+    Raises RendezvousError at the deadline (on time.monotonic()), with the number of processes
+    found.
     """
     with _MulticastGroup(group, port, group_name) as party:
         while True:
@@ -54,10 +55,10 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
 
 
 class _MulticastGroup:
-    """This process among those that announce themselves.
+    """This process's part in the announcements.
 
     name   random; the smallest leads
-    here   processes that the leader has counted, as far as we know
+    here   number of processes that the leader has counted, as far as known
     """
 
     def __init__(self, group: str, port: int, group_name: str) -> None:
@@ -91,7 +92,8 @@ class _MulticastGroup:
             self._store.release()
 
     def leading_store(self, deadline: float) -> TCPStore:
-        """Announce ourselves, listen for a while, and join the best store heard of."""
+        """Announce this process, listen for a while, and join the announced store with the smallest
+        name."""
         self._announce()
         self._listen(min(deadline, time.monotonic() + self._pause))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -101,8 +103,8 @@ class _MulticastGroup:
         return self._store
 
     def gathered(self, store: TCPStore, size: int) -> bool:
-        """Return whether `size` processes have joined this store, and its leader confirms that it
-        is the one."""
+        """Return whether `size` processes have joined this store, and its leader has confirmed it
+        as the job's."""
         try:
             self.here = sum(key.startswith("multicast/") for key in store.list_keys())
             if self._leader == self.name and self.here >= size:
@@ -156,7 +158,8 @@ class _MulticastGroup:
             expected = hmac.digest(self._key, data[:-32], "sha256")
             genuine = place == self._place and hmac.compare_digest(mac, expected)
             if magic == _MAGIC and genuine and port:
-                # Not the sender's: a process may repeat an announcement about another one.
+                # This need not be the sender's address: a process may repeat another's
+                # announcement.
                 length = 16 if self._family == socket.AF_INET6 else 4
                 host = socket.inet_ntop(self._family, packed[:length])
                 self._heard[name] = (_with_scope((host, *sender[1:])), port)
@@ -167,7 +170,7 @@ def _member(name: bytes) -> str:
 
 
 def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """Return the host of an address; a link-local one says on which link."""
+    """Return the host of an address; a link-local one includes its link."""
     host = address[0]
     if len(address) == 4 and "%" not in host and ipaddress.ip_address(host).is_link_local:
         return f"{host}%{address[3]}"
@@ -175,7 +178,7 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _interface() -> str:
-    """Return the interface that announcements go out by; "": as the routes say."""
+    """Return the interface for announcements; "": chosen by the routes."""
     return next(iter(chosen()), "")
 
 
@@ -191,7 +194,8 @@ def _own_address(group: str, port: int) -> str:
 
 
 def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
-    """Send multicasts by the configured interface, HOPS far; returns its number or 0."""
+    """Send multicasts through the configured interface, HOPS far. Returns the interface's number or
+    0."""
     name = _interface()
     index = socket.if_nametoindex(name) if name else 0
     if family == socket.AF_INET6:
@@ -206,7 +210,7 @@ def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
 
 
 def _sockets(group: str, port: int) -> tuple[socket.socket, socket.socket]:
-    """One socket to announce with, one that has joined the group."""
+    """Return a socket for announcements, and one that has joined the group."""
     family = family_of(group)
     sender = socket.socket(family, socket.SOCK_DGRAM)
     receiver = socket.socket(family, socket.SOCK_DGRAM)

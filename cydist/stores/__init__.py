@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FileStore", "HashStore", "MembershipStore", "PrefixStore", "Store", "TCPStore"]
 
-# Imported when first asked for: few jobs use them.
+# Imported at first use, since few jobs need them.
 _LATER = {"FileStore": "cydist.stores.file", "HashStore": "cydist.stores.hash"}
 
-if not TYPE_CHECKING:  # or else every name would be one that there is
+if not TYPE_CHECKING:  # otherwise every name would seem to exist
 
     def __getattr__(name):
         if name not in _LATER:

@@ -1,13 +1,14 @@
 """FileStore: a store in a file that all ranks can reach, such as one on NFS.
 
 The file is a log of the requests that changed the store: eight bytes of magic, then requests in the
-layout of `cydist.stores.protocol`. Each user replays what others appended, under an fcntl lock, and
-so has the same table. A request that its writer's death cut off is found by its length and
-overwritten. A log that is much longer than its table is rewritten to a second file, which replaces
+layout of `cydist.stores.protocol`. Each user replays the requests that others appended, under an
+fcntl lock, and so has the same table. A request that was cut off by its writer's death is found by
+its length and overwritten. A log that is much longer than its table is rewritten to a second file,
+which replaces
 it.
 
-As long as it lives, each user also holds a lock on one byte far after the log. So any process can
-see whether the file is in use or abandoned.
+Each user also holds a lock on one byte far after the log, for as long as it lives. So any process
+can see whether the file is in use or abandoned.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from cydist.waiting import STORE_TIMEOUT, one_wait
 
 _MAGIC = b"cydist\x01\n"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
-# A log is written again when it is longer than this, and than so many times its table.
+# A log is rewritten when it is longer than this, and longer than this multiple of its table.
 _SHORTEST_BYTES, _TIMES_THE_TABLE = 1 << 20, 4
-# What is locked: the log, and the byte that says that somebody uses the file.
+# The locked regions: the log, and the byte that marks the file as in use.
 _LOG = (0, 1 << 62)
 _IN_USE = (1 << 62, 1)
 
@@ -51,14 +52,14 @@ _CLOSED = INTERNAL + b"closed"
 class FileStore(Store):
     """A store in the file `file_name`, which is created when missing.
 
-    world_size   number of users. The file is removed when that many have opened it and none
-                 has it open any more; if one dies, it stays. Negative: not fixed, and the file
-                 is never removed
+    world_size   number of users. The file is removed when that many have opened it and all have
+                 closed it; if one dies, it stays. Negative: not fixed, and the file is never
+                 removed
     timeout      of later calls by default
-    fresh        empty a file that nobody uses any more: its users died before they closed it
+    fresh        empty a file that is not in use: its users died before they closed it
 
-    A user closes the store with `close`, with garbage collection, or at its process's end.
-    A file that an earlier job left behind keeps its keys, unless `fresh` is asked for.
+    A user closes the store with `close`, with garbage collection, or at its process's end. A file
+    that an earlier job left behind keeps its keys, unless `fresh` is set.
 
     Raises DistStoreError if the directory is missing or the file is something else.
     """
@@ -82,7 +83,7 @@ class FileStore(Store):
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Return the path of the file."""
         return self._path
 
     def _request(self, request: Request) -> Sequence[bytes]:
@@ -115,9 +116,9 @@ class FileStore(Store):
 
 
 def _leave(log: _Log, world_size: int, pid: int) -> None:
-    """Be counted out, and remove the file after the last one. Best effort, at exit too."""
+    """Count this user out, and remove the file after the last one. Best effort, at exit too."""
     if pid != os.getpid():
-        return  # a forked child is not the user that was counted
+        return  # a forked child was not counted
     request = Request(Op.ADD, (_CLOSED,), (b"1",))
     with (
         contextlib.suppress(OSError, DistStoreError),
@@ -132,21 +133,21 @@ def _leave(log: _Log, world_size: int, pid: int) -> None:
 
 
 class _Log:
-    """The open file, and the table that its requests add up to."""
+    """The open file, and the table that its requests produce."""
 
     def __init__(self, path: str, fresh: bool) -> None:
         self.path = path
         self._fresh = fresh
         self._lock = threading.Lock()
         self._fd = -1
-        self._in_use = False  # by us: do we hold that lock?
+        self._in_use = False  # whether this process holds the lock of a user
         self._table = KeyValueTable()
-        self._end = 0  # of what is replayed
+        self._end = 0  # offset up to which the log was replayed
         _logs.add(self)
 
     @contextlib.contextmanager
     def locked(self, deadline: float, *, exclusive: bool) -> Iterator[KeyValueTable]:
-        """The table as of now, while nobody else writes (exclusive: nor reads)."""
+        """Yield the current table, while no other process writes (exclusive: or reads)."""
         while not self._lock.acquire(timeout=one_wait(max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise self._locked_out()
@@ -168,12 +169,12 @@ class _Log:
         frame = encode_request(request)
         try:
             if os.fstat(self._fd).st_size > self._end:
-                os.ftruncate(self._fd, self._end)  # what a dead writer left half done
+                os.ftruncate(self._fd, self._end)  # a dead writer's unfinished request
             written = 0
             while written < len(frame):
                 written += os.pwrite(self._fd, frame[written:], self._end + written)
         except OSError as error:
-            # What is in the table must be what is in the file: read it all again.
+            # The table must match the file: read the file again.
             self._reset()
             raise DistStoreError(f"FileStore {self.path}: cannot write: {error}") from None
         self._end += len(frame)
@@ -181,24 +182,24 @@ class _Log:
             self._write_anew()
 
     def _write_anew(self) -> None:
-        """Replace the file by one that holds the table and not how it came about.
+        """Replace the file by one that holds only the table's present contents.
 
-        The others find that theirs has no name any more, and open the new one. It is complete
-        before it has the name, so a process that dies meanwhile leaves the old one.
+        Other users notice that their file has lost its name, and open the new one. The new file is
+        complete before it gets the name, so a process that dies meanwhile leaves the old one.
         """
-        beside = f"{self.path}.new"  # one at most, since the lock is held
+        beside = f"{self.path}.new"  # at most one, since the lock is held
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             fd = os.open(beside, flags, 0o600)
         except OSError:
-            return  # a directory that we may not write to: the log goes on growing
+            return  # the directory is not writable: the log goes on growing
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(_MAGIC)
                 file.writelines(encode_request(request) for request in self._table.requests())
                 end = file.tell()
             _flock(fd, fcntl.F_RDLCK, _IN_USE)
-            _flock(fd, fcntl.F_WRLCK, _LOG)  # our caller is not done yet
+            _flock(fd, fcntl.F_WRLCK, _LOG)  # the caller is not done yet
             os.rename(beside, self.path)
         except OSError:
             os.close(fd)
@@ -209,7 +210,7 @@ class _Log:
         self._fd, self._end = fd, end
 
     def pause(self, seconds: float) -> float:
-        """Wait a little for somebody to write; return how long to wait next time."""
+        """Wait briefly for another process to write; return how long to wait next time."""
         time.sleep(seconds)
         return min(2 * seconds, _LONGEST_PAUSE) or _FIRST_PAUSE
 
@@ -227,16 +228,18 @@ class _Log:
         self._end = 0
 
     def abandon(self) -> None:
-        """In a forked child: it shares its parent's locks as long as it shares its open file."""
+        """In a forked child, close the file: the child shares its parent's locks as long as it
+        shares the open file."""
         self._lock = threading.Lock()
         self._reset()
 
     def _open_and_lock(self, deadline: float, exclusive: bool) -> None:
-        """Lock the file that has our path now: the last user may have removed another."""
+        """Lock the file that has the path now: the last user may have removed an earlier one."""
         while True:
             if self._fd < 0:
                 self._open()
-            # The first time exclusively, for no one else shall look whether we use the file.
+            # The first lock is exclusive, so that no other process checks meanwhile whether the
+            # file is in use.
             alone = exclusive or not self._in_use
             try:
                 self._wait_for_lock(deadline, fcntl.F_WRLCK if alone else fcntl.F_RDLCK)
@@ -249,13 +252,14 @@ class _Log:
             self._reset()
 
     def _use(self) -> None:
-        """Hold the lock of a user; the log's is held exclusively, the first time."""
+        """Take the lock of a user. Called the first time, while the log's lock is held
+        exclusively."""
         if self._in_use:
             return
         if self._fresh:
-            with contextlib.suppress(OSError):  # somebody else uses it
+            with contextlib.suppress(OSError):  # another process uses it
                 _flock(self._fd, fcntl.F_WRLCK, _IN_USE)
-                if os.pread(self._fd, len(_MAGIC), 0) == _MAGIC:  # ours to empty
+                if os.pread(self._fd, len(_MAGIC), 0) == _MAGIC:  # this process may empty it
                     os.ftruncate(self._fd, 0)
         self._fresh = False
         _flock(self._fd, fcntl.F_RDLCK, _IN_USE)
@@ -292,10 +296,10 @@ class _Log:
         )
 
     def _replay(self) -> None:
-        """Apply what others appended since the last time."""
+        """Apply the requests that others have appended since the last time."""
         size = os.fstat(self._fd).st_size
         if size < self._end:
-            # Somebody emptied the file to start again.
+            # Another process emptied the file to start again.
             self._table, self._end = KeyValueTable(), 0
         if self._end == 0:
             self._begin(size)
@@ -305,7 +309,7 @@ class _Log:
             (length,) = LENGTH.unpack_from(data, start)
             end = start + LENGTH.size + length
             if end > len(data):
-                break  # its writer died: the next one writes over it
+                break  # its writer died: the next writer overwrites it
             self._apply(data[start + LENGTH.size : end])
             start = end
         self._end += start
@@ -336,14 +340,14 @@ class _Log:
         try:
             self._table.execute(decode_request(body))
         except DistStoreError as error:
-            self._reset()  # half of it is in the table, and would be a second time
+            self._reset()  # half of it is in the table, and would be applied twice
             raise DistStoreError(f"FileStore {self.path} is damaged: {error}") from None
 
 
 def _flock(fd: int, kind: int, region: tuple[int, int]) -> None:
     """Lock or unlock a region for this open file, so that threads exclude each other too.
 
-    Raises OSError with EAGAIN when somebody else holds it.
+    Raises OSError with EAGAIN if another process holds it.
     """
     command = fcntl.F_OFD_SETLK
     fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, *region, 0))

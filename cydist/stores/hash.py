@@ -13,7 +13,7 @@ from cydist.waiting import STORE_TIMEOUT, one_wait
 
 
 class _Shared:
-    """What a HashStore and its clones have in common."""
+    """The data that a HashStore and its clones share."""
 
     def __init__(self) -> None:
         self.table = KeyValueTable()

@@ -1,7 +1,7 @@
-"""Keys, values and queues in memory: what every store's operations mean.
+"""Keys, values and queues in memory: the meaning of every store's operations.
 
 HashStore uses a table under a lock, the TCP server from its one thread, and FileStore replays its
-log into one. A table never waits: `awaits` returns what a request would have to wait for.
+log into one. A table never waits: `awaits` returns the key or queue that a request has to wait for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from cydist.errors import DistStoreError, QueueEmptyError
 from cydist.stores.protocol import INTERNAL, Op, Request, is_number
 
-# What an entry costs beside its bytes, so that many tiny keys cannot take unbounded memory.
+# An entry's overhead in bytes, so that many tiny keys cannot take unbounded memory.
 ENTRY_BYTES = 128
 
 _INT64 = range(-(2**63), 2**63)
@@ -24,8 +24,8 @@ KeyOrQueue = tuple[bool, bytes]
 class KeyValueTable:
     """A dictionary of bytes with counters and queues, and an account of its memory.
 
-    limit_bytes       what it may hold; None: no limit
-    max_value_bytes   what one value may grow to; None: no limit
+    limit_bytes       most bytes that it may hold; None: no limit
+    max_value_bytes   most bytes of one value; None: no limit
     """
 
     def __init__(self, limit_bytes: int | None = None, max_value_bytes: int | None = None) -> None:
@@ -60,7 +60,7 @@ class KeyValueTable:
         return []
 
     def missing(self, request: Request) -> tuple[bytes, ...]:
-        """Every key that a request still waits for."""
+        """Return every key that a request still waits for."""
         if request.op is Op.QUEUE_POP:
             return request.keys
         return tuple(self._missing(request))
@@ -70,15 +70,14 @@ class KeyValueTable:
         return (key for key in keys if key not in self._values)
 
     def _news(self, request: Request) -> tuple[bytes, ...]:
-        """Return the value of the key that a request watches, if it is another than the one it
-        knows."""
+        """Return the value of the key that a request watches, if it differs from the known one."""
         if request.op is not Op.WATCH:
             return ()
         value = self._values.get(request.keys[0], b"")
         return () if value == request.values[0] else (value,)
 
     def execute(self, request: Request) -> tuple[bytes, ...]:
-        """Run a request that need not wait.
+        """Run a request that does not have to wait.
 
         Raises DistStoreError, and changes nothing, if it cannot be done: a malformed request,
         a value that is no number, a full table; QueueEmptyError for an empty queue.
@@ -118,7 +117,7 @@ class KeyValueTable:
         return ()
 
     def requests(self) -> Iterator[Request]:
-        """Requests that make an empty table equal to this one."""
+        """Yield requests that make an empty table equal to this one."""
         for key, value in self._values.items():
             yield Request(Op.SET, (key,), (value,))
         for key, queue in self._queues.items():
@@ -152,7 +151,7 @@ class KeyValueTable:
     def _put_all(self, keys: tuple[bytes, ...], values: tuple[bytes, ...]) -> None:
         if len(keys) != len(values):
             raise DistStoreError(f"{len(keys)} keys but {len(values)} values")
-        # A dictionary, so that a key that is named twice is accounted for once.
+        # A dictionary, so that a key that is named twice counts once.
         pairs = dict(zip(keys, values, strict=True))
         self._account(sum(self._growth(key, value) for key, value in pairs.items()))
         self._values.update(pairs)

@@ -11,7 +11,8 @@ from cydist.net.interfaces import outwards, public_address, resolve
 
 
 def adopt(fd: int, port: int) -> socket.socket:
-    """Return the socket behind `fd`, which must be bound to `port`; ours from now on."""
+    """Return the socket behind `fd`, which must be bound to `port`. The caller owns it from now
+    on."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError as error:
@@ -20,7 +21,7 @@ def adopt(fd: int, port: int) -> socket.socket:
     if bound != port:
         listener.detach()
         raise ValueError(f"master_listen_fd {fd} is bound to port {bound}, not to {port}")
-    # It came through an exec; programs that this rank starts must not hold the port open.
+    # It was inherited through exec; programs that this rank starts must not hold the port open.
     listener.set_inheritable(False)
     try:
         listener.listen()  # it may do so already
@@ -34,11 +35,11 @@ def adopt(fd: int, port: int) -> socket.socket:
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to exactly the address asked for.
+    """Return sockets bound to exactly the requested address.
 
-    They are two where `host` is a name of this host that it resolves to a loopback address
-    itself (127.0.1.1 in many a /etc/hosts), but others do not; and where it is "": then others
-    know an address of this host, be it loopback or public, and it does not know which.
+    There are two sockets if `host` is a name of this host that resolves to a loopback address only
+    here (127.0.1.1 in many /etc/hosts files). There are also two if `host` is "": other ranks then
+    know a loopback or a public address of this host, and this process does not know which.
     """
     if not host:
         return [_bind_one(name, port) for name in dict.fromkeys(("127.0.0.1", public_address()))]
@@ -54,7 +55,8 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def outer_address(host: str, bound: str) -> str | None:
-    """Return how other hosts reach this one, if `host` is its name and means loopback only here."""
+    """Return the address at which other hosts reach this one, if `host` is its name and means
+    loopback only here."""
     import ipaddress  # slow, and only rank 0 needs it
 
     ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
@@ -76,7 +78,7 @@ def _bind_one(host: str, port: int) -> socket.socket:
             failure = error
             continue
         try:
-            # Else a port whose last connections are in TIME_WAIT could not be served again.
+            # Otherwise a port whose last connections are in TIME_WAIT could not be used again.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 only = 0 if address[0] == "::" else 1

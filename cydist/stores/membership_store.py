@@ -17,23 +17,23 @@ from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
 from cydist.waiting import duration
 
 _REPORT_SECONDS = 1.0
-_FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds that who waits lets pass between two looks
+_FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
 
 
 class MembershipStore(PrefixStore):
-    """A part of a store for ranks that have to meet: waiting in it ends when one of them is lost.
+    """A part of a store for ranks that have to meet: a wait in it ends when one of them is lost.
 
     prefix    stands before every key, as in a PrefixStore
     store     the store below. If it does not notice the end of a process
-              (Store.reports_disconnects), waits last until their timeouts
+    (Store.reports_disconnects), waits last until their timeouts
     members   global ranks of all that have to come
-    what      what they meet for, for messages
-    noun      what the members' numbers are, for messages
+    what      the purpose of the meeting, for messages
+    noun      the kind of the members' numbers, for messages
     holder    the rank whose process serves the store; None: not one of them
 
-    A rank that `join` announced is lost when its process ended without closing the store; here
-    and in the parts of this part when it called `leave`. Waiting for a key that is there, or that
-    comes, is never disturbed.
+    A rank that `join` announced is lost if its process ends without closing the store. In this part
+    and its own parts it is also lost if it called `leave`. A wait for a key that exists, or
+    appears, is never disturbed.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class MembershipStore(PrefixStore):
         self._noun = noun
         self._root = _root_of(self)
         self._path = path = _below(self)[1]
-        # Of each rank that was lost a line: its number, what for, and how.
+        # One line for each lost rank: its number, the meeting, and the reason.
         self._lost = f"{path}lost"
-        self._what_for = ""  # the path from there to here
+        self._what_for = ""  # the prefixes from there to here
         self._known = b""
         self._patience: float | None = None
         self._will = b""
@@ -66,7 +66,7 @@ class MembershipStore(PrefixStore):
     ) -> MembershipStore:
         """Return a part of this part, for some of its members.
 
-        patience    seconds that waits there last where they do not say; None: as long as here
+        patience    default timeout of waits there, in seconds; None: this part's
         """
         part = MembershipStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
@@ -76,25 +76,25 @@ class MembershipStore(PrefixStore):
         return part
 
     def renumber(self, ranks: Sequence[int]) -> None:
-        """From now on a rank's number is its place in `ranks`, which holds the old ones; those
-        that are not there are no members any more."""
+        """Renumber the members: a rank's new number is its index in `ranks`, which holds the old
+        numbers. Ranks that are not in it are no longer members."""
         self._members = {
             joined: ranks.index(rank) for joined, rank in self._members.items() if rank in ranks
         }
 
     @property
     def timeout(self) -> timedelta:
-        """The default timeout of waits."""
+        """Return the default timeout of waits."""
         return super().timeout if self._patience is None else timedelta(seconds=self._patience)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long waits last by default here and in the parts of this part; elsewhere in the
-        store nothing changes."""
+        """Set the default timeout of waits in this part and its own parts. The rest of the store is
+        not affected."""
         self._patience = duration(timeout)
 
     def clone(self) -> MembershipStore:
         """Return another object for the same part, with a timeout of its own."""
-        from copy import copy  # few need it
+        from copy import copy  # rarely needed
 
         twin = copy(self)
         twin._store = self._store.clone()
@@ -103,7 +103,7 @@ class MembershipStore(PrefixStore):
         return twin
 
     def join(self, rank: int) -> None:
-        """From now on the others learn if this process, which is `rank`, ends."""
+        """Let the others learn of the end of this process, which is `rank`."""
         if self._root is not None:
             where = f"on {socket.gethostname()} (process {os.getpid()})"
             with served_by(self.holder, self._what):
@@ -111,7 +111,7 @@ class MembershipStore(PrefixStore):
                 self._root.will(self._lost, self._will)
 
     def unregister(self) -> None:
-        """From now on the end of this process is no news here."""
+        """Stop reporting the end of this process here."""
         if self._root is not None:
             self._root.withdraw_will(self._lost, self._will)
 
@@ -129,21 +129,22 @@ class MembershipStore(PrefixStore):
 
     @contextlib.contextmanager
     def report_error(self, rank: int, *, late: bool = False) -> Iterator[None]:
-        """`leave` when the block, in which this rank meets the others here, raises.
+        """Call `leave` if the block, in which this rank meets the others here, raises.
 
-        late    also when it was late: others may have more time, and wait for it
+        late    also after a timeout: other ranks may have more time, and wait for this one
         """
         try:
             yield
         except BaseException as error:
-            # Who failed because of another has nothing to tell, nor who was as late as the others.
+            # A rank that failed because of another reports nothing, nor does one that timed out
+            # with the others.
             if not isinstance(error, PeerFailedError if late else TimeoutError | PeerFailedError):
                 self.leave(rank, f"{type(error).__name__}: {error}")
             raise
 
     def _line(self, joined: int, how: str) -> bytes:
         line = "\t".join([str(joined), self._what_for, *how.split()]) + "\n"
-        return line.encode(errors="backslashreplace")  # names of files may hold surrogates
+        return line.encode(errors="backslashreplace")  # file names may contain surrogates
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
@@ -196,14 +197,14 @@ class MembershipStore(PrefixStore):
         judge: Callable[[list[bytes]], str] = lambda words: "",
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Wait until all of `ranks` have come here with the same topic. The first of them looks at
-        what each one says, and the others wait for its judgement: N ranks look at 2N keys.
+        """Wait until all of `ranks` have come here with the same topic. The first of them reads
+        every rank's text, and the others wait for its verdict, so N ranks read 2N keys.
 
-        judge       what is wrong with the words, by rank; empty: nothing
-        meanwhile   what a rank does now and then that waits for long
+        judge       returns the error in the ranks' texts; empty: none
+        meanwhile   called now and then by a rank that waits long
 
-        Raises RendezvousError with that on all ranks, StoreTimeoutError that names the ranks that
-        did not come, PeerFailedError as `wait`.
+        Raises RendezvousError with that error on all ranks, StoreTimeoutError that names the
+        missing ranks, PeerFailedError as `wait`.
         """
         judgement = f"{topic}/all"
         self.set(f"{topic}/{rank}", word)
@@ -215,7 +216,7 @@ class MembershipStore(PrefixStore):
             else:
                 wrong = self._awaited_by([judgement], meanwhile)[0].decode()
         except StoreTimeoutError as error:
-            if not error.answered:  # nor would it say who is missing
+            if not error.answered:  # nor would it name the missing ranks
                 raise
             missing = [each for each in ranks if not self.check([f"{topic}/{each}"])]
             if not missing:
@@ -228,10 +229,10 @@ class MembershipStore(PrefixStore):
             raise RendezvousError(wrong)
 
     def _awaited_by(self, keys: Sequence[str], meanwhile: Callable[[], None] | None) -> list[bytes]:
-        """As `multi_get`, for who does something meanwhile. A store that is stopped for a while
-        costs nothing but that: nobody hangs up on it, to knock again with all the others."""
+        """As `multi_get`, but call `meanwhile` in between. If the store is stopped for a while,
+        ranks keep their connections, so they do not all reconnect at once afterwards."""
         deadline, pause = time.monotonic() + self.timeout.total_seconds(), _FIRST_LOOK
-        ours = isinstance(_below(self)[0], Store)  # another library's raises what it likes
+        ours = isinstance(_below(self)[0], Store)  # another library's store may raise anything
         while ours and meanwhile is not None:
             left = deadline - time.monotonic()
             if left <= pause:
@@ -246,20 +247,20 @@ class MembershipStore(PrefixStore):
         return self.multi_get(keys, max(0.0, deadline - time.monotonic()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of the queue `key`, waiting for one as long as `get` does."""
+        """Remove and return the first value of the queue `key`, waiting as long as `get` does."""
         below, path = _below(self)
-        # Another library's, or one with methods of its own, waits as long as it likes.
+        # Another library's store, or one with its own methods, may wait for any time.
         if not isinstance(below, Store) or type(below)._request is Store._request:
             return super().queue_pop(key, block)
         return below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
 
     def set(self, key: str, value: Value) -> None:
-        """Give `key` a value. Raises PeerFailedError if the store went with its rank."""
+        """Set the value of `key`. Raises PeerFailedError if the store went with its rank."""
         with served_by(self.holder, self._what):
             super().set(key, value)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Set each key to the value beside it. Raises as `set` does."""
+        """Set each key to the value at the same index. Raises as `set` does."""
         with served_by(self.holder, self._what):
             super().multi_set(keys, values)
 
@@ -280,13 +281,14 @@ class MembershipStore(PrefixStore):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Their numbers, for a message, unless they are many."""
+    """Return the ranks' numbers for a message, shortened if they are many."""
     return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
 @contextlib.contextmanager
 def served_by(holder: int | None, what: str) -> Iterator[None]:
-    """Turn the loss of the store into PeerFailedError about the rank that served it, if one did."""
+    """Turn the loss of the store into a PeerFailedError about the rank that served it, if a rank
+    did."""
     try:
         yield
     except DistStoreError as error:
@@ -307,7 +309,7 @@ def release(store: Any) -> None:
 
 @contextlib.contextmanager
 def close_on_error(store: Any) -> Iterator[None]:
-    """Let go of a store of ours when the block raises: exceptions that are kept refer to it."""
+    """Release one of cydist's stores if the block raises, since kept exceptions refer to it."""
     try:
         yield
     except BaseException:

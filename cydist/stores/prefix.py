@@ -13,7 +13,7 @@ from cydist.waiting import duration
 class PrefixStore(Store):
     """Puts ``prefix/`` before every key of another store.
 
-    store   any store with these methods, ours or another library's
+    store   any store with these methods, cydist's or another library's
 
     Its timeout is the other store's, and so are its limits.
     """
@@ -26,19 +26,19 @@ class PrefixStore(Store):
 
     @property
     def prefix(self) -> str:
-        """The prefix of every key, without the slash."""
+        """Return the prefix of every key, without the slash."""
         return self._prefix[:-1]
 
     @property
     def underlying_store(self) -> Any:
-        """The store that holds the data."""
+        """Return the store that holds the data."""
         return self._store
 
     def _named(self, keys: Sequence[str]) -> list[str]:
         return [self._prefix + key for key in many(keys)]
 
     def set(self, key: str, value: Value) -> None:
-        """Give `key` a value, replacing any that it has."""
+        """Set the value of `key`, replacing any present one."""
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
@@ -61,7 +61,7 @@ class PrefixStore(Store):
             self._store.wait(self._named(keys), timedelta(seconds=duration(timeout)))
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; True if it was there."""
+        """Remove `key`; return True if it existed."""
         return bool(self._store.delete_key(self._prefix + key))
 
     def num_keys(self) -> int:
@@ -69,7 +69,8 @@ class PrefixStore(Store):
         return int(self._store.num_keys())
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Set `key` to `desired_value` if its value is `expected_value`; the value afterwards."""
+        """Set `key` to `desired_value` if its value is `expected_value`; return the value
+        afterwards."""
         return bytes(self._store.compare_set(self._prefix + key, expected_value, desired_value))
 
     def append(self, key: str, value: Value) -> None:
@@ -81,7 +82,7 @@ class PrefixStore(Store):
         return [bytes(value) for value in self._store.multi_get(self._named(keys))]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Set each key to the value beside it, all at once."""
+        """Set each key to the value at the same index, all at once."""
         self._store.multi_set(self._named(keys), values)
 
     def queue_push(self, key: str, value: Value) -> None:
@@ -89,7 +90,7 @@ class PrefixStore(Store):
         self._store.queue_push(self._prefix + key, value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of the queue `key`."""
+        """Remove and return the first value of the queue `key`."""
         return bytes(self._store.queue_pop(self._prefix + key, block))
 
     def queue_len(self, key: str) -> int:
@@ -107,7 +108,7 @@ class PrefixStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """The underlying object's default timeout."""
+        """Return the underlying object's default timeout."""
         timeout: timedelta = self._store.timeout
         return timeout
 
@@ -122,7 +123,7 @@ class PrefixStore(Store):
     def watch(
         self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
     ) -> bytes | list[bytes]:
-        """Wait until all `keys` have a value, or `key` has another than `known`."""
+        """Wait until all `keys` have a value, or the value of `key` is no longer `known`."""
         found: bytes | list[bytes] = self._store.watch(
             self._prefix + key, known, self._named(keys), timeout, patience=patience
         )

@@ -21,14 +21,14 @@ from cydist.waiting import LONGEST_TIMEOUT
 
 MAX_KEY_BYTES = 8 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
-# One frame, and so what a connection may hold in memory.
+# Most bytes of one frame, and so of a connection's memory.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-# What a connection to a TCP store is for, in its handshake.
+# The channel of connections to a TCP store, in their handshake.
 CHANNEL = b"store"
-# Everything in a TCP store.
+# Most bytes of everything in a TCP store.
 MAX_TOTAL_BYTES = 256 * 1024 * 1024
 
-# Keys of ours begin with a byte that UTF-8 never contains, so no user's key is one of them.
+# cydist's own keys begin with a byte that UTF-8 never contains, so no user's key equals one.
 INTERNAL = b"\xff"
 
 LENGTH = struct.Struct("<I")
@@ -37,7 +37,7 @@ _REPLY = struct.Struct("<BI")
 
 
 class Op(IntEnum):
-    """What a store can be asked for, numbered as on the wire."""
+    """The operations of a store, numbered as on the wire."""
 
     SET = 1
     GET = 2
@@ -53,25 +53,25 @@ class Op(IntEnum):
     QUEUE_POP = 12
     QUEUE_LEN = 13
     LIST_KEYS = 14
-    # Wait for all keys but the first, or until the first has another value than the one given.
+    # Wait for all keys except the first, or until the first has a value other than the given one.
     WATCH = 15
-    # When this connection ends, append each value to its key. Without keys: do not, after all.
+    # When this connection ends, append each value to its key. Without keys: withdraw that.
     WILL = 16
 
 
 class Status(IntEnum):
-    """How a request ended."""
+    """The result of a request."""
 
     OK = 0
-    TIMEOUT = 1  # items: the keys that were missing
+    TIMEOUT = 1  # items: the missing keys
     QUEUE_EMPTY = 2
-    REFUSED = 3  # items: why
+    REFUSED = 3  # items: the reason
 
 
-# The operations that can wait for what is missing.
+# The operations that can wait for missing keys or queues.
 BLOCKING = frozenset((Op.GET, Op.WAIT, Op.QUEUE_POP, Op.WATCH))
 
-# The operations that change a store; the others may be forgotten once answered.
+# The operations that change a store. A log needs no others.
 MUTATING = frozenset(
     (
         Op.SET,
@@ -86,7 +86,7 @@ MUTATING = frozenset(
 )
 
 
-# Those whose answer is a number; the others that have an answer of one item.
+# Operations whose answer is a number; then those with another answer of one item.
 _COUNTING = frozenset((Op.ADD, Op.CHECK, Op.DELETE, Op.NUM_KEYS, Op.QUEUE_LEN))
 _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 
@@ -94,8 +94,8 @@ _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 class Request(NamedTuple):
     """One request.
 
-    block       wait for what is missing, at most `timeout` seconds
-    patience    seconds more that the answer may take; does not travel
+    block       wait for missing keys, at most `timeout` seconds
+    patience    further seconds that the answer may take; not sent
     """
 
     op: Op
@@ -107,11 +107,12 @@ class Request(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Seconds until its sender gives up."""
+        """Return the seconds until its sender gives up."""
         return self.timeout + self.patience
 
     def check_sizes(self) -> None:
-        """Raise DistStoreError for keys, values or a whole that a TCP store does not take."""
+        """Raise DistStoreError if the keys, the values or the whole request are too large for a TCP
+        store."""
         for key in self.keys:
             if len(key) > MAX_KEY_BYTES:
                 raise DistStoreError(
@@ -139,7 +140,7 @@ class Reply(NamedTuple):
     items: tuple[bytes, ...] = ()
 
     def answers(self, request: Request) -> bool:
-        """Return whether this has as many items as a reply to `request`, with numbers where they
+        """Return whether this has the items of a reply to `request`, with numbers where they
         belong."""
         numbers = self.items[:1]
         if self.status is Status.OK and request.op is Op.WATCH:
@@ -164,7 +165,7 @@ def is_number(text: bytes) -> bool:
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the whole frame of a request, its length in front."""
+    """Return the whole frame of a request, including its length."""
     head = _REQUEST.pack(
         request.op, request.block, len(request.keys), len(request.values), request.timeout
     )
@@ -172,7 +173,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(body: bytes | memoryview) -> Request:
-    """Return the request in a frame's body (without the length in front).
+    """Return the request in a frame's body (without the length).
 
     Raises DistStoreError for anything that `encode_request` cannot have made.
     """
@@ -188,7 +189,7 @@ def decode_request(body: bytes | memoryview) -> Request:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return the whole frame of a reply, its length in front."""
+    """Return the whole frame of a reply, including its length."""
     return _frame(_REPLY.pack(reply.status, len(reply.items)), reply.items)
 
 
@@ -211,7 +212,7 @@ def _frame(head: bytes, items: tuple[bytes, ...]) -> bytes:
 
 
 def _items(body: memoryview, count: int) -> tuple[bytes, ...]:
-    """Exactly `count` items that fill `body` exactly."""
+    """Return exactly `count` items that fill `body` exactly."""
     if count * LENGTH.size > len(body):
         raise DistStoreError(f"{count} items do not fit into {len(body)} bytes")
     items = []

@@ -14,24 +14,24 @@ __all__ = ["ServerRefcount", "serve", "servers"]
 
 
 class ServerRefcount:
-    """A server and the number of its users in this process; without users it stops."""
+    """A server and the number of its users in this process. It stops with the last user."""
 
     def __init__(self, server: StoreServer) -> None:
         self.server = server
         self._users = 1
-        # Taken by finalizers, which run wherever garbage is collected: held for no longer than
-        # counting takes, and reentrant.
+        # Finalizers take it, which run wherever garbage is collected. So it is reentrant, and held
+        # only for counting.
         self._lock = threading.RLock()
 
     def join(self) -> bool:
-        """Be one user more; False if the last one has gone."""
+        """Add a user; return False if the last one has gone."""
         with self._lock:
             if self._users:
                 self._users += 1
             return self._users > 0
 
     def leave(self, linger: float) -> None:
-        """Be one user less."""
+        """Remove a user."""
         with self._lock:
             self._users -= 1
             last = self._users == 0
@@ -48,8 +48,9 @@ _tenants_lock = threading.Lock()
 def serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
 ) -> ServerRefcount:
-    """Serve at this place, or by `fd`, a socket bound to it; where another store of this process
-    does, with it, if both are `multi_tenant`. Raises DistNetworkError: the port is taken."""
+    """Serve at this address, or through `fd`, a socket bound to it. Share the server of another
+    store in this process if both are `multi_tenant`. Raises DistNetworkError if the port is
+    taken."""
     if not multi_tenant:
         return ServerRefcount(_new_server(host, port, secret, job, fd))
     with _tenants_lock:

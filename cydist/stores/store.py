@@ -23,7 +23,7 @@ def store_timeout(
 ) -> StoreTimeoutError:
     """Return the error of a wait that ended before its keys appeared.
 
-    count   how many are missing, where `keys` holds only some of them
+    count   number of missing keys, if `keys` holds only some of them
     """
     names = [key.decode(errors="replace") for key in keys[:8]]
     shown = ", ".join(repr(name) for name in names)
@@ -49,7 +49,7 @@ class Store:
         self._timeout = duration(timeout)
 
     def _request(self, request: Request) -> Sequence[bytes]:
-        """Run one request; the items of its reply."""
+        """Run one request and return the items of its reply."""
         raise NotImplementedError(f"{type(self).__name__} does not implement {request.op.name}")
 
     def _call(
@@ -70,7 +70,7 @@ class Store:
         )
 
     def set(self, key: str, value: Value) -> None:
-        """Give `key` a value, replacing any that it has."""
+        """Set the value of `key`, replacing any present one."""
         self._call(Op.SET, [key], [value])
 
     def get(self, key: str) -> bytes:
@@ -83,8 +83,8 @@ class Store:
     def add(self, key: str, amount: int) -> int:
         """Add to the counter `key`, which starts at 0; return its new value.
 
-        A value that was set to a decimal number counts. Raises DistStoreError, and changes
-        nothing, when the value is no number or the sum does not fit 64 bits.
+        The value may have been set to a decimal number. Raises DistStoreError, and changes nothing,
+        if the value is not a number or the sum does not fit 64 bits.
         """
         return int(self._call(Op.ADD, [key], [str(int(amount))])[0])
 
@@ -101,14 +101,14 @@ class Store:
         self._call(Op.WAIT, many(keys), block=True, timeout=timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; True if it was there."""
+        """Remove `key`; return True if it existed."""
         return self._call(Op.DELETE, [key])[0] == b"1"
 
     def num_keys(self) -> int:
         """Return the number of keys.
 
-        TCPStore and FileStore count one more than the user's keys: the one with which they
-        count their workers. HashStore has no workers, and counts the user's keys alone.
+        TCPStore and FileStore count one key more than the user's: the key with which they count
+        their workers. HashStore has no workers, and counts only the user's keys.
         """
         return int(self._call(Op.NUM_KEYS)[0])
 
@@ -130,19 +130,19 @@ class Store:
         return list(self._call(Op.GET, many(keys), block=True))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Set each key to the value beside it, all at once."""
+        """Set each key to the value at the same index, all at once."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys but {len(values)} values")
         self._call(Op.SET_ALL, many(keys), values)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put `value` at the end of the queue `key`. Queues and keys do not meet."""
+        """Put `value` at the end of the queue `key`. Queues and keys have separate name spaces."""
         self._call(Op.QUEUE_PUSH, [key], [value])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of the queue `key`.
+        """Remove and return the first value of the queue `key`.
 
-        block   wait for one, as `get` does; otherwise an empty queue raises QueueEmptyError
+        block   wait for a value, as `get` does; False: an empty queue raises QueueEmptyError
         """
         return self._call(Op.QUEUE_POP, [key], block=block)[0]
 
@@ -151,8 +151,8 @@ class Store:
         return int(self._call(Op.QUEUE_LEN, [key])[0])
 
     def list_keys(self) -> list[str]:
-        """Return the user's keys, in no particular order; a key that is no text with
-        backslashes."""
+        """Return the user's keys, in no particular order. A key that is not valid text is shown
+        with backslashes."""
         return [key.decode(errors="backslashreplace") for key in self._call(Op.LIST_KEYS)]
 
     def set_timeout(self, timeout: Timeout) -> None:
@@ -161,7 +161,7 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """This object's default timeout."""
+        """Return this object's default timeout."""
         return timedelta(seconds=self._timeout)
 
     def has_extended_api(self) -> bool:
@@ -173,18 +173,17 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
 
     def close(self) -> None:
-        """Let go of what this object holds, such as connections. A store that holds nothing of its
-        own has nothing to close."""
+        """Release this object's resources, such as connections. Some stores have none."""
 
     def release(self) -> None:
         """Close as garbage collection would, though an exception may still refer to the object.
 
-        A store that this object serves may first finish what others have asked of it.
+        A server of this object may first finish the requests of others.
         """
         self.close()
 
-    # A store may notice that a process has ended. Ranks that meet in one learn of a death at once;
-    # in any other they wait until the timeout.
+    # A store may notice that a process has ended. Ranks that meet in such a store learn of a death
+    # at once; in any other they wait until the timeout.
 
     def reports_disconnects(self) -> bool:
         """Return whether the store notices the end of a process that uses it.
@@ -196,12 +195,14 @@ class Store:
     def watch(
         self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
     ) -> bytes | list[bytes]:
-        """Wait until all `keys` have a value, or `key` has another than `known` (b"": none).
+        """Wait until all `keys` have a value, or the value of `key` is no longer `known` (b"":
+        none).
 
-        patience    seconds more that a store which is stopped may take to answer
+        patience    further seconds that a stopped store may take to answer
 
         Returns the values of `keys`, in their order, or the new value of `key`. If all `keys` have
-        values, those are returned, whatever `key` says. Raises StoreTimeoutError as `wait` does.
+        values, those are returned, whatever the value of `key`. Raises StoreTimeoutError as `wait`
+        does.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement watch")
 
@@ -215,13 +216,15 @@ class Store:
 
 
 def reports_disconnects(store: Any) -> bool:
-    """Return whether a store notices the end of a process; of any library's, which may not say."""
+    """Return whether a store of any library notices the end of a process; False if it does not
+    define this."""
     says = getattr(store, "reports_disconnects", None)
     return says is not None and bool(says())
 
 
 def many(keys: Sequence[str]) -> Sequence[str]:
-    """Return a list of keys; TypeError for one key alone, whose letters would be taken for keys."""
+    """Return a list of keys. Raises TypeError for a single str, whose letters would be taken for
+    keys."""
     if isinstance(keys, str):
         raise TypeError(f"keys must be a list of str; one key alone is [{keys!r}]")
     return keys
@@ -234,7 +237,7 @@ def _key(key: str) -> bytes:
 
 
 def as_bytes(value: Value) -> bytes:
-    """Return a value as it is stored; TypeError for what is neither str nor bytes."""
+    """Return a value as it is stored. Raises TypeError if it is neither str nor bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):

@@ -1,8 +1,8 @@
 """TCPStore: a store served by one rank and used by all.
 
-Every operation is acknowledged. A call takes a connection of its own from a pool, so a
-thread that waits for a key never keeps another from setting it. Timeouts are measured on
-the monotonic clock; a server that died or stopped is an error at the timeout, not a hang.
+Every operation is acknowledged. A call takes its own connection from a pool, so a thread that waits
+for a key never keeps another thread from setting it. Timeouts are measured on the monotonic clock.
+A dead or stopped server causes an error at the timeout, not a hang.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from cydist.stores.server_refcount import ServerRefcount
     from cydist.stores.tcp_server import StoreServer
 
-_GRACE = 0.3  # seconds that the client gives up later than the server
-_CLOSED_LIMIT = 2.0  # that a service may close our connections before we call it another one
-_LINGER = 1.0  # that a server whose rank is done serves the others
+_GRACE = 0.3  # seconds by which the client's deadline follows the server's
+_CLOSED_LIMIT = 2.0  # seconds of closed connections until the server counts as another service
+_LINGER = 1.0  # seconds for which a server whose rank is done still serves the others
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _IDLE_CONNECTIONS = 8
 
@@ -61,25 +61,25 @@ _WORKER = INTERNAL + b"worker/%d"
 
 
 class TCPStore(Store):
-    """A store in the memory of one process, the master, which all others reach over TCP.
+    """A store in the memory of one process, the master, which all others access over TCP.
 
-    host_name          where the master listens, and nowhere else: a name, IPv4 or IPv6; "" on the
-                       master: on loopback and on the address by which it reaches other hosts
-    port               0 on the master: any free one, then found in `port`
-    world_size         number of users, the master included; None: not fixed
+    host_name          where the master listens: a name, IPv4 or IPv6, and no other address; "" on
+                       the master: loopback and the address from which it reaches other hosts
+    port               0 on the master: any free one, which `port` then returns
+    world_size         number of users, including the master; None: not fixed
     is_master          serve the store from this process
-    timeout            of the construction, and of later calls by default
-    wait_for_workers   the master returns when `world_size` users are there
+    timeout            of the constructor, and the default of later calls
+    wait_for_workers   the master returns when `world_size` users have joined
     multi_tenant       masters of one process share one server for the same host and port
-    master_listen_fd   a socket bound to `port`, listening or not, to serve on
+    master_listen_fd   a socket bound to `port`, listening or not, on which to serve
     use_libuv          accepted and ignored
-    job                tells jobs apart that share a secret; the same on all users
+    job                separates jobs that share a secret; the same on all users
     awaited            a launcher listens on the port until the master serves: wait for the master's
-                       first word until the timeout, and not for 2 s only
+                       first message until the timeout, not only for 2 s
 
-    Raises DistNetworkError if the port is taken or no descriptor is left for it,
-    AuthenticationError if the two sides do not share a secret, DistStoreError if something else
-    answers there, StoreTimeoutError if nobody does.
+    Raises DistNetworkError if the port is taken or no descriptor is left, AuthenticationError if
+    the two sides do not share a secret, DistStoreError if another service answers,
+    StoreTimeoutError if none does.
     """
 
     __module__ = "cydist"
@@ -120,7 +120,7 @@ class TCPStore(Store):
             raise
 
     def _acquire(self, pool: _Pool, lease: ServerRefcount | None) -> None:
-        """Use these until closed or collected."""
+        """Use these until this object is closed or collected."""
         self._pool = pool
         self._lease = lease
         self._letting_go = weakref.finalize(self, _release, pool, lease, _LINGER)
@@ -128,12 +128,12 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """The host that was asked for."""
+        """Return the requested host."""
         return self._pool.host
 
     @property
     def port(self) -> int:
-        """The port that the master listens on."""
+        """Return the port that the master listens on."""
         return self._pool.port
 
     def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
@@ -159,7 +159,7 @@ class TCPStore(Store):
         try:
             reply = self._exchange(connection, request, deadline)
         except BaseException:
-            # Whatever arrives on it later would be taken for the next call's answer.
+            # A late reply on this connection would be taken for the next call's answer.
             connection.close()
             raise
         self._pool.give(connection, bond=bond)
@@ -221,15 +221,15 @@ class TCPStore(Store):
     def will(self, key: str, value: Value) -> None:
         """Let the server append `value` to `key` if this process ends without closing the store.
 
-        However it ends: killed, by `os._exit`, by an exception that nobody caught, or in peace. It
-        takes one more connection.
+        It may be killed, call `os._exit`, raise an uncaught exception, or end normally. This takes
+        one more connection.
         """
         request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
         self._request(request, bond=True)
         self._pool.wills.append((key, value))
 
     def withdraw_will(self, key: str, value: Value) -> None:
-        """Undo `will`; others that were made over this object stay. Best effort."""
+        """Undo `will`; other wills of this object stay. Best effort."""
         ended, rest = self._pool.detach(key, value)
         try:
             with contextlib.suppress(DistStoreError):
@@ -255,16 +255,16 @@ class TCPStore(Store):
     def close(self) -> None:
         """Close the connections, and the server at once when its last user in this process closes.
 
-        Garbage collection and the end of the process do the same, but the server then serves
-        the ranks that are still connected for a moment: they may be finishing what this rank
-        has finished. At the end of the process wills are carried out.
+        Garbage collection and the end of the process do the same, but the server then still serves
+        the connected ranks for a moment, since they may be about to finish. At the end of the
+        process wills are carried out.
         """
         if self._letting_go.detach() is not None:
             _release(self._pool, self._lease, 0.0)
 
     def release(self) -> None:
-        """As garbage collection: what is held by an exception, say, is not collected. The port is
-        free on return."""
+        """Close as garbage collection does, for objects that an exception, for example, keeps from
+        being collected. The port is free on return."""
         self._letting_go()
 
 
@@ -276,7 +276,7 @@ def _release(pool: _Pool, lease: ServerRefcount | None, linger: float) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Let servers finish: whether or not garbage was collected before, all stop here."""
+    """Let servers finish. All stop here, whether or not garbage was collected before."""
     for pool in list(_pools):
         pool.close(ended=True)
     for server in list(_servers):
@@ -284,13 +284,13 @@ def _at_exit() -> None:
         server.wait(_LINGER + 1)
 
 
-_servers: Collection[StoreServer] = ()  # of this process, once it has served
+_servers: Collection[StoreServer] = ()  # of this process, if it has served
 
 
 def _serve(
     host: str, port: int, secret: bytes, job: str, multi_tenant: bool, fd: int | None
 ) -> ServerRefcount:
-    from cydist.stores.server_refcount import serve, servers  # of all ranks only one needs them
+    from cydist.stores.server_refcount import serve, servers  # only one rank needs them
 
     global _servers
     _servers = servers
@@ -298,7 +298,7 @@ def _serve(
 
 
 class _Pool:
-    """Authenticated connections to one server; a call has one to itself."""
+    """Authenticated connections to one server; each call has its own."""
 
     def __init__(self, host: str, port: int, secret: bytes, job: str) -> None:
         self.host = host
@@ -308,14 +308,14 @@ class _Pool:
         self._idle: list[socket.socket] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
         self._bonds: list[socket.socket] = []
-        self.wills: list[tuple[str, Value]] = []  # that they carry
+        self.wills: list[tuple[str, Value]] = []  # wills on those connections
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
 
     @property
     def name(self) -> str:
-        """host:port, for messages."""
+        """Return host:port, for messages."""
         bare = self.host.strip("[]")
         return f"[{bare}]:{self.port}" if ":" in bare else f"{bare}:{self.port}"
 
@@ -329,7 +329,7 @@ class _Pool:
                 raise DistStoreError(f"this TCPStore on {self.name} is closed")
             if kept:
                 return kept.pop()
-        # The server has been there before: if it is gone now, it stays gone.
+        # The server has been reached before: if it is gone now, it stays gone.
         return self.connect(deadline, patient=False)
 
     def give(self, connection: socket.socket, *, bond: bool = False) -> None:
@@ -340,7 +340,8 @@ class _Pool:
         _disconnect(connection) if bond else connection.close()
 
     def detach(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
-        """Take out the connections that carry this will, and what else they carry."""
+        """Remove the connections that carry this will, and return the other wills that they
+        carry."""
         ended, rest = [], []
         with self._lock:
             if (key, value) in self.wills:
@@ -360,7 +361,8 @@ class _Pool:
             self._bonds.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the parent goes on using these connections; make new ones."""
+        """In a forked child, drop the connections, which the parent goes on using, and make new
+        ones."""
         self._lock = threading.Lock()
         for connection in self._idle + self._bonds:
             connection.close()
@@ -369,8 +371,8 @@ class _Pool:
     def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> socket.socket:
         """Return a new connection, authenticated.
 
-        patient   keep trying until the deadline while nobody listens there
-        awaited   and while it is listened on, but not yet served
+        patient   keep trying until the deadline while no process listens there
+        awaited   also while a process listens there, but does not serve yet
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE
@@ -389,7 +391,7 @@ class _Pool:
                     answered=False,
                 ) from None
             except PeerFailedError as error:
-                # The server has too many unauthenticated clients, or is no cydist store.
+                # The server has too many unauthenticated clients, or is not a cydist store.
                 failure = error
                 if not awaited and time.monotonic() - started > _CLOSED_LIMIT:
                     raise DistStoreError(
@@ -399,7 +401,7 @@ class _Pool:
             except DistNetworkError as error:
                 raise DistStoreError(f"{self.name} is not a cydist store: {error}") from None
             except OSError as error:
-                # A try that the deadline cut short says nothing of what the ones before it met.
+                # An attempt that the deadline cut short does not hide the error of an earlier one.
                 if failure is None or not isinstance(error, TimeoutError):
                     failure = error
                 if not patient and not no_descriptor(error):
@@ -422,7 +424,7 @@ class _Pool:
         )
 
     def _connect_once(self, deadline: float, awaited: bool) -> socket.socket:
-        """One try at every address that the host has."""
+        """Try every address of the host once."""
         failure: OSError = ConnectionError("the name has no address")
         for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
             connection = socket.socket(family, kind, protocol)
@@ -441,7 +443,8 @@ class _Pool:
 
     def _authenticate(self, connection: socket.socket, deadline: float, awaited: bool) -> None:
         if connection.getsockname() == connection.getpeername():
-            # While nobody listens on a port of the ephemeral range, TCP can meet itself.
+            # If no process listens on a port of the ephemeral range, a TCP socket can connect to
+            # itself.
             raise ConnectionRefusedError("connected to itself")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         auth.authenticate_client(
@@ -455,7 +458,8 @@ class _Pool:
 
 
 def _disconnect(connection: socket.socket) -> None:
-    """Close a bond on purpose: take back the will, without waiting for an answer."""
+    """Close a connection that carries a will on purpose: withdraw the will, without waiting for an
+    answer."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(encode_request(Request(Op.WILL)))
@@ -463,22 +467,23 @@ def _disconnect(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
-    """All of `data`; TimeoutError at the deadline."""
+    """Send all of `data`. Raises TimeoutError at the deadline."""
     unsent = memoryview(data)
     while unsent:
         _arm(connection, deadline)
-        with contextlib.suppress(TimeoutError):  # of one wait: the deadline may be far
+        with contextlib.suppress(TimeoutError):  # end of one wait: the deadline may be later
             unsent = unsent[connection.send(unsent) :]
 
 
 def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
-    """Exactly `count` bytes; OSError at the end of the stream, TimeoutError at the deadline."""
+    """Receive exactly `count` bytes. Raises OSError at the end of the stream, TimeoutError at the
+    deadline."""
     data = bytearray()
     while len(data) < count:
         _arm(connection, deadline)
         try:
             part = connection.recv(min(count - len(data), 1 << 20))
-        except TimeoutError:  # of one wait: the deadline may be far
+        except TimeoutError:  # end of one wait: the deadline may be later
             continue
         if not part:
             raise ConnectionResetError("the connection was closed")
@@ -487,7 +492,7 @@ def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def _arm(connection: socket.socket, deadline: float) -> None:
-    """Let the next call on the connection wait until the deadline, or for one long wait."""
+    """Set the socket's timeout to the deadline, but at most one long wait."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise TimeoutError

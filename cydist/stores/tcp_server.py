@@ -36,11 +36,11 @@ from cydist.stores.protocol import (
 )
 from cydist.waiting import LONGEST_WAIT, Rounds
 
-# As much as malloc has at hand: for longer reads it maps and unmaps memory every time.
+# malloc keeps this much at hand; for longer reads it maps and unmaps memory every time.
 _READ_BYTES = 64 * 1024
 
 
-# Keys, and what is appended to each when its author has died.
+# Keys, and the value to append to each when the author has died.
 Will = tuple[tuple[bytes, bytes], ...]
 
 
@@ -58,8 +58,8 @@ class _Connection:
         self.closing = False
 
 
-# When to look at what: time, order among equals, connection, its ticket when the alarm was set
-# (another one now: stale).
+# An alarm: time, order among equals, connection, and the connection's ticket when the alarm was set
+# (stale if it has another now).
 _Alarm = tuple[float, int, _Connection, int]
 
 
@@ -68,7 +68,7 @@ class StoreServer:
 
     listeners   bound to one port; the server owns them from now on
     secret      of the job
-    job         what tells it from other jobs
+    job         separates it from other jobs
     """
 
     def __init__(self, listeners: list[socket.socket], secret: bytes, job: str) -> None:
@@ -76,11 +76,11 @@ class StoreServer:
         self.port: int = listeners[0].getsockname()[1]
         self._connections: dict[_Connection, None] = {}
         self._parked: dict[KeyOrQueue, dict[_Connection, None]] = {}
-        self._wills: deque[tuple[bytes, bytes]] = deque()  # of connections that have ended
-        # A heap. Stale alarms stay in it until their time, or until they are too many.
+        self._wills: deque[tuple[bytes, bytes]] = deque()  # wills of ended connections
+        # A heap. Stale alarms stay in it until their time, or until there are too many.
         self._alarms: list[_Alarm] = []
         self._tickets = itertools.count(1)
-        # When to end at the latest, on time.monotonic(); None: not asked to.
+        # Latest end of the server, on time.monotonic(); None: no end was requested.
         self._end: float | None = None
         self._released = threading.Event()
         self._waker, self._wakee = socket.socketpair()
@@ -96,8 +96,8 @@ class StoreServer:
         servers.add(self)
 
     def stop(self, linger: float = 0.0) -> None:
-        """Give up the port now, and serve the members that there are for `linger` seconds more,
-        or until they have all hung up. Returns when the port is free."""
+        """Close the port now, and serve the connected members for `linger` more seconds, or until
+        all have hung up. Returns when the port is free."""
         end = time.monotonic() + linger
         self._end = end if self._end is None else min(self._end, end)
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class StoreServer:
         return len(self._acceptor)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the descriptors, which the parent goes on using."""
+        """In a forked child, close the descriptors, which the parent goes on using."""
         for connection in list(self._connections):
             connection.sock.close()
         self._close_own()
@@ -147,7 +147,7 @@ class StoreServer:
                 try:
                     peer = self._acceptor.react(key.fileobj)
                 except Exception as error:
-                    self._rounds.note(error)  # nobody else waits for that
+                    self._rounds.note(error)  # no other client waits for that
                     continue
                 if peer is not None:
                     self._admit(peer.sock, peer.unsent)
@@ -171,7 +171,7 @@ class StoreServer:
             self._drop(connection, error)
 
     def _drop(self, connection: _Connection, error: Exception) -> None:
-        """Whatever goes wrong with one connection costs that connection, not the job's store."""
+        """Drop a connection on any error in it, so that the job's store goes on."""
         if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
             self._rounds.tell(error)
         self._close(connection)
@@ -194,7 +194,7 @@ class StoreServer:
         times = [alarm[0] for alarm in self._alarms[:1]]
         times += [when for when in (self._acceptor.alarm, self._end) if when is not None]
         now = time.monotonic()
-        if self._wills:  # a round that raised has not come to them
+        if self._wills:  # a round that raised did not reach them
             times.append(now)
         return max(0.0, min([now + LONGEST_WAIT, *times]) - now)
 
@@ -228,7 +228,7 @@ class StoreServer:
         self._take_request(connection)
 
     def _take_request(self, connection: _Connection) -> None:
-        """Run the request that has arrived, if it is whole and the last one is answered."""
+        """Run the request that has arrived, if it is complete and the last one is answered."""
         received = connection.received
         if len(received) < LENGTH.size:
             return
@@ -237,7 +237,7 @@ class StoreServer:
             raise DistStoreError(f"a frame of {size} bytes")
         whole = LENGTH.size + size
         if len(received) > whole or (connection.parked and len(received)):
-            # One request at a time: a client that sends more is no member of the job.
+            # One request at a time: a client that sends more breaks the protocol.
             raise DistStoreError("a second request before the first was answered")
         if len(received) < whole:
             return
@@ -274,7 +274,7 @@ class StoreServer:
         return True
 
     def _wake(self, places: list[KeyOrQueue]) -> None:
-        """Let the requests parked at `places` try again, in the order in which they came."""
+        """Retry the requests parked at `places`, in the order of their arrival."""
         for place in places:
             for connection in list(self._parked.get(place, ())):
                 request = connection.parked
@@ -303,7 +303,7 @@ class StoreServer:
             return
         self._unpark(connection)
         try:
-            # Names are for a message: a few are enough, and the reply stays small.
+            # The names are for a message: a few are enough, and the reply stays small.
             missing = self.table.missing(request)
             count = b"%d" % len(missing)
             self._send(connection, encode_reply(Reply(Status.TIMEOUT, (count, *missing[:64]))))
@@ -321,7 +321,8 @@ class StoreServer:
             try:
                 sent = connection.sock.send(connection.unsent)
             except BlockingIOError:
-                # While a reply is on its way, nothing more is read: that bounds our memory.
+                # While a reply is being sent, nothing more is read, which bounds the server's
+                # memory.
                 self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
                 return
             connection.unsent = connection.unsent[sent:]
@@ -342,14 +343,14 @@ class StoreServer:
         while self._wills:
             key, value = self._wills.popleft()
             request = Request(Op.APPEND, (key,), (value,))
-            with contextlib.suppress(DistStoreError):  # full: they learn at their timeouts
+            with contextlib.suppress(DistStoreError):  # table full: ranks learn at their timeouts
                 self.table.execute(request)
                 self._wake(self.table.touched(request))
 
 
 def _with_more(will: Will, request: Request) -> Will:
-    """Return a will and what `request` adds; none if that is nothing. DistStoreError: it is too
-    long."""
+    """Return a will with the additions of `request`, which withdraws it if it has no keys. Raises
+    DistStoreError if the will is too long."""
     pairs = tuple(zip(request.keys, request.values, strict=True))
     whole = will + pairs if pairs else ()
     if sum(ENTRY_BYTES + len(key) + len(value) for key, value in whole) > MAX_FRAME_BYTES:
@@ -361,7 +362,7 @@ servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked child has no server thread: it must not keep the ports and connections open."""
+    """Close ports and connections in a forked child, which has no server thread."""
     for server in list(servers):
         server.abandon()
     servers.clear()

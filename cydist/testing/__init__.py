@@ -7,7 +7,7 @@
 
     assert run_threads(body, 3) == [6.0, 6.0, 6.0]
 
-`Faults` makes ranks slow, and kills them. In pytest, the fixture `thread_job` makes such jobs.
+`Faults` delays and kills ranks. In pytest, the fixture `thread_job` makes such jobs.
 
 Each rank is a thread with a world of its own: `cydist.get_rank()` and the default group are
 the thread's.
@@ -35,18 +35,18 @@ from cydist.waiting import duration
 __all__ = ["Faults", "Killed", "ThreadJob", "Weather", "run_threads"]
 
 T = TypeVar("T")
-Ended = SimpleQueue[tuple[int, Any, BaseException | None]]  # rank, what it returned or raised
+Ended = SimpleQueue[tuple[int, Any, BaseException | None]]  # a rank, and its result or exception
 Task = tuple[Callable[[int], Any], Ended]
-DEADLINE = 60.0  # seconds that a body may take, unless told otherwise
+DEADLINE = 60.0  # default seconds that a body may take
 
 
 class ThreadJob:
-    """A job whose ranks are threads that wait for something to run.
+    """A job whose ranks are threads that wait for functions to run.
 
     backend     "inproc", "tcp" or any other that takes CPU arrays
     size        how many ranks
     timeout     of the default group, in seconds
-    faults      what befalls the ranks
+    faults      delays and deaths of the ranks
     faults     deprecated: the former name of `faults`
     """
 
@@ -109,8 +109,8 @@ class ThreadJob:
                 ended.put((rank, None, error))
                 raised = True
             del task, body, ended
-        if process_groups.is_initialized():  # the body may have left
-            # A rank that raised has made other calls than those that went on.
+        if process_groups.is_initialized():  # the body may have left the job
+            # A rank that raised has made other calls than the ranks that went on.
             with suppress(MismatchError) if raised else nullcontext():
                 process_groups.destroy_process_group()
 
@@ -120,16 +120,16 @@ class ThreadJob:
             ended.put((rank, result, error))
 
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
-        """Call `body(rank)` on every rank; what they return, by rank.
+        """Call `body(rank)` on every rank, and return the results by rank.
 
-        A rank that its Faults kill has its `Killed` as result, then and in later runs.
-        Raises what the lowest rank raised that raised; TimeoutError, after printing every
-        thread's stack, when a rank does not end in `timeout` seconds. Such a rank takes part in
-        the next run when it has ended; what it returns then is nobody's.
+        The result of a rank that Faults killed is its `Killed`, in this run and in later ones.
+        Raises the exception of the lowest rank that raised. Raises TimeoutError, after printing
+        every thread's stack, if a rank does not end within `timeout` seconds. Such a rank takes
+        part in later runs once it has ended; its late result is dropped.
         """
         if self._closed:
             raise RuntimeError("ThreadJob.run: the job was closed, and its ranks have ended")
-        ended: Ended = SimpleQueue()  # not for those who are late in an earlier run
+        ended: Ended = SimpleQueue()  # not for ranks that are still in an earlier run
         for tasks in self._tasks:
             tasks.put((body, ended))
         try:
@@ -185,7 +185,8 @@ class ThreadJob:
 
 
 def _print_stacks() -> None:
-    """Every thread's, also where stderr is no file: a notebook's, or pytest's --capture=sys."""
+    """Print every thread's stack, even if stderr is not a file, as in a notebook or under pytest
+    --capture=sys."""
     with TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
@@ -201,6 +202,6 @@ def run_threads(
     *,
     weather: Faults | None = None,
 ) -> list[T]:
-    """Run `body(rank)` on `size` ranks, each a thread; what they return, by rank."""
+    """Run `body(rank)` on `size` ranks, each a thread, and return the results by rank."""
     with ThreadJob(size, backend, timeout, faults, weather=weather) as job:
         return job.run(body, timeout)

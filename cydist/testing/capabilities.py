@@ -1,4 +1,4 @@
-"""What a backend can do beyond sending and receiving, found out by looking and by trying."""
+"""Find a backend's optional capabilities, by inspection and by trial."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
     "all_to_all", "scan", "barrier",
 )  # fmt: skip
-PATIENCE = 2.0  # seconds in which an asynchronous call must have returned
+PATIENCE = 2.0  # seconds within which an asynchronous call must return
 
 
 class Capabilities(NamedTuple):
-    """What a backend offers that no backend must.
+    """The optional capabilities of a backend.
 
     devices         kinds of memory that it takes
     own             collectives that it does not derive from messages
     any_source      receives from the rank that sends first
     asynchronous    an asynchronous collective returns before all ranks have come
-    subgroups       groups of some ranks share what their parent holds
+    subgroups       groups of some ranks share their parent's resources
     shrinks         shrink_group
     shares          empty_shared gives memory that its collectives need not copy
-    aborts          ends calls under way, not at their timeouts
-    tells           its ranks hear of each other's errors
+    aborts          ends calls under way before their timeouts
+    tells           its ranks learn of each other's errors
     """
 
     devices: tuple[str, ...]
@@ -45,7 +45,7 @@ class Capabilities(NamedTuple):
     tells: bool
 
     def lines(self) -> list[str]:
-        """For people, one thing a line."""
+        """Return a description for users, one capability per line."""
         derived = [name for name in COLLECTIVES if name not in self.own]
         said = {
             "memory": ", ".join(self.devices),
@@ -63,17 +63,17 @@ class Capabilities(NamedTuple):
 
 
 def yes(can: bool) -> str:
-    """In a word."""
+    """Return "yes" or "no"."""
     return "yes" if can else "no"
 
 
 def find(run: Callable[[Callable[[int], Any]], list[Any]]) -> Capabilities:
-    """Return the capabilities of the backend of a job of two ranks, whose method `run` is given."""
+    """Return the capabilities of a job's backend. `run` is the method of a job of two ranks."""
     return Capabilities(*run(_body)[0])
 
 
 def _body(rank: int) -> tuple[Any, ...]:
-    """Return a plain tuple, which may go from process to process."""
+    """Return a plain tuple, which can be sent between processes."""
     found = dist.group.WORLD
     assert found is not None
     group = found.for_device("cpu")
@@ -104,7 +104,8 @@ def _any_source(rank: int) -> bool:
 
 
 def _asynchronous(rank: int) -> bool:
-    """Rank 1 comes when rank 0's call has returned, or when it is sure not to."""
+    """Return whether rank 0's call returns before rank 1 joins it. Rank 1 waits for that, or for a
+    time limit."""
     store = process_groups.current_world().store
     if rank == 1:
         try:

@@ -1,6 +1,6 @@
-"""Fixtures of the contract tests: the backend, how many ranks, and the job that they make.
+"""Fixtures of the contract tests: the backend, the number of ranks, and the job.
 
-A contract test is a body that every rank calls, and what all of them return:
+A contract test is a body that every rank calls, and a check of all results:
 
     def test_barrier_returns(job, size):
         def body(rank):
@@ -9,8 +9,8 @@ A contract test is a body that every rank calls, and what all of them return:
 
         assert list(range(size)) == job.run(body)
 
-Ranks are threads of one process, or, under a launcher, one process each: every process runs the
-same tests in the same order, and sees what all ranks return.
+Ranks are threads of one process or, under a launcher, one process each. Every process then runs the
+same tests in the same order, and gets the results of all ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Jobs:
         return self._ranks > 1
 
     def get(self, backend: str, size: int) -> Job:
-        """Return a job in good health. Skips the test where a launcher started fewer ranks."""
+        """Return a job that is in order. Skips the test if a launcher started fewer ranks."""
         job = self._kept.get((backend, size))
         if job is None or job.broken:
             if job is not None:
@@ -56,7 +56,7 @@ class Jobs:
         return job
 
     def run_once(self, body: Callable[[int], Any], size: int, backend: str) -> list[Any]:
-        """Run a body that may leave its job in any state; what the ranks return."""
+        """Run a body that may leave its job in any state, and return the ranks' results."""
         if not self.launched:
             return run_threads(body, size, backend)
         job = self._made(backend, size)
@@ -72,7 +72,7 @@ class Jobs:
         return self.found[backend]
 
     def need_any_source(self, backend: str) -> None:
-        """Skip the test where a receive needs a source."""
+        """Skip the test if the backend cannot receive from any rank."""
         if not self.capabilities(backend).any_source:
             pytest.skip(f"{backend} does not receive from any source")
 
@@ -86,13 +86,13 @@ class Jobs:
         return self._launched.job(size)
 
     def end_kept(self) -> None:
-        """End the jobs; the next that asks for one gets a new one."""
+        """End the jobs; the next test gets a new one."""
         kept, self._kept = self._kept, {}
         for job in kept.values():
             job.close()
 
     def close(self) -> None:
-        """End all."""
+        """End all jobs."""
         self.end_kept()
         if self._launched is not None:
             self._launched.close()
@@ -100,15 +100,15 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(session_jobs: Jobs) -> Iterator[Jobs]:
-    """Jobs by backend and size, made when first asked for. They end with the module: each holds a
-    thread and some descriptors for every rank."""
+    """Provide jobs by backend and size, made at first use. They end with the module, since each
+    holds a thread and some descriptors for every rank."""
     yield session_jobs
     session_jobs.end_kept()
 
 
 @pytest.fixture(scope="session")
 def session_jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
-    """Provide the source of jobs, and what is known of the backends."""
+    """Provide the source of jobs, and the known capabilities of the backends."""
     kept = Jobs()
     yield kept
     if named_by_user(pytestconfig):
@@ -120,30 +120,30 @@ def session_jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
 
 @pytest.fixture
 def backend(chosen_backend: str) -> str:
-    """Each backend that --cydist-backend names."""
+    """Provide each backend that --cydist-backend names."""
     return chosen_backend
 
 
 @pytest.fixture(params=[1, 2, 3, 4], ids=lambda size: f"{size}ranks")
 def size(request: pytest.FixtureRequest) -> int:
-    """World size."""
+    """Provide the world size."""
     return int(request.param)
 
 
 @pytest.fixture
 def job(jobs: Jobs, backend: str, size: int) -> Job:
-    """Return a job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
+    """Provide a job on `backend` with `size` ranks; `job.run(body)` calls body(rank) on each."""
     return jobs.get(backend, size)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under a launcher one rank sums up for all."""
+    """Under a launcher, let one rank print the summary for all."""
     if launcher_env.place().rank:
         config.option.reportchars = ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """Refuse to begin where no backend is named, or one that cannot be tested, or too many."""
+    """Refuse to start without a backend, with one that cannot be tested, or with too many."""
     names = config.getoption("cydist_backend", default=None)
     why = ""
     if not names:
@@ -163,14 +163,14 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
 
 
 def named_by_user(config: pytest.Config) -> bool:
-    """Return whether the command line says which backends to test; they are reported on then."""
+    """Return whether the command line names backends to test; the report then covers them."""
     return any(arg.startswith("--cydist-backend") for arg in config.invocation_params.args)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say what each backend can do that it need not."""
+    """Print each backend's optional capabilities."""
     if launcher_env.place().rank:
         return
     for name, found in config.stash.get(CAPABILITIES, {}).items():
@@ -180,15 +180,15 @@ def pytest_terminal_summary(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a backend on each that was named."""
+    """Run every test that takes a backend on each one that was named."""
     if "chosen_backend" in metafunc.fixturenames:
         names = [name.lower() for name in metafunc.config.getoption("cydist_backend")]
-        # An id is a keyword, and other plugins may know a keyword "mpi".
+        # An id is a keyword, and other plugins may use the keyword "mpi".
         metafunc.parametrize("chosen_backend", names, ids=[f"on-{name}" for name in names])
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Under a launcher what goes well is told by rank 0, what goes wrong by every rank."""
+    """Under a launcher, report successes on rank 0 only, and failures on every rank."""
     if launcher_env.place().rank and report.passed and report.when == "call":
         return report.outcome, "", ""
     return None

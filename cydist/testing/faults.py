@@ -1,4 +1,4 @@
-"""Faults for a job of threads: ranks that are slow, and ranks that die, by a seed."""
+"""Faults for a job of threads: slow ranks and dying ranks, reproducible by a seed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """The end of a rank, as its Faults wanted it; its result in `ThreadJob.run`.
+    """The death of a rank by its Faults; the rank's result in `ThreadJob.run`.
 
-    No Exception, so that what handles errors in the rank does not take it for one.
+    It is not an Exception, so that the rank's error handlers do not catch it.
 
-    rank    which
-    call    its number among the calls of the rank, from 1, and
-    name    what it was: "all_reduce"
+    rank    the rank
+    call    the number of the call in which it died, among the rank's calls, from 1
+    name    the name of that call: "all_reduce"
     """
 
     def __init__(self, rank: int, call: int, name: str) -> None:
@@ -33,16 +33,16 @@ class Killed(BaseException):
 
 
 class Faults:
-    """What befalls the ranks of a ThreadJob: with one seed, the same each time.
+    """Delays and deaths of the ranks of a ThreadJob. The same seed gives the same faults.
 
-    seed    of all that is random
-    delay   the longest time, in seconds, that a rank is held up before each of its calls
+    seed    of all random choices
+    delay   the longest delay of a rank before each of its calls, in seconds
     kill    rank -> the number of the call in which it dies, from 1; or a range of numbers, from
-            which the seed takes one
+            which the seed chooses one
 
-    Calls are counted on each rank over all its groups: collectives, messages, and the several
-    calls of which those on objects are made. For the others a killed rank is one whose process
-    ended: they get PeerFailedError.
+    Calls are counted on each rank over all its groups: collectives, messages, and each of the calls
+    that an object collective makes. To the other ranks a killed rank looks like an ended process:
+    they get PeerFailedError.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RankFaults:
         self._last = last if isinstance(last, int) else self._random.choice(last)
 
     def affect(self, name: str) -> None:
-        """A call begins: hold this rank up, or end it."""
+        """Delay this rank before a call, or end it."""
         self._calls += 1
         if self._delay:
             time.sleep(self._random.uniform(0, self._delay))
@@ -93,7 +93,7 @@ class RankFaults:
             raise Killed(self._rank, self._calls, name)
 
     def come(self) -> None:
-        """From now on it befalls every call of this thread's groups, and of those made later."""
+        """Apply the faults to every call of this thread's groups, including groups made later."""
         mine = process_groups.current_world()
         make = mine.make_one
 
@@ -107,14 +107,14 @@ class RankFaults:
             self.expose(group.as_host_group())
 
     def expose(self, group: ProcessGroup) -> None:
-        """Groups that this one makes of itself have its class, too."""
+        """Apply the faults to a group. Groups that it makes of itself have its class, too."""
         if not isinstance(group, Exposed):
             kind = type(group)
             group.__class__ = type(f"Exposed{kind.__name__}", (Exposed, kind), {"faults": self})
 
 
 class Exposed(ProcessGroup):
-    """A group on which every call meets the faults first."""
+    """A group whose calls apply the faults first."""
 
     faults: ClassVar[RankFaults]
     fast_calls = fast_messages = False  # the fast path has no faults

@@ -1,4 +1,4 @@
-"""Jobs for tests whose ranks are processes that a launcher started: one rank of each is here."""
+"""Jobs for tests whose ranks are processes of a launcher. This process is one rank of each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cydist.errors import StoreTimeoutError
 from cydist.groups.world import DEFAULT_GROUP, World
 
 T = TypeVar("T")
-DEADLINE = 60.0  # seconds that a body may take, and what the ranks wait for each other
-LIMIT = 20.0  # seconds; a rank that failed may leave the others waiting for so long
+DEADLINE = 60.0  # seconds that a body may take, and that the ranks wait for each other
+LIMIT = 20.0  # seconds that the others may wait for a failed rank
 
 
 class Launched:
-    """The launcher's ranks, which make job after job; all of them in the same order."""
+    """The launcher's ranks, which make one job after the other, all in the same order."""
 
     def __init__(self, backend: str) -> None:
         process_groups.init_process_group(backend, timeout=LIMIT)
@@ -30,11 +30,11 @@ class Launched:
         return LaunchedJob(self, size, f"job{self._jobs}/")
 
     def exchange(self, mine: tuple[T | None, BaseException | None], ranks: int) -> list[T]:
-        """Return what the first `ranks` ranks returned, on all ranks.
+        """Return the results of the first `ranks` ranks, on all ranks.
 
-        Raises what the lowest one raised.
+        Raises the exception of the lowest one that raised.
 
-        It goes through the store, whatever the backend does.
+        It uses the store, so it does not depend on the backend.
         """
         self._runs += 1
         store, rank = self.whole.store, self.whole.rank
@@ -48,7 +48,7 @@ class Launched:
             object_codec.decode(each, allow_pickle=True)
             for each in store.multi_get(all_ranks[:ranks])
         ]
-        # Who has told of this run has read all of the last one.
+        # A rank that has written this run's result has read all of the last run's.
         store.delete_key(f"ran/{self._runs - 1}/{rank}")
         for _, raised in told:
             if raised is not None:
@@ -61,7 +61,7 @@ class Launched:
 
 
 class LaunchedJob:
-    """A job of the first `size` ranks of those that a launcher started, in groups of its own."""
+    """A job of the first `size` ranks of a launcher, in groups of its own."""
 
     def __init__(self, launched: Launched, size: int, prefix: str) -> None:
         self.size = size
@@ -76,9 +76,9 @@ class LaunchedJob:
             self._mine.groups[DEFAULT_GROUP] = group
 
     def run(self, body: Callable[[int], T]) -> list[T]:
-        """Call `body(rank)` on every rank of the job; what they return, by rank, on all ranks.
+        """Call `body(rank)` on every rank of the job, and return the results by rank, on all ranks.
 
-        Raises what the lowest rank raised that raised, with a note of where.
+        Raises the exception of the lowest rank that raised, with a note of the place.
         """
         result, error = None, None
         if self._mine is not None:

@@ -1,4 +1,4 @@
-"""What collectives must give, computed the slow way: in rank order, one rounding."""
+"""Expected results of collectives, computed in rank order with one rounding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,8 @@ INTEGERS = tuple(name for name, d in DTYPES.items() if d.kind in "iu")
 
 
 def contribution(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """`count` values of one rank; any sum or product of four ranks' is exact in any order."""
+    """Return `count` values of one rank. Any sum or product of four ranks' values is exact in any
+    order."""
     values = (np.arange(count) * 7 + rank * 3) % 3
     if dtype.kind == "b":
         return np.asarray(values == 1)
@@ -31,7 +32,7 @@ def contribution(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def reduced(op: str, arrays: Sequence[Array]) -> Array:
-    """Return the arrays of all ranks reduced by the operation called `op`, in the first one's
+    """Return the arrays of all ranks reduced by the operation named `op`, in the first one's
     dtype."""
     dtype = arrays[0].dtype
     wide = np.dtype(np.float32) if dtype.name in SMALL_FLOATS else dtype

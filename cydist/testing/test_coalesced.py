@@ -48,7 +48,7 @@ def test_all_gather_coalesced(job: Job, size: int) -> None:
 
 
 def test_all_gather_into_tensor_coalesced(job: Job, size: int) -> None:
-    """Output i is the concatenation of everybody's input i."""
+    """Output i is the concatenation of all ranks' inputs i."""
 
     def body(rank: int) -> Any:
         inputs = [np.full(3, rank, "i4"), np.full((2, 2), rank + 10, "i4")]

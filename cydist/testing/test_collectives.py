@@ -15,7 +15,7 @@ from cydist.testing.contract import Job, Jobs
 
 Array = np.ndarray[Any, Any]
 Layout = Callable[[int, Any], Array]
-# What a rank does, giving the arrays that it has then; and the arrays that it must have.
+# A rank's calls, which return its resulting arrays; and the expected arrays.
 Case = tuple[Callable[[int], list[Array]], Callable[[int], list[Array]]]
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
@@ -32,7 +32,7 @@ LAYOUTS = {
 
 @pytest.fixture(params=COUNTS, ids=lambda count: f"{count}elements")
 def count(request: pytest.FixtureRequest) -> Any:
-    """How many elements."""
+    """Provide the number of elements."""
     return request.param
 
 
@@ -137,7 +137,7 @@ DIGITS = np.dtype([("value", "u8"), ("shift", "u8")])
 
 
 def digits(ranks: Iterable[int], count: int) -> Any:
-    """What the ranks' digits, each repeated `count` times, make in that order."""
+    """Return the result of the ranks' digits, each repeated `count` times, in that order."""
     text = "".join(str(rank + 1) for rank in ranks)
     return np.array([(int(text), 10 ** len(text))] * count, DIGITS)
 
@@ -290,7 +290,7 @@ def test_scatter_from_the_root(job: Job, size: int) -> None:
 
 
 def test_reduce_scatter_of_lists(job: Job, size: int) -> None:
-    """Rank r gets the reduction of everybody's entry r; entries are uneven."""
+    """Rank r gets the reduction of all ranks' entries r; entries are uneven."""
 
     def case(count: int, layout: Layout) -> Case:
         given = [
@@ -441,7 +441,7 @@ def test_moves_dtypes_that_cannot_be_reduced(jobs: Jobs, backend: str, name: str
 
 
 def test_async_calls_run_in_the_order_they_were_issued(job: Job, size: int) -> None:
-    """Several calls outstanding; blocking ones take their turn behind them."""
+    """Several calls outstanding; blocking ones take their turn after them."""
 
     def body(rank: int) -> Any:
         first, second, third = np.ones(3), np.full(4, 2.0), np.full(5, 3.0)

@@ -1,4 +1,4 @@
-"""Groups of some ranks, and what a group knows of itself."""
+"""Groups of some ranks, and a group's own properties."""
 
 # mypy: disable-error-code="union-attr, arg-type"
 

@@ -1,7 +1,7 @@
-"""Every way in which ranks can be in different calls: all of them raise MismatchError, with both.
+"""Every way in which ranks can be in different calls: all raise MismatchError, which names both.
 
-Every wait has a deadline of many seconds, so a rank that was not told would end with another
-error. Ranks that could finish early, a broadcast's root for one, go on and learn in a later call.
+Every wait has a deadline of many seconds, so a rank that was not notified would end with another
+error. Ranks that can finish early, such as a broadcast's root, go on and learn in a later call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def ones(count: int = 3, dtype: str = "f4") -> np.ndarray:
 
 
 def rooted(rank: int, root: int, value: Any) -> Any:
-    """What only the root gives."""
+    """Return arguments that only the root passes."""
     return value if rank == root else None
 
 
@@ -72,7 +72,7 @@ TYPED = (*COUNTED, "gather", "scatter", "all_to_all")
 
 
 def differences() -> list[Any]:
-    """(what all but one rank call, what one does instead, what tells the two apart)."""
+    """(the call of all ranks except one, that rank's call, the difference between them)."""
     found: list[Any] = []
     for name in TYPED:
         given = {"dtype": "i4"}  # as many bytes, so that nothing but the dtype differs
@@ -107,7 +107,7 @@ def until_told(call: Callable[[], None]) -> str:
 
 
 def calls_before() -> int:
-    """How many calls the default group has made before a test's first one."""
+    """Return how many calls the default group has made before a test's first one."""
     group = dist.group.WORLD
     return group is not None and group.backend == "mpi" and not getattr(group, "windows", False)
 
@@ -131,7 +131,7 @@ def at_the_end(name: str, given: dict[str, Any], p: int) -> str:
 
 @pytest.fixture(params=[2, 3, 4], ids=lambda size: f"{size}ranks")
 def p(request: pytest.FixtureRequest) -> int:
-    """How many ranks."""
+    """Provide the number of ranks."""
     return int(request.param)
 
 
@@ -202,7 +202,8 @@ def coalesced(name: str, sizes: list[int]) -> None:
     ],
 )
 def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str) -> None:
-    """As many elements in all, cut otherwise on one rank; every rank raises, and says what of."""
+    """The same number of elements in all, cut differently on one rank; every rank raises, and names
+    the sizes."""
 
     def body(rank: int) -> str:
         return until_told(lambda: coalesced(name, [2, 4] if rank else [4, 2]))
@@ -213,7 +214,7 @@ def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str
 
 # A group's last calls: there is no later one in which a rank could learn.
 
-# What all but the last rank call last, what that one does, and what tells the two apart.
+# The last call of all ranks except one, that rank's call, and the difference between them.
 LAST: dict[str, tuple[Named, Named, tuple[str, str]]] = {
     "same": (("broadcast", {}), ("broadcast", {}), ("", "")),
     "root": (("broadcast", {}), ("broadcast", {"root": 1}), ("root 0", "root 1")),

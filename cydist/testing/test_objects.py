@@ -116,7 +116,7 @@ def test_an_object_that_cannot_be_encoded_raises_on_every_rank(jobs: Jobs, backe
 
 
 def test_lists_of_different_length_raise_where_they_differ(jobs: Jobs, backend: str) -> None:
-    """The rank whose list has another length than the root's is told so."""
+    """A rank whose list differs in length from the root's raises."""
 
     def body(rank: int) -> Any:
         objects = [1, 2] if rank == 0 else [0]

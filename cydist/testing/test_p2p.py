@@ -21,7 +21,7 @@ def pair(jobs: Jobs, backend: str) -> Job:
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 300_000], ids=lambda n: f"{n}elements")
 def test_send_and_recv(pair: Job, count: int) -> None:
-    """What one rank sends the other receives, small and large; recv returns the sender."""
+    """The other rank receives small and large messages; recv returns the sender."""
 
     def body(rank: int) -> Any:
         data = np.arange(count, dtype="f8")
@@ -35,7 +35,7 @@ def test_send_and_recv(pair: Job, count: int) -> None:
 
 
 def test_irecv_then_isend_on_both_sides(pair: Job) -> None:
-    """Both ranks post their receive first; nobody stands in a queue."""
+    """Both ranks post their receive first, and neither blocks the other."""
 
     def body(rank: int) -> Any:
         into, data = np.zeros(100_000), np.full(100_000, rank + 1.0)
@@ -141,7 +141,7 @@ def test_batch_isend_irecv(jobs: Jobs, backend: str) -> None:
 
 
 def test_a_wrong_entry_of_a_batch_is_found_before_traffic(pair: Job) -> None:
-    """What stands beside it was neither sent nor asked for: the next messages are the first."""
+    """The batch's other messages were neither sent nor posted: the next messages are the first."""
 
     def body(rank: int) -> Any:
         into, first, second = np.zeros(1), np.zeros(1), np.zeros(1)
@@ -213,7 +213,7 @@ def test_wrong_arguments_raise_before_traffic_and_the_group_stays_usable(pair: J
 
 
 def test_a_message_goes_on_when_its_work_is_dropped(pair: Job) -> None:
-    """Nobody keeps the Works of a large send and its receive; both arrive."""
+    """The Works of a large send and its receive are dropped; both still complete."""
 
     def body(rank: int) -> Any:
         into, token = np.zeros(200_000), np.zeros(1)

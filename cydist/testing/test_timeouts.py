@@ -31,7 +31,8 @@ def begun(**how: Any) -> Any:
     return dist.all_reduce(one(), async_op=True, **how)
 
 
-# What rank 0 waits for rank 1 in, which never comes. `how` is the group, and a timeout or none.
+# Calls in which rank 0 waits for rank 1, which never comes. `how` has the group, and maybe a
+# timeout.
 CALLS: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda **how: dist.all_reduce(one(), **how),
     "all_reduce of a long array": lambda **how: dist.all_reduce(np.ones(LONG), **how),
@@ -53,7 +54,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "recv_object_list": lambda **how: dist.recv_object_list([None], 1, **how),
 }
 ADD = dist.ReduceOp.create(np.add)
-# What rank 1 does for rank 0's call.
+# Rank 1's counterpart of rank 0's call.
 ANSWERED: dict[str, Callable[..., Any]] = {
     "recv": lambda **how: dist.send(one(), 0, **how),
     "recv_object_list": lambda **how: dist.send_object_list(["x"], 0, **how),
@@ -97,7 +98,7 @@ def test_of_a_call(jobs: Jobs, backend: str, call: str) -> None:
 
 @pytest.mark.parametrize("call", ANSWERED)
 def test_of_a_call_that_has_longer_than_its_group(jobs: Jobs, backend: str, call: str) -> None:
-    """It has the time that it was given, though the group's has passed before anybody answers."""
+    """The call has its own timeout, though the group's has passed before any rank answers."""
 
     def body(rank: int) -> None:
         group, silent = dist.new_group([0, 1]), dist.new_group([0, 1])
@@ -118,7 +119,7 @@ def test_of_a_call_that_has_longer_than_its_group(jobs: Jobs, backend: str, call
 
 @pytest.mark.parametrize("call", CALLS)
 def test_of_a_group(jobs: Jobs, backend: str, call: str) -> None:
-    """Calls that say nothing of a timeout have the group's."""
+    """Calls without a timeout of their own have the group's."""
     if call == "recv from anyone":
         jobs.need_any_source(backend)
     late(jobs, backend, lambda group: CALLS[call](group=group), OF_A_GROUP)
@@ -138,7 +139,7 @@ def test_of_a_group_for_what_was_started(jobs: Jobs, backend: str, call: str) ->
 
 @pytest.mark.parametrize("call", STARTED)
 def test_of_a_group_for_what_is_polled(jobs: Jobs, backend: str, call: str) -> None:
-    """What is late is over, and says so to who never waits."""
+    """A late call has ended, and reports that to a caller that never waits."""
 
     def polled(group: Any) -> None:
         work, deadline = STARTED[call](group), time.monotonic() + 30

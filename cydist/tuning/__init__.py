@@ -1,2 +1,2 @@
-"""Which algorithm runs: the table as shipped, and one machine's file. Imports `stores`, `net` and
+"""The choice of algorithms: the shipped table, and one machine's file. Imports `stores`, `net` and
 leaves."""

@@ -1,8 +1,8 @@
 """The tuning file: crossovers that `python -m cydist.bench --tune` measured on one machine.
 
-They lie in a file of the user, named after the host. Hosts may have different files, or none,
-and all ranks must choose alike: the file of rank 0's host counts, for the whole job, and
-init_process_group gives it to all. It holds JSON:
+They are in a file of the user, named after the host. Hosts may have different files, or none, but
+all ranks must choose alike. So the file of rank 0's host counts for the whole job, and
+init_process_group distributes it. It contains JSON:
 
     {"format": 1, "cydist": "0.1.0", "measured": [
         {"ranks": 2, "windows": true, "segment_bytes": 131072, "about": {...},
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
 
 FORMAT = 1
-MOST_FILE_BYTES = 1 << 20  # one that was written by `save` has some kilobytes
+MOST_FILE_BYTES = 1 << 20  # a file from `save` has some kilobytes
 MOST_RANKS = 1 << 20
 MOST_SEGMENT = 1 << 40
 KEY = "crossings"  # codespell:ignore crossings
 
 
 class Measured(NamedTuple):
-    """What holds for groups of `ranks` ranks, with or without windows.
+    """The measured choices for groups of `ranks` ranks, with or without windows.
 
     segment_bytes   None: the default
     rules           by collective, in the order in which they are tried
-    about           when, where and by which command it was measured, for people
+    about           date, machine and command of the measurement, for readers
     """
 
     ranks: int
@@ -50,14 +50,14 @@ class Measured(NamedTuple):
 
 
 def share(store: Store, rank: int) -> None:
-    """Use on all ranks of a job what rank 0 finds on its host; nothing else is used after that."""
+    """Use the file of rank 0's host on all ranks of a job, and no other file after that."""
     if rank == 0:
         store.set(KEY, load())
     use(parse(store.get(KEY).decode()))
 
 
 def use(measured: list[Measured]) -> None:
-    """Choose by these, and by the shipped table what they leave open."""
+    """Use these choices, and the shipped table for all others."""
     tuning_table.tune(
         {(name, each.ranks, each.windows): rules
          for each in measured for name, rules in each.rules.items()},
@@ -67,8 +67,8 @@ def use(measured: list[Measured]) -> None:
 
 
 def place() -> Path | None:
-    """Return the file of this user on this host, beside the user's secret; or the one that
-    CYDIST_TUNING names. None: off, or a user without a home."""
+    """Return the path of this user's file for this host, next to the user's secret, or the path in
+    CYDIST_TUNING. None: tuning is off, or the user has no home."""
     setting = config.TUNING.get().strip()
     if setting.lower() == "off":
         return None
@@ -79,15 +79,15 @@ def place() -> Path | None:
     host = socket.gethostname().replace("/", "-") or "localhost"
     try:
         return user_secret_path().with_name(f"tuning-{host}.json")
-    except RuntimeError:  # no HOME, and no such user
+    except RuntimeError:  # no HOME, and an unknown user
         return None
 
 
 def load() -> str:
-    """Return the text of the file at `place`; "" where there is none, or tuning is off.
+    """Return the text of the file at `place`; "" if there is none, or tuning is off.
 
-    A file that cannot be used is left out: no job fails for it. One that CYDIST_TUNING names, or
-    that was read, is told by a RuntimeWarning.
+    An unusable file is ignored, so that no job fails because of it. A RuntimeWarning names it if
+    CYDIST_TUNING names it or it could be read.
     """
     path = place()
     if path is None:
@@ -113,7 +113,7 @@ def load() -> str:
 
 
 def read(path: Path) -> str:
-    """Return a file's text. Raises OSError, ValueError for what is no file of text or too long."""
+    """Return a file's text. Raises OSError, and ValueError if it is not a text file or too long."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -125,8 +125,8 @@ def read(path: Path) -> str:
 
 
 def parse(text: str) -> list[Measured]:
-    """Parse a tuning file; "" changes nothing. Raises ValueError, with the place, for anything
-    else."""
+    """Parse a tuning file; "" changes nothing. Raises ValueError with the position for invalid
+    content."""
     if not text:
         return []
     import json  # slow to import, and few machines have such a file
@@ -197,7 +197,7 @@ def _number(value: object, what: str, most: int) -> int:
 
 
 def version() -> str:
-    """This cydist's version; "" in a source tree that was never installed."""
+    """Return this cydist's version; "" in a source tree that was never installed."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as of
 
@@ -208,9 +208,9 @@ def version() -> str:
 
 
 def merged(old: list[Measured], new: Measured) -> list[Measured]:
-    """`old` with `new` in it, which counts where both say something of the same group's calls.
+    """Return `old` updated with `new`, which replaces entries for the same kind of group.
 
-    A collective that has no rows in `new` is as shipped.
+    A collective without rows in `new` is as shipped.
     """
     kept = [each for each in old if (each.ranks, each.windows) != (new.ranks, new.windows)]
     same = [each for each in old if each not in kept]
@@ -223,7 +223,7 @@ def merged(old: list[Measured], new: Measured) -> list[Measured]:
 
 
 def save(measured: list[Measured], path: Path) -> None:
-    """Write a file that only this user can change, whole or not at all. Raises OSError."""
+    """Write a file that only this user can change, completely or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -239,7 +239,7 @@ def save(measured: list[Measured], path: Path) -> None:
 
 
 def written(measured: list[Measured]) -> str:
-    """Return the text of a file, which `parse` reads back."""
+    """Return the text of a file that `parse` can read."""
     import json
 
     entries = [

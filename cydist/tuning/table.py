@@ -1,10 +1,11 @@
-"""Which algorithm runs for which call: one table, as data.
+"""The choice of an algorithm for each call: one table, as data.
 
-What was measured on this machine (`tuning/file.py`) comes before it, and what the user forces
-before both.
+Measurements on this machine (`tuning/file.py`) take precedence over it, and the user's settings
+over both.
 
-All ranks of a group must choose the same, so a choice depends only on what all of them know. In
-particular the sizes of an uneven gather, scatter or all_to_all do not count. The choice travels in
+All ranks of a group must choose the same algorithm, so a choice depends only on values that all of
+them know. In particular it does not depend on the sizes of an uneven gather, scatter or all_to_all.
+The choice travels in
 the fingerprint of every call: ranks that differ raise MismatchError.
 """
 
@@ -20,31 +21,31 @@ from cydist._native import COLLECTIVE_NAMES, NEED_BITS, algorithms, forget_choic
 KiB = 1024
 MiB = 1024 * KiB
 
-# What an algorithm may need; see abi.pxd.
+# Possible needs of an algorithm; see abi.pxd.
 WINDOWS = NEED_BITS["WINDOWS"]
 COMMUTATIVE = NEED_BITS["COMMUTATIVE"]
 POWER_OF_TWO = NEED_BITS["POWER_OF_TWO"]
 EVEN_BLOCKS = NEED_BITS["EVEN_BLOCKS"]
 NATIVE = NEED_BITS["NATIVE"]
-# By number. The others have no algorithms: they are made of messages.
+# Collectives by number. The others have no algorithms: they are made of messages.
 COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if name != "monitored_barrier")
 
-# What every algorithm asks for: (collective, name) -> Needs.
+# The needs of every algorithm: (collective, name) -> Needs.
 NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
 
 # These reduce in rank order with one rounding, so they give the same bits everywhere.
 ONE_ROUNDING = frozenset({"direct", "adaptive", "flat", "staged", "ordered", "ordered_scatter"})
 # These can copy from array to array.
 DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
-# What "adaptive" chooses between as the job runs, by collective.
+# The algorithms between which "adaptive" chooses during a job, by collective.
 WAYS_OF_ADAPTIVE = {
     each: ("direct", "staged" if each == "all_reduce" else "flat") for each in DIRECT
 }
-# What algorithms were called before, in settings and tuning files of users.
+# Former names of algorithms, which users' settings and tuning files may contain.
 FORMER_NAMES = {"either": "adaptive"}
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 
-# Nobody knows all blocks' sizes before these calls, so these do not count.
+# No rank knows all blocks' sizes before these calls, so the sizes do not count.
 UNSIZED = frozenset({"gather", "scatter"})
 
 DEFAULT_SEGMENT_BYTES = 256 * KiB
@@ -53,11 +54,11 @@ DEFAULT_SEGMENT_BYTES = 256 * KiB
 class Rule(NamedTuple):
     """One row: this algorithm, if its needs are met and the call is within the limits.
 
-    most_bytes      a power of two; what is counted is the whole array that a call reduces or
-                    broadcasts, or all blocks together
-    above_bytes     so is this; the call has more
+    most_bytes      a power of two; limits the whole array that a call reduces or broadcasts, or all
+                    blocks together
+    above_bytes     a power of two; the call has more bytes
     least_ranks, most_ranks, power_of_two   of the group
-    library         the name of the one below, if it matters
+    library         the required name of the library below; "": any
     constant        why `python -m cydist.bench --tune` does not measure it; "": it does
     """
 
@@ -83,20 +84,21 @@ class Rule(NamedTuple):
         )
 
 
-# What the library below a link may have itself; src/algorithms/native.pyx.
+# Collectives that the library below a link may have itself; see src/algorithms/native.pyx.
 IN_LIBRARIES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
 )  # fmt: skip
-# Beyond so many bytes ours are faster over its messages: on two ranks, Open MPI 5.0 took two to ten
-# times as long for a reduce_scatter, MPICH 5.0 twice; for a reduce 1.6 to 5 times from 16 KiB on,
-# and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to 1.3 times. With four ranks
-# on two cores Open MPI took 1.2 to 2 times as long for both.
+# Above this many bytes cydist's algorithms are faster over the library's messages. On two ranks,
+# Open MPI 5.0 took two to ten times as long for a reduce_scatter, MPICH 5.0 twice; for a reduce 1.6
+# to 5 times from 16 KiB on, and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to
+# 1.3 times. With four ranks on two cores Open MPI took 1.2 to 2 times as long for both.
 MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB, "reduce": 8 * KiB, "all_reduce": 512 * KiB}
-# Two ranks need one message each way of ours, which carries its fingerprint; an all_reduce of the
-# library's takes another for it. Up to so many bytes ours took 0.4 to 0.9 of its time with Open MPI
-# 5.0 and MPICH 5.0, a barrier and a reduce_scatter always: 0.6 and 0.3 to 0.75. Who sends to the
-# root of a reduce would hear nobody, and miss a mismatch: the library's. What moves data only is
-# one message each way there, too, and a lighter one: src/transports/mpi/mpi_pairwise.pyx.
+# On two ranks cydist's algorithms take one message each way, which carries its fingerprint; the
+# library's all_reduce takes a further message for it. Up to this many bytes cydist's took 0.4 to
+# 0.9 of the library's time with Open MPI 5.0 and MPICH 5.0; a barrier 0.6, and a reduce_scatter 0.3
+# to 0.75, at all sizes. In a reduce the sending rank would receive nothing and miss a mismatch, so
+# it uses the library's. Calls that only move data take one lighter message each way there, too:
+# src/transports/mpi/mpi_pairwise.pyx.
 MOST_OF_OURS_FOR_TWO = {
     "all_reduce": 4 * KiB,
     "all_gather": 0,
@@ -104,19 +106,19 @@ MOST_OF_OURS_FOR_TWO = {
     "broadcast": 0,
     "reduce": 0,
 }
-# Three ranks and more leave short calls to the library: so they do best under Open MPI. MPICH 5.0
-# took 1.3 to 2.9 times as long as ours for these, with four ranks on two cores.
+# Three ranks and more leave short calls to the library, which is best under Open MPI. MPICH 5.0
+# took 1.3 to 2.9 times as long as cydist's algorithms for these, with four ranks on two cores.
 MOST_OF_OURS_IN_MPICH = {
     "all_reduce": ("doubling", 16 * KiB), "all_gather": ("bruck", 16 * KiB),
     "reduce_scatter": ("pairwise", 32 * KiB), "all_to_all": ("pairwise", 16 * KiB),
     "barrier": ("dissemination", None),
 }  # fmt: skip
-# Open MPI 5.0 writes beyond an array, into whatever lies behind it, where a rank of this host that
-# disagrees about the call has sent more than the array has room for, and more than so many bytes.
-# So all ranks agree before it begins a longer one; ours say first how much comes. With three and
-# four ranks on two cores ours took 0.5 to 0.75 of the time of both for a broadcast of 16 and 64 KiB
-# and 0.8 to 1.1 for an all_gather, beyond 0.7 to 1.3 and 1.0 to 1.35; and for an all_to_all of
-# 16 KiB to 1 MiB 0.65 to 0.9. On two ranks ours take 0.6 of its time for an all_reduce.
+# Open MPI 5.0 writes beyond the end of an array if a rank of this host that disagrees about the
+# call has sent more than the array holds, and more than this many bytes. So all ranks agree before
+# it begins a longer call; cydist's algorithms send the size first. With three and four ranks on two
+# cores cydist's took 0.5 to 0.75 of the time of both for a broadcast of 16 and 64 KiB and 0.8 to
+# 1.1 for an all_gather, beyond that 0.7 to 1.3 and 1.0 to 1.35; and for an all_to_all of 16 KiB to
+# 1 MiB 0.65 to 0.9. On two ranks cydist's take 0.6 of its time for an all_reduce.
 SAFE_IN_OPEN_MPI = 4 * KiB
 THE_LIBRARYS = "the library chooses among its own"
 ours_in_open_mpi = partial(
@@ -136,17 +138,17 @@ OURS_IN_OPEN_MPI = (
 )
 
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
-IN_RANK_ORDER = "so few give the bits of rank order; by their steps and bytes"
+IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library.
-# With windows short arrays go through them. Up to 4 MiB it depends on where the host has put the
-# cores: timed by turns in one job (CYDIST_ALGORITHM), on two cores, of 64 KiB to 1 MiB direct took
-# 0.2 to 0.8 of the time of windows while they were far from each other, and 0.9 to 2.4 while they
-# were near. So "adaptive" finds out.
-# What is said of messages on 2 to 4 ranks is what `python -m cydist.bench --tune
-# --transport tcp --ranks 2,4` found on two cores when waits began to spin at sockets; of more
-# ranks it is what their steps and bytes make likely.
+# If there are windows, short arrays go through them. Up to 4 MiB the best choice depends on where
+# the host has placed the cores. In one job with alternating algorithms (CYDIST_ALGORITHM), on two
+# cores and for 64 KiB to 1 MiB, direct took 0.2 to 0.8 of the time of windows while the cores were
+# far apart, and 0.9 to 2.4 while they were near. So "adaptive" measures it.
+# The rows for messages on 2 to 4 ranks are the results of `python -m cydist.bench --tune
+# --transport tcp --ranks 2,4` on two cores when waits began to spin at sockets. Those for more
+# ranks are estimates from steps and bytes.
 TABLE = (
     Rule("all_reduce", "flat", most_bytes=4 * KiB),
     Rule("all_reduce", "staged", most_bytes=8 * KiB),
@@ -200,7 +202,7 @@ TABLE = (
     Rule("exscan", "dissemination"),
 )
 
-# With CYDIST_DETERMINISTIC, instead of the rows above whose algorithm is not in ONE_ROUNDING.
+# With CYDIST_DETERMINISTIC, these replace the rows above whose algorithm is not in ONE_ROUNDING.
 DETERMINISTIC_TABLE = (
     Rule("all_reduce", "ordered", most_bytes=4 * KiB, constant=IN_RANK_ORDER),
     *(
@@ -213,7 +215,7 @@ DETERMINISTIC_TABLE = (
 )  # fmt: skip
 
 
-# What was measured here, by (collective, ranks, windows) and by (ranks, windows): see `tune`.
+# Measurements on this machine, by (collective, ranks, windows) and by (ranks, windows): see `tune`.
 _tuned: Mapping[tuple[str, int, bool], Sequence[Rule]] = {}
 _segments: Mapping[tuple[int, bool], int] = {}
 
@@ -231,18 +233,18 @@ def choose(
     """Return the name of the algorithm for a call.
 
     nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
-    windows     can the ranks see each other's memory?
-    even        do all ranks know that all blocks have the same size?
+    windows     whether the ranks can access each other's memory
+    even        whether all ranks know that all blocks have the same size
     library     the name of the library below that has the group, or ""
 
-    Raises ValueError when CYDIST_ALGORITHM names what does not exist.
+    Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
     size_class = (nbytes - 1).bit_length() if nbytes > 1 else 0
     return _chosen(collective, size_class, ranks, windows, even, commutative, library)
 
 
 def usual(collective: str, nbytes: int, ranks: int, windows: bool, library: str = "") -> str:
-    """Return the same for blocks of one size, where that is known before the call."""
+    """Return the same for blocks of one size, if that is known before the call."""
     known = collective not in UNSIZED
     return choose(
         collective, nbytes if known else 0, ranks, windows,
@@ -251,8 +253,8 @@ def usual(collective: str, nbytes: int, ranks: int, windows: bool, library: str 
 
 
 def leaves_to_library(collective: str, ranks: int) -> bool:
-    """Return whether a library below may serve such a call, whatever its size and speed: not if the
-    settings demand one of cydist's algorithms."""
+    """Return whether a library below may serve such a call, regardless of size and speed: not if
+    the settings demand one of cydist's algorithms."""
     able = candidates(collective, ranks, False, library="any")
     wanted = forced().get(collective)
     in_order = config.DETERMINISTIC.on() and collective in REDUCING
@@ -261,7 +263,7 @@ def leaves_to_library(collective: str, ranks: int) -> bool:
 
 @lru_cache(maxsize=1)
 def check() -> None:
-    """Raise ValueError for settings that make no sense, before a call that they are for."""
+    """Raise ValueError for invalid settings, before a call that they affect."""
     forced()
     segment_bytes()
 
@@ -270,20 +272,20 @@ def tune(
     rules: Mapping[tuple[str, int, bool], Sequence[Rule]],
     segments: Mapping[tuple[int, bool], int],
 ) -> None:
-    """Try these rules before the table's, from now on; the same on all ranks.
+    """Try these rules before the table's from now on. They must be equal on all ranks.
 
-    rules       by collective, number of ranks, and whether these see each other's memory
+    rules       by collective, number of ranks, and whether the ranks can access each other's memory
     segments    the unit of pipelining in bytes, by the last two
     """
     global _tuned, _segments
     if (rules, segments) == (_tuned, _segments):
-        return  # other ranks may be threads of this process, and in the middle of a call
+        return  # other ranks may be threads of this process in the middle of a call
     _tuned, _segments = rules, segments
     reload()
 
 
 def reload() -> None:
-    """Read the settings again; they are kept because every collective asks."""
+    """Read the settings again. They are cached because every collective needs them."""
     check.cache_clear()
     _chosen.cache_clear()
     forget_choices()
@@ -336,7 +338,7 @@ def candidates(
 
 @lru_cache(maxsize=64)
 def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
-    """Return the unit of pipelining, the same on all ranks: CYDIST_SEGMENT_BYTES, what was measured
+    """Return the unit of pipelining, equal on all ranks: CYDIST_SEGMENT_BYTES, the measured value
     for groups of `ranks`, with or without `windows`, or the default.
 
     Raises ValueError when the setting is not a positive number.
@@ -344,16 +346,16 @@ def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
     value = config.SEGMENT_BYTES.get().strip()
     if not value:
         return _segments.get((ranks, windows), DEFAULT_SEGMENT_BYTES)
-    # More than 18 digits are no number of bytes that could be counted.
+    # More than 18 digits are not a possible number of bytes.
     if not (value.isascii() and value.isdecimal() and len(value) <= 18) or int(value) == 0:
         raise ValueError(f"{config.SEGMENT_BYTES.names[0]}={value!r} is not a number of bytes")
     return int(value)
 
 
 def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list[Rule]:
-    """Return the rows for a collective that are in force: what was measured here, then the table.
+    """Return the rows in force for a collective: this machine's measurements, then the table.
 
-    Nothing was measured for groups of a library."""
+    Groups of a library have no measurements."""
     rows = [] if library else [*_tuned.get((collective, ranks, windows), ())]
     rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.on() and collective in REDUCING:
@@ -363,9 +365,9 @@ def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list
 
 
 def forced() -> dict[str, str]:
-    """Return what CYDIST_ALGORITHM asks for: collective -> name.
+    """Return the algorithms that CYDIST_ALGORITHM forces: collective -> name.
 
-    Raises ValueError when it names what does not exist, or contradicts CYDIST_DETERMINISTIC.
+    Raises ValueError if it names an unknown algorithm, or contradicts CYDIST_DETERMINISTIC.
     """
     setting = config.ALGORITHM.get().strip()
     names = {}

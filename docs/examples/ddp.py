@@ -35,7 +35,8 @@ WANTED_ACCURACY = 0.95
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """Images (n, 64) from 0 to 1 and labels (n,), to train and to test with: every fifth."""
+    """Return images (n, 64) from 0 to 1 and labels (n,), for training and, every fifth, for
+    testing."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(labels))
     images = torch.from_numpy(images[order]).float() / 16
@@ -45,7 +46,7 @@ def digits() -> tuple[Any, Any, Any, Any]:
 
 
 class Training:
-    """A model, its replicas on the other ranks of a group, and how long its steps took."""
+    """A model, its replicas on the other ranks of a group, and the times of its steps."""
 
     def __init__(self, backend: str, group: Any, hidden: int) -> None:
         self.backend = backend
@@ -57,7 +58,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.15, momentum=0.9)
 
     def step(self, images: Any, labels: Any) -> float:
-        """One step on this rank's share of a batch; its loss."""
+        """Run one step on this rank's share of a batch, and return the loss."""
         began = time.perf_counter()
         self.optimizer.zero_grad()
         loss = cross_entropy(self.model(images), labels)
@@ -67,16 +68,16 @@ class Training:
         return loss.item()
 
     def accuracy(self, images: Any, labels: Any) -> float:
-        """The share of images that are recognized."""
+        """Return the share of images that are recognized."""
         with torch.no_grad():
             return float((self.model.module(images).argmax(1) == labels).float().mean())
 
     def steps_per_second(self) -> float:
-        """Of the median step."""
+        """Return the steps per second of the median step."""
         return 1 / statistics.median(self.seconds)
 
     def replicas_agree(self) -> bool:
-        """Have all ranks the same bits?"""
+        """Return whether all ranks have the same bits."""
         mine = torch.cat([p.detach().flatten() for p in self.model.parameters()])
         first = mine.clone()
         dist.broadcast(first, 0)
@@ -86,7 +87,7 @@ class Training:
 
 
 def microseconds(group: Any, calls: int = 300) -> float:
-    """How long an all_reduce of one element takes."""
+    """Return how many microseconds an all_reduce of one element takes."""
     x = torch.ones(1)
     dist.barrier(group)
     began = time.perf_counter()
@@ -96,7 +97,8 @@ def microseconds(group: Any, calls: int = 300) -> float:
 
 
 def train(trainings: list[Training], epochs: int, steps: int | None) -> bool:
-    """Train all in turn, at most so many steps in an epoch; did all come out as they should?"""
+    """Train all in turn, with a limit of steps in an epoch. Return whether all results are
+    right."""
     rank, size = dist.get_rank(), dist.get_world_size()
     images, labels, test_images, test_labels = digits()
     order = torch.Generator().manual_seed(SEED)

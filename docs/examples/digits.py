@@ -43,7 +43,7 @@ RATE, MOMENTUM = 0.15, 0.9
 WANTED_ACCURACY = 0.95
 WANTED_LOSS_DIFFERENCE = 1e-4  # float32, sums in another order, hundreds of steps
 
-# What launchers set for the ranks they start.
+# Variables that launchers set for the ranks they start.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -57,7 +57,7 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> Digits:
-    """The digits in a fixed order; every fifth is for the test."""
+    """Return the digits in a fixed order; every fifth is for the test."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -68,7 +68,7 @@ def load_digits() -> Digits:
 
 
 def initial_parameters() -> list[np.ndarray]:
-    """A weight (in, out) and a bias (out,) for each layer, the same in every process."""
+    """Return a weight (in, out) and a bias (out,) for each layer, equal in every process."""
     generator = np.random.default_rng(SEED)
     parameters = []
     for inputs, outputs in itertools.pairwise(LAYERS):
@@ -78,19 +78,20 @@ def initial_parameters() -> list[np.ndarray]:
 
 
 class Model(Protocol):
-    """What training needs of a framework."""
+    """The operations of a framework that training uses."""
 
     def gradients(self, images: np.ndarray, labels: np.ndarray, samples: float) -> list[Any]:
-        """The loss and each parameter's gradient, summed over the images, over `samples`."""
+        """Return the loss and each parameter's gradient: the sums over the images, divided by
+        `samples`."""
 
     def update(self, gradients: list[Any]) -> None:
-        """One step of gradient descent with momentum."""
+        """Make one step of gradient descent with momentum."""
 
     def scores(self, images: np.ndarray) -> np.ndarray:
-        """One row of ten scores for each image."""
+        """Return one row of ten scores for each image."""
 
     def parameters(self) -> list[np.ndarray]:
-        """The parameters as they are now."""
+        """Return the present parameters."""
 
 
 class NumpyModel:
@@ -101,7 +102,7 @@ class NumpyModel:
         self._velocity = [np.zeros_like(p) for p in self._parameters]
 
     def _forward(self, images: np.ndarray) -> list[np.ndarray]:
-        """The input of each layer, and the scores."""
+        """Return the input of each layer, and the scores."""
         values = [images]
         weights, biases = self._parameters[::2], self._parameters[1::2]
         for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -192,7 +193,8 @@ class History:
         return sum(self.compute) + sum(self.communication)
 
     def share(self) -> float:
-        """How much of the time went into communication, waiting for others included."""
+        """Return the share of the time that went into communication, including waits for other
+        ranks."""
         return sum(self.communication) / self.seconds()
 
 
@@ -241,7 +243,7 @@ def train(model: Model, digits: Digits, epochs: int, rank: int, size: int) -> Hi
 
 
 def replica_digests(model: Model) -> list[str]:
-    """A hash of each rank's parameters, in rank order."""
+    """Return a hash of each rank's parameters, in rank order."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(np.ascontiguousarray(parameter).tobytes())
@@ -252,7 +254,7 @@ def replica_digests(model: Model) -> list[str]:
 
 
 def plot(path: Path, framework: str, several: History, single: History) -> None:
-    """Loss of both trainings, and where the time of each epoch went."""
+    """Plot the loss of both trainings, and how each epoch's time was spent."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -280,7 +282,7 @@ def plot(path: Path, framework: str, several: History, single: History) -> None:
 
 
 def compare(framework: str, several: History, single: History, output: Path) -> list[str]:
-    """Print and write what came out; what is wrong with it, as sentences."""
+    """Print and write the results; return the errors in them, as sentences."""
     difference = float(np.max(np.abs(np.subtract(several.losses, single.losses))))
     accuracy = several.accuracies[-1]
     print(
@@ -304,7 +306,7 @@ def compare(framework: str, several: History, single: History, output: Path) -> 
 
 
 def run(options: argparse.Namespace) -> int:
-    """What every rank does; the exit code."""
+    """Run a rank, and return the exit code."""
     frameworks = [options.framework]
     if options.framework == "auto":
         frameworks = ["numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
@@ -337,7 +339,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def start(options: argparse.Namespace) -> None:
-    """Become the launcher that starts this file on `ranks` ranks."""
+    """Replace this process with a launcher that starts this file on `ranks` ranks."""
     if options.backend == "mpi":
         beside = Path(sys.executable).with_name("mpirun")  # from pip, in the same environment
         mpirun = str(beside) if beside.exists() else "mpirun"

@@ -26,25 +26,26 @@ HOT, COLD = 1.0, 0.0
 
 
 def sides(ranks: int) -> tuple[int, int]:
-    """Rows and columns of blocks: the most square way to cut."""
+    """Return the numbers of rows and columns of blocks, as square as possible."""
     rows = max(each for each in range(1, int(ranks**0.5) + 1) if ranks % each == 0)
     return rows, ranks // rows
 
 
 def cuts(points: int, parts: int) -> list[int]:
-    """Where each part begins, and the end."""
+    """Return where each part begins, and the end."""
     return [part * points // parts for part in range(parts + 1)]
 
 
 def plate(points: int) -> np.ndarray:
-    """The whole plate, (points + 2, points + 2) with its fixed rim: the upper side is hot."""
+    """Return the whole plate, (points + 2, points + 2) with its fixed rim; the upper side is
+    hot."""
     grid = np.full((points + 2, points + 2), COLD)
     grid[0] = HOT
     return grid
 
 
 def step(grid: np.ndarray, after: np.ndarray) -> None:
-    """Every inner point becomes the mean of its neighbours."""
+    """Set every inner point to the mean of its neighbours."""
     after[1:-1, 1:-1] = (grid[:-2, 1:-1] + grid[2:, 1:-1] + grid[1:-1, :-2] + grid[1:-1, 2:]) / 4
 
 
@@ -63,7 +64,7 @@ class Block:
         self.after = self.grid.copy()
 
     def neighbours(self) -> list[tuple[int, np.ndarray, np.ndarray, int]]:
-        """Of each neighbour: its rank, our edge, our halo, and which side it is on."""
+        """Return for each neighbour its rank, this block's edge and halo, and its side."""
         grid = self.grid
         found = []
         if self.row > 0:
@@ -77,11 +78,12 @@ class Block:
         return found
 
     def rank_at(self, down: int, right: int) -> int:
-        """The rank so many blocks away."""
+        """Return the rank at this distance in blocks."""
         return (self.row + down) * self.columns + self.column + right
 
     def exchange(self) -> None:
-        """Send edges, receive halos. A message's tag is the side that it comes from there."""
+        """Send edges, receive halos. A message's tag is the side of the receiver that it comes
+        from."""
         operations = []
         for rank, edge, halo, side in self.neighbours():
             operations.append(dist.P2POp(dist.irecv, halo, rank, tag=side))
@@ -90,7 +92,7 @@ class Block:
             work.wait()
 
     def advance(self) -> float:
-        """One step; the largest change of a point anywhere."""
+        """Make one step, and return the largest change of any point on any rank."""
         self.exchange()
         step(self.grid, self.after)
         change = np.array([np.abs(self.after - self.grid).max()])
@@ -100,7 +102,7 @@ class Block:
 
 
 def gathered(block: Block, points: int) -> np.ndarray | None:
-    """The whole plate on rank 0, None elsewhere."""
+    """Return the whole plate on rank 0, None elsewhere."""
     size = dist.get_world_size()
     inner = np.ascontiguousarray(block.grid[1:-1, 1:-1])
     if dist.get_rank() != 0:
@@ -116,7 +118,7 @@ def gathered(block: Block, points: int) -> np.ndarray | None:
 
 
 def alone(points: int, steps: int) -> np.ndarray:
-    """The same plate on one rank."""
+    """Compute the same plate on one rank."""
     grid = plate(points)
     after = grid.copy()
     for _ in range(steps):
@@ -126,7 +128,7 @@ def alone(points: int, steps: int) -> np.ndarray:
 
 
 def draw(grid: np.ndarray, path: Path) -> None:
-    """A picture of the plate."""
+    """Draw the plate."""
     import matplotlib
 
     matplotlib.use("Agg")

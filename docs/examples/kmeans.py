@@ -29,14 +29,15 @@ ZOOM = 20  # of the picture: pixels for each of an image's
 
 
 def nearest(images: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """The number of the centre next to each image, (n,)."""
-    # One product for each image and centre, so an image's bits do not depend on its neighbours.
+    """Return the number of the centre nearest to each image, (n,)."""
+    # One product for each image and centre, so an image's bits do not depend on other images.
     distances = np.square(images[:, None, :] - centres[None, :, :]).sum(axis=2)
     return distances.argmin(axis=1)
 
 
 def sums(images: np.ndarray, nearby: np.ndarray) -> np.ndarray:
-    """By cluster, the sum of its images and, in the last column, their number: (k, 65)."""
+    """Return for each cluster the sum of its images and, in the last column, their number: (k,
+    65)."""
     found = np.zeros((CLUSTERS, images.shape[1] + 1))
     np.add.at(found[:, :-1], nearby, images)
     found[:, -1] = np.bincount(nearby, minlength=CLUSTERS)
@@ -44,7 +45,8 @@ def sums(images: np.ndarray, nearby: np.ndarray) -> np.ndarray:
 
 
 def fit(images: np.ndarray, centres: np.ndarray, rounds: int, *, together: bool) -> np.ndarray:
-    """The centres after so many rounds, or when they rest; `together` with all ranks."""
+    """Return the centres when they no longer change, or after the last round; `together` with all
+    ranks."""
     for _ in range(rounds):
         total = sums(images, nearest(images, centres))
         if together:
@@ -58,7 +60,7 @@ def fit(images: np.ndarray, centres: np.ndarray, rounds: int, *, together: bool)
 
 
 def purity(labels: np.ndarray, nearby: np.ndarray) -> float:
-    """The share of this rank's and all other images that have their cluster's commonest label."""
+    """Return the share of all ranks' images that have their cluster's most common label."""
     table = np.zeros((CLUSTERS, 10), np.int64)
     np.add.at(table, (nearby, labels), 1)
     dist.all_reduce(table)
@@ -66,7 +68,7 @@ def purity(labels: np.ndarray, nearby: np.ndarray) -> float:
 
 
 def draw(centres: np.ndarray, path: Path) -> None:
-    """The centres as pictures of digits."""
+    """Draw the centres as pictures of digits."""
     import matplotlib
 
     matplotlib.use("Agg")

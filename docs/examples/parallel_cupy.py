@@ -21,7 +21,8 @@ FEATURES, ROWS = 32, 4096  # of all ranks together
 
 
 def rows(xp: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """This rank's share of the data: features, and whether their weighted sum is positive."""
+    """Return this rank's share of the data: features, and whether their weighted sum is
+    positive."""
     draw = xp.random.RandomState(1)
     x = draw.standard_normal((ROWS, FEATURES)).astype("float32")
     truth = draw.standard_normal(FEATURES).astype("float32")
@@ -30,7 +31,7 @@ def rows(xp: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 
 def train(xp: Any, epochs: int) -> list[float]:
-    """The mean loss of each epoch, over all ranks."""
+    """Return the mean loss of each epoch, over all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = rows(xp, rank, size)
     weights, bias = xp.zeros(FEATURES, "float32"), xp.zeros(1, "float32")

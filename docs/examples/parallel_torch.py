@@ -22,27 +22,27 @@ ROWS = 2048  # of all ranks together
 
 
 class Averaged:
-    """Averages the gradients of a model's parameters while they come."""
+    """Averages the gradients of a model's parameters as soon as they are computed."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.works: list[Any] = []
         for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)  # all begin with the same weights
+            dist.broadcast(parameter.data, 0)  # all ranks begin with the same weights
             parameter.register_post_accumulate_grad_hook(self.reduce)
 
     def reduce(self, parameter: torch.Tensor) -> None:
-        """A gradient has come."""
+        """Start averaging a gradient that was computed."""
         self.works.append(dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, async_op=True))
 
     def wait(self) -> None:
-        """What the current stream does next comes after all of them."""
+        """Make later work of the current stream wait for all of them."""
         for work in self.works:
             work.wait()
         self.works.clear()
 
 
 def train(device: torch.device, steps: int) -> list[float]:
-    """The loss on this rank's rows before each step."""
+    """Return the loss on this rank's rows before each step."""
     torch.manual_seed(1)
     x = torch.randn(ROWS, 16)
     y = torch.sin(x.sum(1, keepdim=True))

@@ -26,7 +26,7 @@ cdef class Link:
         """Leave: the peers learn that this rank is gone."""
 
     def lost(self, int peer):
-        """Return why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for messages; "" while it can."""
         return ""
 
     def left(self, int peer):
@@ -34,7 +34,7 @@ cdef class Link:
         return False
 
 
-# What Python knows of abi.pxd: it has no copies.
+# The values of abi.pxd that Python uses. It has no copies of them.
 
 COLLECTIVE_NAMES = (
     "point_to_point", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",

@@ -6,7 +6,7 @@ from libc.string cimport memset, strcmp
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) nogil
 
-# What Python knows of Needs
+# The values of Needs that Python uses
 NEED_BITS = {
     "WINDOWS": WINDOWS, "COMMUTATIVE": COMMUTATIVE, "POWER_OF_TWO": POWER_OF_TWO,
     "EVEN_BLOCKS": EVEN_BLOCKS, "NATIVE": NATIVE,
@@ -62,7 +62,7 @@ cdef int size_class(size_t nbytes) noexcept nogil:
 
 
 cdef class ChosenAlgorithms:
-    """The choices for groups of one size, with or without windows and a library."""
+    """Return the choices for groups of one size, with or without windows and a library."""
 
 
 cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native):

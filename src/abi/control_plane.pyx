@@ -109,7 +109,7 @@ cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
 
 cdef int peek(Comm *t) noexcept nogil:
     cdef ControlPlane *n = <ControlPlane *>t.control
-    # If another thread is at it, that thread handles the messages: no need to wait.
+    # If another thread is already doing this, it handles the messages, so do not wait.
     if exchange_int(&n.busy, 1) == 0:
         if n.listening:
             t.test(t, &n.receive)       # a wait for a flag progresses no messages

@@ -276,7 +276,7 @@ cdef class Array:
         return False
 
 
-(<PyTypeObject *>Array).tp_name = b"cydist.Array"   # what users call it: its module may move
+(<PyTypeObject *>Array).tp_name = b"cydist.Array"   # the public name, since its module may move
 
 
 cpdef Array empty(size_t size, Array like=None):

@@ -347,7 +347,7 @@ cdef int refuse_lazy(object obj, bint is_complex) except -1:
 
 
 cdef Array from_torch_attributes(object obj):
-    """Read a tensor's attributes for what DLPack cannot say, and find what is wrong with it."""
+    """Read a tensor's attributes if DLPack cannot describe it, and find the error."""
     cdef Array self = Array.__new__(Array)
     cdef int i
     cdef str layout = str(obj.layout), device = obj.device.type

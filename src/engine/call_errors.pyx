@@ -25,7 +25,7 @@ OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 
 
 class Failure(Exception):
-    """Why a call ended early, as data.
+    """The reason for which a call ended early, as data.
 
     status          a name of STATUS_NAMES
     peer            group rank it was about, or -1
@@ -85,7 +85,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
     if f.flags & JOINED and (alone or not other.flags & JOINED):
         parts.append("on a GPU that MPI reads")
     if f.flags & PRELIMINARY and (alone or not other.flags & PRELIMINARY):
-        parts.append("to ask who has an array with gaps before a call of more than 16 MiB")
+        parts.append("to find ranks with a strided array before a call of more than 16 MiB")
     if f.op and (alone or f.op != other.op):
         parts.append(f"op {OP_NAMES.get(f.op, f.op)}")
     if f.root >= 0 and (alone or f.root != other.root):

@@ -265,7 +265,7 @@ cdef class Group:
 
         status      a name of STATUS_NAMES
         peer        group rank that it is about, or -1
-        call        what this rank was doing, for people
+        call        what this rank was doing, for messages
         """
         cdef ControlMessage message = failure_message(STATUSES[status], self.view.rank, peer, -1)
         cdef bytes words = call.encode()

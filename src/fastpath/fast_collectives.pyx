@@ -116,7 +116,7 @@ cdef long small_int(object given) except? -1:
 
 
 cdef int group_rank_of(object group, Group native, object given) except -2:
-    """Return the group rank of a global rank; -1: the general path knows what is wrong."""
+    """Return the group rank of a global rank; -1: the general path reports the error."""
     cdef long found = small_int(given)
     cdef int rank
     if found < 0 or group is default_group:
@@ -136,7 +136,7 @@ cdef inline bint disjoint_from_all(const NdarrayView *a, const Block *blocks, in
 
 
 cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
-    """Fill in the reduction; False: the general path knows what is wrong with it."""
+    """Fill in the reduction; False: the general path reports the error."""
     if type(op) is not operations:
         return False
     code[0] = <int>op

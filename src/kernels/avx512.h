@@ -1,4 +1,4 @@
-/* What the variants with AVX-512 have in common: conversions of float16, and sums and products
+/* The common part of the variants with AVX-512: conversions of float16, and sums and products
    of two arrays of 16-bit floats, many elements at a time. Included under their targets. */
 
 ALWAYS_INLINE __m256i avx512_f16_narrow(__m512 x)

@@ -45,7 +45,7 @@ typedef enum {
     OP_COUNT
 } cydist_op;
 
-/* All loops of one instruction set; NULL if op and dtype make no sense together. */
+/* All loops of one instruction set; NULL if op is not defined for dtype. */
 typedef struct {
     const char *isa;
     void (*combine[DT_COUNT][OP_COUNT])(const cydist_reduction *r, void *acc, const void *low,

@@ -39,7 +39,7 @@ cdef extern from "kernels/kernels.h" nogil:
                           size_t count)
 
 
-# Of each dtype of kernels.h the name that numpy and ml_dtypes give it, and the bytes of an element.
+# For each dtype of kernels.h, its name in numpy and ml_dtypes, and the bytes of an element.
 ROWS = (
     ("bool", DT_BOOL, 1), ("int8", DT_I8, 1), ("uint8", DT_U8, 1), ("int16", DT_I16, 2),
     ("uint16", DT_U16, 2), ("int32", DT_I32, 4), ("uint32", DT_U32, 4), ("int64", DT_I64, 8),

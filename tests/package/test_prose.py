@@ -1,7 +1,5 @@
 """Prose: sentences of user pages are short, docstrings begin with what a function does."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -13,34 +11,43 @@ ROOT = Path(__file__).resolve().parents[2]
 # Pages of measurements and findings, which are not written for users.
 LAB_NOTES = {"algorithms.md", "backends.md", "bugs.md", "gpu.md", "performance.md"}
 PAGES = [
-    ROOT / "README.md",
-    *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in LAB_NOTES),
+    p for p in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))] if p.name not in LAB_NOTES
 ]
-MODULES = sorted(p for p in (ROOT / "cydist").rglob("*.py") if not p.name.startswith("test_"))
 MOST_WORDS = 25
-NO_BEGINNING = r"(What|Who\w*|Whose|Where|Why|How|Which|Is|Are|Was|Has|Does|Did|Can|May|Must)\b"
-
-
-def sentences(page: Path) -> Iterator[str]:
-    """The sentences of a page's paragraphs and lists, without code, tables and headings."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    lines = [line for line in text.split("\n") if not line.lstrip().startswith(("|", "#", "    "))]
-    text = re.sub(r"\]\([^)]*\)", "]", "\n".join(lines))
-    for paragraph in re.split(r"\n\s*\n|\n(?=[-*\d])", text):
-        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
+QUESTION = (
+    r"(What\w*|Who\w*|Where\w*|Why|How\w*|Which|Is|Are|Was|Has|Have|Does|Did|Can|May|Must|Should)\b"
+)
+VAGUE = r"(?i)\b(nobody|somebody|anybody|anew|so many|of ours|for people)\b"
+NO_VERB = rf"{QUESTION}|(The|An?|This|Those|All|Every|Each|One|Some|True|None|No)\b|[A-Z]\w*[^s]s\b"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sentences_are_short(page: Path) -> None:
-    """No sentence of a page for users has more than 25 words."""
-    assert [each for each in sentences(page) if len(each.split()) > MOST_WORDS] == []
+    """No sentence of a page for users, outside code, tables and headings, has over 25 words."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^( *\||#|    ).*$", "", text, flags=re.M))
+    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n|\n(?=[-*\d])", text)]
+    found = [each for part in paragraphs for each in re.split(r"(?<=[.!?:;])\s+", part)]
+    assert [each for each in found if len(each.split()) > MOST_WORDS] == []
 
 
-def test_docstrings_begin_with_what_a_function_does() -> None:
-    """No function's docstring begins with a question or a relative clause."""
-    functions = [
-        (path, node) for path in MODULES for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
-    ]  # fmt: skip
-    texts = {f"{p.name}:{n.lineno} {n.name}": ast.get_docstring(n) or "" for p, n in functions}
-    assert {name: text for name, text in texts.items() if re.match(NO_BEGINNING, text)} == {}
+def docstrings() -> Iterator[tuple[str, str, bool]]:
+    """Yield place and text of every docstring, and whether it is a function's."""
+    python = [*(ROOT / "cydist").rglob("*.py"), *(ROOT / "docs/examples").rglob("*.py")]
+    for path in (each for each in python if not each.name.startswith("test_")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                place = f"{path.name}:{getattr(node, 'lineno', 1)}"
+                yield place, ast.get_docstring(node) or "", isinstance(node, ast.FunctionDef)
+    heads = r'^ *c?p?def (?:(?!\n *c?p?def )[^"#])*:\n\s+"""[^"]*'
+    for path in ROOT.glob("src/**/*.pyx"):
+        for head, text in (each.split('"""') for each in re.findall(heads, path.read_text(), re.M)):
+            yield path.name, text, "class " not in head
+
+
+def test_docstrings_say_what_a_function_does() -> None:
+    """A function's docstring begins with an imperative, no other with a question; none is vague."""
+    found = [
+        (place, text, NO_VERB if function else QUESTION) for place, text, function in docstrings()
+    ]
+    assert [each for each in found if re.match(each[2], each[1]) or re.search(VAGUE, each[1])] == []

@@ -347,7 +347,7 @@ def test_greeting_that_says_what_the_client_sees_is_refused(which: str, place: s
         AuthenticationError, match=RELAYED_TEXT if which == "endpoints" else "_NAT is 1"
     ):
         ours.receive(theirs.receive(bytes(greeting)))
-    with pytest.raises(AuthenticationError, match="somebody between the two changes"):
+    with pytest.raises(AuthenticationError, match="a third party between the two changes"):
         theirs.receive(ours.farewell)
     assert not ours.done
 

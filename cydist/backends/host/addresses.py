@@ -24,33 +24,33 @@ def of_host(host: str) -> list[str]:
 
 
 def where_to_listen(store: Any, deadline: float | None = None) -> str:
-    """Return the address of ours that the others can reach if they reached the store, which may be
+    """Return this host's address that all ranks that reached the store can reach. The store may be
     another library's.
 
     deadline    of the name service, on time.monotonic()
 
-    Raises RendezvousError when the store's host is nowhere, or there is no way to it.
+    Raises RendezvousError if the store's host is unknown, or there is no route to it.
     """
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
-    host = getattr(store, "host", None)  # a TCPStore's, ours or torch's
+    host = getattr(store, "host", None)  # a TCPStore's, cydist's or torch's
     if isinstance(host, str):
         return towards(host, deadline)
-    # Ours or torch's: its users are threads of one process.
+    # A HashStore, cydist's or torch's: its users are threads of one process.
     return "127.0.0.1" if type(store).__name__ == "HashStore" else public_address()
 
 
 def spelled(endpoint: SocketAddress) -> str:
-    """host:port as people write it."""
+    """Return host:port for messages."""
     host, port = endpoint
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Address(NamedTuple):
-    """What a rank publishes of itself.
+    """The address that a rank publishes.
 
-    host    tells which ranks share cores: the name of the host and of its boot
-    lanes   of each lane, where it listens; all are tried
+    host    the name of the host and of its boot: equal on ranks that share cores
+    lanes   for each lane, the addresses where it listens; peers try all
     """
 
     rank: int
@@ -58,13 +58,13 @@ class Address(NamedTuple):
     lanes: list[list[SocketAddress]]
 
     def encode(self) -> bytes:
-        """Lines: the rank, the host, and each lane's places."""
+        """Encode it as lines: the rank, the host, and each lane's addresses."""
         lanes = (" ".join(f"{host} {port}" for host, port in lane) for lane in self.lanes)
         return "\n".join((str(self.rank), self.host, *lanes)).encode()
 
     @staticmethod
     def decode(data: bytes) -> Address:
-        """Raises RendezvousError for anything that `encode` would not make."""
+        """Decode the lines. Raises RendezvousError for anything that `encode` cannot have made."""
         try:
             if len(data) > MAX_BYTES:
                 raise ValueError(f"{len(data)} bytes")
@@ -76,19 +76,20 @@ class Address(NamedTuple):
                 raise ValueError("it is spelled in another way")
             return found
         except ValueError as error:
-            raise RendezvousError(f"{data[:80]!r} is no rank's address: {error!r}") from None
+            raise RendezvousError(f"{data[:80]!r} is not a rank's address: {error!r}") from None
 
 
 def this_host() -> str:
-    """Return a name that two ranks share if they share cores."""
+    """Return a name that is equal on ranks that share cores."""
     boot = ""
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
-    return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # a line, whatever the name
+    return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # must be one line
 
 
 def _lane(*words: str) -> list[SocketAddress]:
-    """Of host, port, host, port ... what a socket can connect to; ValueError for all else."""
+    """Return the addresses in host, port, host, port ... Raises ValueError for anything that a
+    socket cannot connect to."""
     pairs = zip(words[::2], words[1::2], strict=True)
     return [_endpoint(host, int(port)) for host, port in pairs]
 
@@ -100,6 +101,6 @@ def _endpoint(host: str, port: int) -> SocketAddress:
     with contextlib.suppress(OSError):
         socket.inet_pton(socket.AF_INET, host)
         return host, port
-    import ipaddress  # slow, and takes long for each of many ranks
+    import ipaddress  # slow for many ranks
 
     return str(ipaddress.ip_address(host)), port

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = (
     16 << 20
-)  # up to which an array is packed as one; a power of two, see tuning_table.choose
+)  # bytes up to which an array is packed as one; a power of two, see tuning_table.choose
 PACKED_BYTES = 4 << 20  # of a piece
 # Fingerprint.flags in abi.pxd
 EVEN, CHUNK = FLAG_BITS["EVEN"], FLAG_BITS["CHUNK"]
@@ -41,11 +41,12 @@ def pieces(
     reads: bool = True,
     writes: bool = True,
 ) -> Iterator[Array]:
-    """The array; or if it has gaps, or another rank's has, contiguous pieces of it, one after the
-    other. Each is to be run as a collective, and is written back when the next is asked for.
+    """Yield the array or, if any rank's array has gaps, contiguous pieces of it one after the
+    other. The caller runs each as a collective. A piece is written back when the next one is
+    requested.
 
-    name, op, root  of the collective, which errors name
-    reads, writes   does the call read the array here, does it write there?
+    name, op, root  of the collective, for errors
+    reads, writes   whether the call reads, and writes, the array here
     """
     if array.nbytes <= WHOLE_BYTES:
         each = array.size or 1
@@ -84,8 +85,8 @@ def everywhere(
 
     This is itself a collective, made before the call's own, and consumes a sequence number.
 
-    about, root     the call that ranks must agree on, as Group.run takes it; None: any, which
-                    is so where they ask how MPI serves the group
+    about, root     the call that ranks must agree on, as Group.run takes it; None: any call, as
+                    when ranks ask how MPI serves the group
     """
     bits = _native.asarray(arrays.array("B", [here]))
     with group.failures(call.name, call.seq, call.deadline, call.began):
@@ -115,7 +116,8 @@ def same_sizes(blocks: Sequence[Array]) -> bool:
 
 
 def adjacent(arrays: Sequence[Array]) -> bool:
-    """Return whether each array begins where the one before it ends; empty ones lie anywhere."""
+    """Return whether each array begins where the previous one ends. Empty arrays may be
+    anywhere."""
     end = arrays[0].address if arrays else 0
     for each in arrays:
         if each.address != end and each.nbytes:

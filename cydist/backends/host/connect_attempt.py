@@ -16,42 +16,42 @@ Key = tuple[int, int]  # peer, lane
 
 
 class ConnectAttempt:
-    """Our way to one lane of one peer, until it is there or given up."""
+    """The attempt to connect to one lane of one peer, until it succeeds or is given up."""
 
     def __init__(self, key: Key, targets: list[SocketAddress], now: float) -> None:
         self.key = key
         self.targets = targets
         self.deadline = now + CONNECT_TIMEOUT
         self.next = 0  # of targets
-        self.refusals = 0  # addresses that refused since one last did not
+        self.refusals = 0  # consecutive addresses that refused
         self.pause = FIRST_PAUSE
-        self.resume: float | None = now  # when to try the next address; None: trying
+        self.resume: float | None = now  # when to try the next address; None: trying now
         self.last_error = "nothing was tried"
         self.talk: HandshakeSocket | None = None
         self.connected = False
 
     @property
     def answered(self) -> bool:
-        """Return whether this side has sent its proof, so that the peer may count the connection as
-        made."""
+        """Return whether this side has sent its proof, so that the peer may regard the connection
+        as made."""
         shake = None if self.talk is None else self.talk.shake
         return isinstance(shake, ClientHandshake) and shake.answered
 
     @property
     def alarm(self) -> float:
-        """When something must be done about it."""
+        """Return the time at which the attempt must be served next."""
         if self.resume is not None:
             return min(self.resume, self.deadline)
         return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages at once; a host that vanished is noticed within half a minute."""
+    """Send small messages at once, and detect a vanished host within half a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # On a quiet network between ranks that all send, the loss-based one is the faster.
+    # Between ranks that all send on a quiet network, loss-based congestion control is faster.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

@@ -4,8 +4,9 @@ A link asks for a connection when a message first needs it. One daemon thread li
 runs every handshake (cydist/net/auth.py) without blocking. It hands an authenticated socket to the
 link and never reads it again.
 
-Both ranks of a pair may connect at once. The lower rank's attempt wins: once it has sent its proof
-it refuses the other's, and the higher rank drops its own when the lower's proof arrives. So exactly
+Both ranks of a pair may connect at once. The lower rank's attempt wins: once that rank has sent its
+proof it refuses the other attempt, and the higher rank drops its own when the proof arrives. So
+exactly
 one connection per pair and lane survives.
 
 An unauthenticated client costs one connection and nothing else, see cydist/net/acceptor.py.
@@ -45,18 +46,18 @@ from cydist.waiting import LONGEST_WAIT, Rounds
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
 CANDIDATE_TIMEOUT = 5.0  # seconds for a TCP connection to one address
-REFUSALS = 3  # rounds in which every address refused, until the peer counts as gone
+REFUSALS = 3  # rounds in which every address refuses, until the peer counts as gone
 
 
 class Connections:
     """The connections of one rank, and the link that uses them.
 
-    rank, size      this process among those that exchange addresses
+    rank, size      of this process, among those that exchange addresses
     host            where to listen unless CYDIST_SOCKET_IFNAME names interfaces: a name or a
                     numeric address
-    job             the same on all ranks, and on no others that share the secret
+    job             equal on all ranks, and different for other jobs with the same secret
     secret          default: that of this process
-    reporter        set later: context -> what this rank is doing in that group
+    reporter        set later: context -> this rank's report on that group
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -74,7 +75,7 @@ class Connections:
         self._lanes: list[list[SocketAddress]] = []
         self._peers: list[Address] = []
         self._attempts: dict[Key, ConnectAttempt] = {}
-        self._wanted: list[Key] = []  # by the link, not tried yet
+        self._wanted: list[Key] = []  # requested by the link, not tried yet
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
@@ -125,13 +126,13 @@ class Connections:
         return endpoints
 
     def address(self) -> bytes:
-        """Return what the other ranks pass to `connect`."""
+        """Return this rank's address, which the other ranks pass to `connect`."""
         return Address(self._rank, addresses.this_host(), self._lanes).encode()
 
     def connect(self, published: Sequence[bytes]) -> None:
-        """Learn every rank's address, in rank order; connect nothing yet.
+        """Store every rank's address, in rank order, without connecting.
 
-        Raises RendezvousError when they do not fit together.
+        Raises RendezvousError if they do not fit together.
         """
         peers = [Address.decode(data) for data in published]
         ranks = [peer.rank for peer in peers]
@@ -150,13 +151,13 @@ class Connections:
         self._nudge()
 
     def trouble(self, peer: int) -> str:
-        """Return why there is no connection to `peer` yet, for messages; "" where none is being
+        """Return why there is no connection to `peer` yet, for messages; "" if none is being
         made."""
         tries = [attempt for key, attempt in list(self._attempts.items()) if key[0] == peer]
         return f"no connection to it yet: {tries[0].last_error}" if tries else ""
 
     def close(self) -> None:
-        """Leave: close the listeners, then the link, which says goodbye. Idempotent."""
+        """Close the listeners, then the link, which sends departure notices. Idempotent."""
         self._stopping = True
         try:
             if self._thread is not None and self._thread is not threading.current_thread():
@@ -172,7 +173,7 @@ class Connections:
         return self._peers[peer].host.partition("/")[0]
 
     def ask(self, peer: int, context: int, deadline: float) -> peer_status.PeerStatus:
-        """Ask a peer what it is doing in a group, and block for the answer.
+        """Query a peer's report on a group, and block until it answers.
 
         Raises OSError or DistError.
         """
@@ -204,7 +205,7 @@ class Connections:
         self._waker.close()
 
     def _forget_in_child(self) -> None:
-        """In a forked child: close our copies of the parent's descriptors."""
+        """In a forked child, close its copies of the parent's descriptors."""
         self._thread = None
         self._close_sockets()
         self.link.close()
@@ -221,7 +222,7 @@ class Connections:
         alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
         if self._acceptor.alarm is not None:
             alarms.append(self._acceptor.alarm)
-        if self._wanted:  # a round that raised has not come to it
+        if self._wanted:  # a round that raised did not reach it
             alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
             if self._stopping:
@@ -258,7 +259,7 @@ class Connections:
             elif attempt.talk is not None and attempt.talk.deadline <= now:
                 self._failed(attempt, "no answer in time")
 
-    # Those who come to us.
+    # Incoming connections.
 
     def _admit(self, sock: socket.socket, claim: bytes, proof: bytes) -> None:
         """Hand an authenticated connection to the link, or close it."""
@@ -268,7 +269,7 @@ class Connections:
             sock.close()
             return
         try:
-            # The proof is 32 bytes on an empty socket; one that does not take it is broken.
+            # The proof is 32 bytes. An empty socket that does not take it is broken.
             taken = sock.send(proof, socket.MSG_NOSIGNAL) == len(proof)
         except OSError:
             taken = False
@@ -280,7 +281,7 @@ class Connections:
                 self._drop(own)
 
     def _lane_of(self, claim: bytes) -> Key | None:
-        """Return the lane that a pending peer asks for, if it may have it; else None."""
+        """Return the lane that a pending peer requests, if it may have it; else None."""
         if len(claim) != CLAIM.size:
             return None
         source, destination, lane = CLAIM.unpack(claim)
@@ -294,10 +295,11 @@ class Connections:
         return source, lane
 
     def _hand_over(self, lane: Key, sock: socket.socket) -> bool:
-        """Give the socket to the link; False: it was not wanted, and is closed."""
+        """Give the socket to the link. Returns False if the link did not want it; it is closed
+        then."""
         try:
             tune(sock)
-            # Not a duplicate: there may be no descriptor left for one.
+            # Not a duplicate, since there may be no descriptor left for one.
             if self.link.adopt(*lane, sock.fileno()):
                 sock.detach()
                 return True
@@ -306,13 +308,13 @@ class Connections:
         sock.close()
         return False
 
-    # Those we go to.
+    # Outgoing connections.
 
     def _ask(self) -> None:
-        """Start what the link asks for, once the addresses are known."""
+        """Start the connections that the link requests, once the addresses are known."""
         if not self._peers:
             return
-        self._wanted += self.link.wanted()  # which does not say it again
+        self._wanted += self.link.wanted()  # the link does not request it again
         now = time.monotonic()
         while self._wanted:
             key = self._wanted[-1]
@@ -346,7 +348,7 @@ class Connections:
             self._failed(attempt, f"{addresses.spelled(target)}: {error}")
 
     def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
-        """Return a socket; where no descriptor is left, a pending peer is closed for it."""
+        """Return a socket. If no descriptor is left, close a pending peer for it."""
         while True:
             try:
                 return socket.socket(family, socket.SOCK_STREAM)
@@ -355,7 +357,7 @@ class Connections:
                     raise
 
     def _bind(self, sock: socket.socket, lane: int) -> None:
-        """Leave by the lane's own interface, where interfaces were chosen."""
+        """Bind to the lane's own interface, if interfaces were chosen."""
         if self._chosen:
             for host, _ in self._lanes[lane]:
                 if family_of(host) == sock.family:
@@ -374,7 +376,7 @@ class Connections:
                 attempt.connected = True
                 failpoint("connect")
                 attempt.refusals = 0
-                # From here on the peer may take the connection for made: be patient.
+                # From here on the peer may regard the connection as made, so be patient.
                 talk.deadline = attempt.deadline
                 self._selector.modify(talk.sock, selectors.EVENT_READ, attempt)
                 return
@@ -392,7 +394,7 @@ class Connections:
             self._failed(attempt, f"{talk.shake.there}: {explained(error)}")
 
     def _failed(self, attempt: ConnectAttempt, why: str) -> None:
-        """This address will not do; go on to the next, or rest after the last."""
+        """Go on to the next address after a failure, or rest after the last one."""
         attempt.last_error = why
         refused = f"[Errno {errno.ECONNREFUSED}]" in why
         attempt.refusals = attempt.refusals + 1 if refused else 0

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "tcp": meet in the store, connect when first needed."""
+    """Make a group of backend "tcp": meet in the store, connect when first needed."""
     return of_link(endpoint(options), options)
 
 
 def endpoint(options: BackendOptions) -> Endpoint:
-    """This process's end of a link between the ranks of a new group."""
+    """Make this process's end of a link between the ranks of a new group."""
     from cydist.backends.host.addresses import where_to_listen
     from cydist.backends.host.connections import Connections
     from cydist.backends.host.shm_setup import offer, share_memory
@@ -49,7 +49,7 @@ def endpoint(options: BackendOptions) -> Endpoint:
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "inproc": ranks are threads of this process."""
+    """Make a group of backend "inproc", whose ranks are threads of this process."""
     if options.group_rank == 0:
         options.store.set("hub", os.urandom(16).hex())
     key = options.store.get("hub").decode()
@@ -58,7 +58,7 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
 
 
 def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
-    """Return the group whose ranks are exactly the link's peers."""
+    """Make the group whose ranks are exactly the link's peers."""
     return HostGroup(
         endpoint,
         options.group_rank,

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from cydist.backends.host.group import HostGroup
 
 
-# From the end of a group here until all that its other members say of its last call is heard.
+# Most seconds from the end of a group here until its other members' last calls have been compared.
 NEWS_SECONDS = 1.0
-REMEMBERED = 1000  # groups that this rank made, or passed by, without meeting anybody
+REMEMBERED = 1000  # groups that this rank made, or is not part of, without meeting others
 ASKED_FOR = "asking for backend "
 
-# The ranks that are threads of this process, by hub and rank. No weak dictionary: the Python
-# that it runs when an entry goes would swallow a Ctrl-C that comes then.
+# The ranks that are threads of this process, by hub and rank. A weak dictionary runs Python when it
+# drops an entry, and would swallow a Ctrl-C at that moment.
 _threads: dict[tuple[str, int], ref[Endpoint]] = {}
 
 
-opened: WeakSet[Endpoint] = WeakSet()  # of this process, and of its parent before a fork
+opened: WeakSet[Endpoint] = WeakSet()  # of this process and, before a fork, of its parent
 
 
 class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
-    connections     what makes the link's connections; None: ranks are threads
-    ask             what a peer does in the group of a number; None: nobody is asked
+    connections     makes the link's connections; None: ranks are threads
+    ask             queries what a peer does in the group with an id; None: peers are not queried
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Endpoint:
             self.trouble = connections.trouble
             if not config.INSECURE.on():
                 self.ask = connections.ask
-        self.news_until = math.inf  # the process ends: when its groups wait for no more news
+        self.news_until = math.inf  # set at the process's end: how long its groups wait
         self._users = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
         opened.add(self)
 
     def report(self, context: int) -> PeerStatus:
-        """Return what this rank is doing in the group of this context."""
+        """Return this rank's report on the group of this context."""
         if (backend := self._backends.get(context)) is not None:
             return PeerStatus(ASKED_FOR + backend, "")
         known = self.groups.get(context)
@@ -74,7 +74,7 @@ class Endpoint:
         return group.report()
 
     def announce_request(self, name: str, peers: Sequence[int], backend: str) -> None:
-        """As HostGroup's, for its peers."""
+        """As HostGroup.announce_request, for the link's peers."""
         with self._lock:
             self._backends[comm_id_of(f"{name}:asked", peers)] = backend
             if len(self._backends) > REMEMBERED:
@@ -83,7 +83,7 @@ class Endpoint:
     def peer_requests(
         self, name: str, peers: Sequence[int], ranks: Sequence[int]
     ) -> dict[int, str]:
-        """As HostGroup's, of some ranks, which are places in `peers`."""
+        """As HostGroup.peer_requests, for some ranks, given as indices in `peers`."""
         ask, what = self.ask, comm_id_of(f"{name}:asked", peers)
         if ask is None:
             return {}
@@ -92,8 +92,8 @@ class Endpoint:
         return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
 
     def end_together(self, patience: float = NEWS_SECONDS) -> None:
-        """The process ends: all groups end now, and wait no longer than one for who has not made
-        their last calls."""
+        """End all groups, because the process ends. Together they wait no longer than one group for
+        ranks that have not made their last calls."""
         self.news_until = min(self.news_until, time.monotonic() + patience)
 
     def drains_at_exit(self) -> bool:
@@ -104,13 +104,13 @@ class Endpoint:
         return self._pid == os.getpid()
 
     def share(self) -> Endpoint:
-        """One more group uses it."""
+        """Add a group that uses this endpoint."""
         with self._lock:
             self._users += 1
         return self
 
     def release(self) -> None:
-        """A group has ended."""
+        """Remove a group that has ended."""
         with self._lock:
             self._users -= 1
             last = self._users == 0
@@ -119,7 +119,7 @@ class Endpoint:
 
 
 def of_threads(link: InprocLink, key: str) -> Endpoint:
-    """Return the end of a rank that is a thread of this process; `key` is its hub's."""
+    """Return the endpoint of a rank that is a thread of this process; `key` is its hub's."""
 
     def close() -> None:
         _threads.pop((key, link.rank), None)
@@ -139,8 +139,8 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
 def comm_id_of(name: str, peers: Sequence[int]) -> int:
     """Return a number for a group's messages, the same on all members and for no other group.
 
-    Not for a later one of a link either: a rank that has left a group drops what comes for its
-    number, and tells who waits for it there so. A name is given once to the same peers.
+    The id is never reused on a link: a rank that left a group drops messages for its id, and tells
+    peers that still wait for it. The same peers use a name once.
     """
     digest = hashlib.sha256(f"{name}/{tuple(peers)}".encode()).digest()
     return int.from_bytes(digest[:8], "little")

@@ -1,7 +1,7 @@
 """A group of ranks over one link: the backends "tcp" (alias "gloo") and "inproc".
 
-The compiled engine does the work. A HostGroup gives it arrays and an algorithm, and turns what
-fails into exceptions. create.py makes the link.
+The compiled engine does the work. A HostGroup gives it arrays and an algorithm, and turns failures
+into exceptions. create.py makes the link.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cydist.backends.host.staging_group import StagedGroup
 
 ANY_SOURCE = -1
-MOST_ASKED = 16  # ranks, when a deadline has passed
+MOST_ASKED = 16  # ranks that are queried after a deadline
 
 
 class HostGroup(ProcessGroup):
@@ -54,8 +54,8 @@ class HostGroup(ProcessGroup):
 
     devices = ("cpu", "cuda")
     packs = splits_without_peers = True
-    fast_messages = fast_calls = True  # its calls need no more checks than src/fastpath makes
-    library = ""  # the name of what is below the link and has collectives of its own
+    fast_messages = fast_calls = True  # whether src/fastpath makes all checks that its calls need
+    library = ""  # the name of a library below the link with its own collectives
 
     def __init__(
         self,
@@ -76,34 +76,34 @@ class HostGroup(ProcessGroup):
         self._native.call_queue = self._serial.call_queue
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
-        self._news_until = math.inf  # all groups of this rank end: when they wait for no more news
+        self._news_until = math.inf  # set by leave_job: how long `drain` waits
         self._survivors: Membership | None = None
-        self._shrunk: HostGroup | None = None  # until shrink returns it
-        self._messages: set[Message] = set()  # under way, or over since the last sweep
+        self._shrunk: HostGroup | None = None  # until shrink returns
+        self._messages: set[Message] = set()  # under way, or completed since the last sweep
         self._sweep_at = 4
-        self._staged: StagedGroup | None = None  # since the first array of a device
+        self._staged: StagedGroup | None = None  # made at the first device array
 
     def for_device(self, device: str) -> ProcessGroup:
         if device == "cpu" or device not in self.devices:
             return super().for_device(device)
         if self._staged is None:
-            from cydist.backends.host.staging_group import StagedGroup  # few need it
+            from cydist.backends.host.staging_group import StagedGroup  # rarely needed
 
             return StagedGroup.of(self)
         return self._staged
 
     @property
     def timeout(self) -> float:
-        """Seconds that a call may take, unless it says otherwise."""
-        return self._native.timeout  # where the fast path finds it without calling Python
+        """Return the default time limit of a call, in seconds."""
+        return self._native.timeout  # the fast path reads it there without calling Python
 
     @timeout.setter
     def timeout(self, timeout: float | timedelta) -> None:
-        self._native.timeout = duration(timeout)  # what compiled code makes nanoseconds of
+        self._native.timeout = duration(timeout)  # compiled code converts it to nanoseconds
 
     @property
     def windows(self) -> bool:
-        """Whether the ranks can map each other's memory."""
+        """Return whether the ranks can map each other's memory."""
         return self._native.windows
 
     def share(self, nbytes: int) -> memoryview | None:
@@ -151,8 +151,8 @@ class HostGroup(ProcessGroup):
             limit = max(0.0, deadline - time.monotonic())
             found.execute("shrink_group", found.barrier, timeout=limit)
         except (PeerFailedError, GroupFailedError):
-            # Now, or in an earlier attempt. Others may have it already: they find it failed,
-            # and shrink it too.
+            # Made now, or in an earlier attempt. Other ranks may already have the new group: they
+            # find it failed, and shrink it too.
             left = [rank for rank, peer in enumerate(found._peers) if peer in out]
             made = found.shrink(left, deadline)
             found.destroy()
@@ -173,11 +173,11 @@ class HostGroup(ProcessGroup):
         self._news_until = now + NEWS_SECONDS
 
     def drain(self) -> None:
-        """The group ends: compare its last call with the other members', and wait for those who
-        have not made it, but not for long. Raises MismatchError.
+        """Compare the group's last call with the other members', at the end of the group. Wait
+        briefly for members that have not made it. Raises MismatchError.
 
-        A rank that leaves the others behind, to shrink the group or as an exception is on its way,
-        says what it called, and learns nothing.
+        A rank that leaves early, to shrink the group or because of an exception, only sends its
+        last call.
         """
         call = self.last_call()
         if self._failed is not None or call is None:
@@ -193,7 +193,7 @@ class HostGroup(ProcessGroup):
                 raise
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
-        """The part of `drain` that raises Failure."""
+        """Run the part of `drain` that raises Failure."""
         self._native.compare_last(int(deadline * 1e9), leaves)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class HostGroup(ProcessGroup):
             self._close()
 
     def _close(self) -> None:
-        """Let go of what the group holds."""
+        """Release the group's resources."""
         if self._staged is not None:
             self._staged.close()
         self._endpoint.groups.pop(self._comm_id, None)
@@ -238,7 +238,8 @@ class HostGroup(ProcessGroup):
             self._native.announce_call(call.name, call.seq)
 
     def fail(self, error: BaseException, call: str = "") -> None:
-        """Also tells the other members, unless the engine has, and ends every message here."""
+        """As the base class. Also notifies the other members, unless the engine has, and ends every
+        message here."""
         if self._failed is not None:
             return
         super().fail(error, call)
@@ -246,7 +247,7 @@ class HostGroup(ProcessGroup):
             return
         try:
             if isinstance(error, DistTimeoutError) and not self._native.told:
-                # First: a rank that learns of it leaves the call that it is in.
+                # First, so that ranks that learn of it leave their calls.
                 error.args = (f"{error}{self._describe_late(error.ranks)}",)
         finally:
             self._broadcast_failure(error, call)
@@ -261,10 +262,10 @@ class HostGroup(ProcessGroup):
         for message in list(self._messages):
             message.test()
 
-    # What the ranks are doing, for people.
+    # Reports on the ranks, for messages.
 
     def report(self) -> PeerStatus:
-        """Return what this rank is doing, for a rank that has given up on it."""
+        """Return this rank's report, for a rank that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
         return PeerStatus(
@@ -272,8 +273,8 @@ class HostGroup(ProcessGroup):
         )
 
     def _describe_late(self, ranks: Sequence[int]) -> str:
-        """Lines on what the ranks waited for are doing; on who else is late, where all of
-        those wait themselves in the call that this rank is in."""
+        """Return lines on what the late ranks are doing. If all of them wait in this rank's call
+        themselves, also report other late ranks."""
         ask = self._endpoint.ask
         if ask is None:
             return ""
@@ -297,7 +298,7 @@ class HostGroup(ProcessGroup):
         )
 
     def host_of(self, rank: int) -> str:
-        """Return the name of a group rank's host; "" where all are in one process."""
+        """Return the name of a group rank's host; "" if all ranks are in one process."""
         return self._endpoint.host_of(self._peers[rank])
 
     def announce_request(self, name: str, backend: str) -> None:
@@ -309,7 +310,8 @@ class HostGroup(ProcessGroup):
     # Point to point.
 
     def isend(self, array: Array, peer: int, tag: int, about: Array | None = None) -> Work:
-        """As the base class. `about`: an array that it announces to a receive which knows."""
+        """As the base class. `about`: an array that this message announces, to a receive that
+        expects that."""
         return self._posted("send", array, peer, tag, about)
 
     def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
@@ -323,11 +325,11 @@ class HostGroup(ProcessGroup):
         return P2PWork(self, name, peer, self._kept(message))
 
     def layout_of(self, array: Array) -> int:
-        """Return the link's handle for the layout of a strided array; 0: it has none."""
+        """Return the link's handle for the layout of a strided array; 0: none."""
         return 0
 
     def _kept(self, message: Message) -> Message:
-        """Hold on to a message until it is over: one whose Work was dropped goes on."""
+        """Keep a message until it is over, because it goes on when its Work is dropped."""
         if len(self._messages) >= self._sweep_at:
             self._messages.difference_update([m for m in list(self._messages) if m.over])
             self._sweep_at = 2 * len(self._messages) + 4
@@ -335,19 +337,19 @@ class HostGroup(ProcessGroup):
         return message
 
     def forget_message(self, message: Message) -> None:
-        """The message is over."""
+        """Drop a message that is over."""
         self._messages.discard(message)
 
-    # Messages of the fast path that failed.
+    # Failed messages of the fast path.
 
     def late_message(self, name: str, peer: int) -> DistError:
-        """Fail the group; the error to raise."""
+        """Fail the group, and return the error to raise."""
         late = timed_out(self, name, peer, self.timeout)
         self.fail(late, name)
         return late
 
     def failed_message(self, name: str, ended: BaseException) -> None:
-        """Fail the group; raises what it means."""
+        """Fail the group, and raise the error for `ended`."""
         try:
             with self.failures(name, None, self.deadline(None)):
                 raise ended
@@ -355,7 +357,7 @@ class HostGroup(ProcessGroup):
             self.fail(error, name)
             raise
 
-    # Collectives: name the blocks, and what all ranks must agree on.
+    # Collectives: name the blocks, and the values that must be equal on all ranks.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         here = self._rank == root
@@ -386,7 +388,7 @@ class HostGroup(ProcessGroup):
             count=sum(block.size for block in outputs), even=same_sizes(outputs),
         )  # fmt: skip
 
-    # A size that only the root, or only a pair, knows has no part in the choice of an algorithm.
+    # A size that only the root, or only a pair, knows does not affect the choice of an algorithm.
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         self._run(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
@@ -437,7 +439,7 @@ class HostGroup(ProcessGroup):
             )  # fmt: skip
             known = (
                 even or collective in tuning_table.UNSIZED
-            )  # else sizes differ, or ranks know few
+            )  # otherwise sizes differ, or a rank does not know all
             if known and self.fast_calls and nbytes <= WHOLE_BYTES:
                 self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
         with self.failures(call.name, call.seq, call.deadline, call.began):
@@ -468,7 +470,7 @@ class HostGroup(ProcessGroup):
     def failures(
         self, name: str, seq: int | None, deadline: float, began: float = 0.0
     ) -> Iterator[None]:
-        """Turn what the engine reports into exceptions; the call began then, or (0) now."""
+        """Turn the engine's failures into exceptions. `began` is the start of the call; 0: now."""
         started = began or time.monotonic()
         try:
             yield
@@ -481,7 +483,7 @@ class HostGroup(ProcessGroup):
             raise error from self._failed
 
     def trouble_with(self, rank: int) -> str:
-        """Return why nothing comes from a group rank, for messages; "" where nothing is known."""
+        """Return why a group rank is silent, for messages; "" if unknown."""
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]
@@ -491,10 +493,11 @@ class HostGroup(ProcessGroup):
 
 @atexit.register
 def _drain_all() -> None:
-    """The process ends, and has not destroyed its groups: compare their last calls, as `destroy`
-    does, all within one wait. Not after an exception: then this rank says why itself.
+    """Compare the last calls of groups that still exist at the end of the process, as `destroy`
+    does, all within one wait. After an exception this is left out, since this rank reports that
+    itself.
 
-    Ranks that are threads of this process are not waited for, since they have ended.
+    It does not wait for ranks that are threads of this process, since they have ended.
     """
     if getattr(sys, "last_type", None) is not None:
         return
@@ -506,5 +509,5 @@ def _drain_all() -> None:
             if (group := known()) is not None:
                 try:
                     group.drain()
-                except MismatchError as error:  # atexit would print where it was raised
+                except MismatchError as error:  # atexit would print the traceback
                     print(f"cydist: {error}", file=sys.stderr, flush=True)

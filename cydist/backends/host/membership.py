@@ -1,8 +1,8 @@
-"""Agree on which members of a group go on when some have died.
+"""Agree on the members that a group keeps when some have died.
 
-Each member knows of some that are excluded, because its caller says so or because they are lost,
-and may be the only one to know. So the members exchange these sets, over a context of its own on
-the group's link, until all that are left have sent the same set.
+Each member knows some excluded members: its caller named them, or their connections are lost. It
+may be the only one to know. So the members exchange these sets, over a separate context of the
+group's link, until all remaining members have sent the same set.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Iterable, Sequence
 from cydist import _native
 from cydist.errors import DistBackendError, DistTimeoutError, from_failure
 
-SLICE = 0.01  # seconds that the wait for one member may hide what another one says
+SLICE = 0.01  # seconds that a wait for one member may delay another's message
 
 
 class Consensus:
-    """What one member knows: pure bookkeeping, without a link or a clock.
+    """One member's knowledge: pure bookkeeping, without a link or a clock.
 
-    rank, size      this member's, in the group
-    gone            who is out, as far as is known: bit r for rank r; it only grows
+    rank, size      this member's rank, and the group's size
+    gone            the excluded members known so far: bit r for rank r; it only grows
     decided         `gone` is final
 
-    Whenever `gone` grows, it is sent to all members. A member decides when all who are left
-    have said exactly its own set, and says so instead of ever sending another one; who hears
-    a decision makes it its own. Two living members that go on together decide alike: each has
-    said the other's set, and sets only grow, so one would have to go on from the smaller set
-    after the other had decided it, which takes hearing of the decision. Members that exclude
-    each other part, as do those between which the network is cut.
+    A member sends `gone` to all members whenever it grows. It decides when all remaining members
+    have sent exactly its own set. It then sends its decision and no further set. A member that
+    receives a decision adopts it. Two living members that stay together decide alike: each has sent
+    the other's set, and sets only grow. So one of them would have to move on from the smaller set
+    after the other had decided on it, and it cannot without receiving that decision. Members that
+    exclude each other end in different groups, as do members on two sides of a cut network.
 
     This is the flooding consensus of Cachin, Guerraoui and Rodrigues (Introduction to Reliable
-    and Secure Distributed Programming, 2011) without its rounds, which can be left out because
-    what is agreed on is the set of the dead itself. A set of n members takes n messages from
-    each, and n more for every death on the way.
+    and Secure Distributed Programming, 2011) without its rounds: they are not needed because the
+    members agree on the set of the dead itself. Each of n members sends n messages, and n more for
+    every death meanwhile.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -45,22 +45,22 @@ class Consensus:
         self._told: int | None = None
 
     def exclude(self, ranks: Iterable[int]) -> None:
-        """These are out. Comes too late after the decision."""
+        """Exclude these ranks. Has no effect once the membership is decided."""
         if not self.decided:
             for rank in ranks:
                 self.gone |= 1 << rank
 
     def on_message(self, peer: int, verdict: int) -> None:
-        """A member's message has arrived."""
+        """Take in a message of another member."""
         gone, decided = verdict >> 1, bool(verdict & 1)
-        if self.decided or self.gone >> peer & 1:  # one that is out has no say
+        if self.decided or self.gone >> peer & 1:  # excluded members do not count
             return
         self._said[peer] = gone
         self.decided = decided
         self.gone = gone if decided else self.gone | gone
 
     def verdict(self) -> int | None:
-        """Return what all ranks must be told now; None: nothing new."""
+        """Return the verdict to send to all ranks now; None: nothing new."""
         if not self.excluded and not self.missing():
             self.decided = True
         verdict = self.gone << 1 | self.decided
@@ -75,21 +75,22 @@ class Consensus:
         return bool(self.gone >> self.rank & 1)
 
     def members(self) -> list[int]:
-        """The members that are left."""
+        """Return the remaining members."""
         return [rank for rank in range(self.size) if not self.gone >> rank & 1]
 
     def missing(self) -> list[int]:
-        """Those who are left and have not said the same as this member; none once decided."""
+        """Return the remaining members that have not sent the same set as this one; none once
+        decided."""
         if self.decided:
             return []
         return [r for r in self.members() if r != self.rank and self._said[r] != self.gone]
 
     def unresponsive(self) -> list[int]:
-        """Those who are left and have said nothing yet."""
+        """Return the remaining members that have sent nothing yet."""
         return [r for r in self.members() if r != self.rank and self._said[r] is None]
 
     def reported_by(self) -> int | None:
-        """A member that said that this one is out."""
+        """Return a member that reported this one as excluded."""
         for rank, said in enumerate(self._said):
             if said is not None and said >> self.rank & 1:
                 return rank
@@ -99,12 +100,12 @@ class Consensus:
 class Membership:
     """One member's part in a Consensus, over the link of its group.
 
-    peers, rank     the link's number of each member, and which of them this is
-    context         tells these messages from all others on the link; the same on all members
+    peers, rank     each member's number on the link, and this member's index among them
+    context         separates these messages from all others on the link; the same on all members
     name, ranks     of the group, and each member's global rank: for errors
 
-    It outlives an attempt that failed, so that the next one goes on from there, and is closed
-    with the group.
+    It survives a failed attempt, so that the next one continues from there. It is closed with the
+    group.
     """
 
     def __init__(
@@ -128,19 +129,19 @@ class Membership:
         self._sending: list[_native.Message] = []
 
     def close(self) -> None:
-        """Take no more part in it."""
+        """Stop taking part."""
         self._native.close()
         self._listening.clear()
         self._sending.clear()
 
     def agree(self, excluded: Iterable[int], deadline: float) -> list[int]:
-        """Return the group ranks of those who go on, the same on all of them.
+        """Return the group ranks of the remaining members, the same on all of them.
 
-        excluded    group ranks that are out, besides all that are lost
+        excluded    group ranks to exclude, besides all lost ones
         deadline    on time.monotonic()
 
-        Raises DistTimeoutError that names who neither came nor died, and DistBackendError when
-        the others have excluded this member.
+        Raises DistTimeoutError, which names the ranks that neither answered nor died, and
+        DistBackendError when the others have excluded this member.
         """
         consensus = self._consensus
         consensus.exclude(excluded)
@@ -161,7 +162,7 @@ class Membership:
             message.wait(int(min(deadline, time.monotonic() + SLICE) * 1e9))
 
     def _receive(self, rank: int) -> None:
-        """Take what has arrived from one member, or note that it is lost."""
+        """Process the messages that have arrived from one member, or record that it is lost."""
         while True:
             if rank not in self._listening:
                 buffer = bytearray(self._nbytes)
@@ -181,7 +182,7 @@ class Membership:
             del self._listening[rank]
 
     def _send(self, verdict: int) -> None:
-        """To all, those who are out included: they may be alive, and wait for us."""
+        """Send to all members, excluded ones too: they may be alive and waiting for this rank."""
         array = _native.asarray(bytearray(verdict.to_bytes(self._nbytes, "little")))
         self._sending = [message for message in self._sending if not message.over]
         self._sending += [_native.isend(self._native, array, rank, 0) for rank in self._others]

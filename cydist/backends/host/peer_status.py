@@ -1,9 +1,9 @@
-"""What a rank is doing, for a peer that has waited for it until its deadline.
+"""Report a rank's state to a peer that has waited for it until the peer's deadline.
 
-A rank that gives up asks each late rank over a short connection of its own (channel "report"), or
-directly where ranks are threads of one process. The thread that accepts connections answers. So a
-rank answers while it computes or waits, unless it is stopped or holds the GIL. Without
-authentication there is no answer, because stacks are for members of the job only.
+A rank that gives up queries each late rank over a separate short connection (channel "report"), or
+directly if ranks are threads of one process. The thread that accepts connections answers. So a rank
+answers while it computes or waits, unless it is stopped or holds the GIL. Without authentication
+there is no answer, because stacks are for members of the job only.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from cydist.net.interfaces import family_of
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
-PATIENCE = 0.3  # seconds for all that are asked together
+PATIENCE = 0.3  # seconds for all ranks that are queried together
 MOST_REPORT_BYTES = 8192
-MOST_FRAMES = 24  # of one thread, the innermost
+MOST_FRAMES = 24  # innermost frames of one thread
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 
 
 class PeerStatus(NamedTuple):
-    """state     "in all_reduce #12"; or why nothing is known
-    stacks      of its Python threads, for people; may be empty
+    """A rank's answer to a query.
+
+    state       "in all_reduce #12"; or why nothing is known
+    stacks      of its Python threads, for messages; may be empty
     """
 
     state: str
@@ -48,12 +50,12 @@ class PeerStatus(NamedTuple):
 
 
 def encode(report: PeerStatus) -> bytes:
-    """As it travels; cut where it is too long."""
+    """Encode it for sending, cut if it is too long."""
     return "\n".join(report).encode()[:MOST_REPORT_BYTES]
 
 
 def decode(data: bytes) -> PeerStatus:
-    """Return what `encode` was given."""
+    """Return the status that `encode` was given."""
     state, _, stacks = data.decode("utf-8", "replace").partition("\n")
     return PeerStatus(state, stacks)
 
@@ -78,8 +80,8 @@ def describe_report(who: str, report: PeerStatus) -> str:
 
 
 def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dict[int, PeerStatus]:
-    """Ask all ranks at once: ask(rank, deadline). Takes PATIENCE at most."""
-    from queue import Empty, SimpleQueue  # slow to import, and few ranks ask
+    """Query all ranks at once with ask(rank, deadline). Takes PATIENCE at most."""
+    from queue import Empty, SimpleQueue  # slow to import and rarely needed
 
     deadline = time.monotonic() + PATIENCE
     answers: SimpleQueue[tuple[int, PeerStatus]] = SimpleQueue()
@@ -111,8 +113,8 @@ SILENT = PeerStatus(
 def ask(
     places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerStatus:
-    """Ask the rank that listens at one of these places. Raises OSError or DistError."""
-    refusal: Exception = TimeoutError("nobody was asked")
+    """Query the rank that listens at one of these addresses. Raises OSError or DistError."""
+    refusal: Exception = TimeoutError("no address was queried")
     for place in places:
         try:
             with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
@@ -148,23 +150,23 @@ def answer(
     rank: int,
     of: Callable[[int], PeerStatus] | None,
 ) -> None:
-    """Complete the handshake with a member that asks, tell it what it wants, and hang up.
+    """Complete the handshake with a member, send it the requested report, and hang up.
 
     of      context -> this rank's report on that group
     """
-    # Whatever goes wrong, the thread that answers must go on connecting.
+    # The answering thread must go on connecting after any error.
     with sock, contextlib.suppress(Exception):
         _, destination, context = CLAIM.unpack(claim)
         if destination == rank and of is not None:
-            # Some 8 KiB on an empty socket; one that does not take them is broken.
+            # The report has some 8 KiB. An empty socket that does not take it is broken.
             sock.send(proof + encode(of(context)), socket.MSG_NOSIGNAL)
 
 
 def stacks(first: Sequence[int], others: bool) -> str:
-    """Return the stacks of this process's Python threads, without our own threads.
+    """Return the stacks of this process's Python threads, without cydist's own threads.
 
-    first   identifiers of threads to begin with; the main one follows
-    others  those of all other threads too
+    first   identifiers of the first threads; the main thread follows
+    others  whether to add all other threads
     """
     frames = _frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -182,9 +184,9 @@ def stacks(first: Sequence[int], others: bool) -> str:
 def _frames() -> dict[int, FrameType]:
     """Return the top frame of each thread.
 
-    Python before 3.11.8 and 3.12.1 holds a lock of the interpreter meanwhile. A finalizer that
-    the garbage collector ran there and that gave up the GIL, to close a socket for one, would
-    stop the process: any other thread may take the GIL and wait for that lock.
+    Python before 3.11.8 and 3.12.1 holds a lock of the interpreter meanwhile. If the garbage
+    collector runs a finalizer there that releases the GIL, for example to close a socket, the
+    process deadlocks: another thread may take the GIL and wait for that lock.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -196,8 +198,8 @@ def _frames() -> dict[int, FrameType]:
 
 
 def _stack(frame: FrameType | None) -> list[str]:
-    """Return a stack, outermost call first, down to the call of ours that it is in; [] of a thread
-    that is ours."""
+    """Return a stack, outermost call first, down to the call of cydist that it is in; [] for one of
+    cydist's own threads."""
     calls: list[tuple[str, int, str]] = []
     while frame is not None:
         code = frame.f_code

@@ -2,8 +2,9 @@
 
 A pipeline has a few slots of pinned memory. A call's data are cut into chunks: while one is on the
 network, the next is copied from the device into another slot, and the previous one is copied back.
-Three rules keep the order. A slot is `filled` before the network touches it. It is `emptied` before
-it is filled again. The caller's streams come before the first copy and after the last.
+Three rules keep the order. A slot is `filled` before the network accesses it. It is `emptied`
+before it is filled again. The first copy waits for the caller's streams, and the caller's streams
+wait for the last copy.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 SMALLEST_BYTES = 1 << 16  # of a slot
-SPIN = 200  # looks at an event before the first sleep: some hundred microseconds
+SPIN = 200  # polls of an event before the first sleep, some hundred microseconds
 SLEEP_SECONDS = 5e-5
 
 
 class Chunk(NamedTuple):
-    """What one slot carries at a time.
+    """The data that one slot carries at a time.
 
-    nbytes      of the slot that it takes
-    outs        device memory that is copied into the slot, and to which of its bytes
-    ins         device memory that is copied out of it in the end, and from which of its bytes
-    exchange    the network's part, on the slot's bytes
+    nbytes      bytes of the slot that it uses
+    outs        device memory to copy into the slot, each with its offset in the slot
+    ins         device memory to copy to from the slot at the end, each with its offset
+    exchange    runs the network's part on the slot's bytes
     """
 
     nbytes: int
@@ -46,7 +47,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class StagedCall:
-    """Whose call it is: for deadlines and errors.
+    """The call that a pipeline serves, for deadlines and errors.
 
     deadline    on time.monotonic()
     part        the message that it waits for
@@ -68,7 +69,7 @@ class StagedCall:
             self.message = None  # it keeps pinned memory alive
 
     def unbind(self) -> None:
-        """The thread that waits for the call keeps its deadline."""
+        """Leave the deadline to the thread that waits for the call."""
         self.deadline = math.inf
         message = self.message
         if message is not None:
@@ -76,7 +77,7 @@ class StagedCall:
 
 
 class PinnedSlot:
-    """Some pinned memory."""
+    """A slot of pinned memory."""
 
     def __init__(self, filled: Any, emptied: Any) -> None:
         self.filled = filled
@@ -89,7 +90,7 @@ class PinnedPipeline:
 
     library     copies between host and device
     device      its number
-    slots       how many; each has `slot_bytes` at most, and as many as it has had to carry
+    slots       number of slots; each grows as needed, to at most `slot_bytes`
     """
 
     def __init__(self, library: ArrayLibrary, device: int, slots: int, slot_bytes: int) -> None:
@@ -101,7 +102,7 @@ class PinnedPipeline:
             self.out, self.into = _idle.setdefault((library.name, device), []).pop()
         except IndexError:
             self.out, self.into = library.stream(device), library.stream(device)
-        self._events: list[Any] = []  # to be used again
+        self._events: list[Any] = []  # for reuse
         self._slots = [PinnedSlot(self._recorded(), self._recorded()) for _ in range(slots)]
         self._next = 0
 
@@ -113,7 +114,7 @@ class PinnedPipeline:
     # Before and after a call.
 
     def record(self, streams: Sequence[int]) -> list[Any]:
-        """Events that say when what is on these streams now is over."""
+        """Record events that are over when the streams' present work is."""
         events = [self._new_event() for _ in streams]
         for event, stream in zip(events, streams, strict=True):
             self.lib.record(event, self.device, stream)
@@ -121,12 +122,12 @@ class PinnedPipeline:
 
     def _new_event(self) -> Any:
         try:
-            return self._events.pop()  # calls on several threads take from it
+            return self._events.pop()  # shared by calls on several threads
         except IndexError:
             return self.lib.event(self.device)
 
     def wait_for_streams(self, events: list[Any]) -> None:
-        """All copies from now on come after these events."""
+        """Make all copies from now on wait for these events."""
         for event in events:
             self.lib.wait(self.device, self.out, event)
             self.lib.wait(self.device, self.into, event)
@@ -150,10 +151,10 @@ class PinnedPipeline:
     def run(self, chunks: Sequence[Chunk], call: StagedCall) -> None:
         """Carry the chunks, whose exchanges run one after the other on this thread.
 
-        When it returns the last copies to the device are enqueued. Raises what an exchange
-        raises, DistTimeoutError when the device is not done at the deadline, GroupFailedError
-        when the group fails meanwhile. The slots are new ones then; those that were stay until
-        nothing copies there.
+        On return the last copies to the device are enqueued. Raises an exchange's exception,
+        DistTimeoutError if the device is not done at the deadline, GroupFailedError if the group
+        fails meanwhile. After an exception the pipeline has new slots, and the old ones stay
+        allocated until no copy accesses them.
         """
         loaded: list[PinnedSlot] = []
         try:
@@ -168,14 +169,14 @@ class PinnedPipeline:
             raise
 
     def copy_in(self, chunk: Chunk, call: StagedCall) -> PinnedSlot:
-        """Enqueue the copies out of the device; they are there when `filled` is over."""
+        """Enqueue the copies from the device; they are complete when `filled` is over."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         if slot.memory.nbytes < chunk.nbytes:
             self._await(slot.emptied, call)
             room = min(1 << (chunk.nbytes - 1).bit_length(), self.slot_bytes)
             slot.memory = self.lib.pinned(max(room, chunk.nbytes, SMALLEST_BYTES))
-        # Also where nothing is copied out: the network may write into the slot.
+        # Also without copies from the device: the network may write into the slot.
         self.lib.wait(self.device, self.out, slot.emptied)
         for start, array in chunk.outs:
             if array.nbytes:
@@ -191,7 +192,7 @@ class PinnedPipeline:
         self.lib.record(slot.emptied, self.device, self.into)
 
     def _await(self, event: Any, call: StagedCall) -> None:
-        """Wait for an event, with an eye on the clock and the group: a GPU may be stuck."""
+        """Wait for an event, and check the deadline and the group meanwhile: a GPU may hang."""
         looks = 0
         while not self.lib.is_over(event):
             looks += 1
@@ -209,10 +210,11 @@ class PinnedPipeline:
                 )
             time.sleep(SLEEP_SECONDS)
 
-    # Letting go.
+    # Freeing slots.
 
     def replace_slots(self, arrays: object = None) -> None:
-        """Go on with new slots. The old ones, and `arrays`, stay while anything may copy there."""
+        """Replace the slots. The old ones, and `arrays`, stay allocated while copies may access
+        them."""
         old, self._slots = self._slots, []
         try:
             events = [self._new_event(), self._new_event()]
@@ -221,12 +223,12 @@ class PinnedPipeline:
             _lingering.append((self.lib, events, [old, arrays]))
             self._slots = [PinnedSlot(self._recorded(), self._recorded()) for _ in old]
         except Exception:
-            # The device has failed, and takes no more calls; who knows what it still copies.
+            # The device has failed and takes no more calls; it may still be copying.
             _lingering.append((self.lib, [], [old, arrays]))
         reclaim()
 
     def close(self) -> None:
-        """Free the slots, now or when nothing copies there any more."""
+        """Free the slots, now or when no copy accesses them any more."""
         self.replace_slots()
         self._slots = []
         _idle[self.lib.name, self.device].append((self.out, self.into))
@@ -237,7 +239,7 @@ _lingering: list[tuple[ArrayLibrary, list[Any], object]] = []
 
 
 def reclaim() -> None:
-    """Free what was let go of, where nothing copies any more."""
+    """Free abandoned slots that no copy accesses any more."""
     for each in tuple(_lingering):
         library, events, _ = each
         try:
@@ -250,7 +252,7 @@ def reclaim() -> None:
 
 
 def slot_view(memory: Array, start: int, like: Array) -> Array:
-    """As many bytes of a slot, from `start` on, with the dtype of `like`."""
+    """Return a view of a slot from `start` on, with the size and dtype of `like`."""
     if start:
         memory = memory.split([start, memory.size - start])[1]
     return memory.typed(like)

@@ -1,4 +1,4 @@
-"""Find which ranks can share memory, by sharing it and not by host names.
+"""Find the ranks that can share memory, by sharing it, not by host names.
 
 Candidates have the same boot, process namespace and user. The lowest of them makes the memory and
 publishes its process and descriptor. The others open it through /proc, which admits only this
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from cydist.stores import Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
-MOST_ADDRESSES = 1 << 40  # that all ranks' arrays take together
+MOST_ADDRESSES = 1 << 40  # most bytes of all ranks' arrays together
 TOKEN_BYTES = 32
 
 
 def offer(messages: str) -> bytes:
-    """Return what a rank tells the others before `share_memory`: its place; b"": it will not share.
+    """Return this rank's place, which it publishes before `share_memory`; b"": it will not share.
 
-    messages    what its link is made of: "tcp" or "mpi"
+    messages    transport of its link: "tcp" or "mpi"
 
     Raises ValueError as `transport_of`.
     """
@@ -40,12 +40,12 @@ def offer(messages: str) -> bytes:
 def share_memory(
     store: Store, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
 ) -> Link:
-    """`link` itself, or one with windows for groups whose members all share memory.
+    """Return `link` itself, or a link with windows for groups whose members all share memory.
 
-    places      what all ranks offered, in their order
-    messages    what the link is made of: "tcp" or "mpi"
+    places      offers of all ranks, in rank order
+    messages    transport of the link: "tcp" or "mpi"
 
-    Raises RendezvousError when CYDIST_TRANSPORT says "shm" and some rank cannot share.
+    Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share.
     """
     rank, size = link.rank, link.size
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
@@ -80,7 +80,8 @@ def transport() -> str:
 
 
 def transport_of(messages: str) -> str:
-    """As `transport`, for the backend "tcp" or "mpi". Raises ValueError for the other's, too."""
+    """As `transport`, for the backend "tcp" or "mpi". Also raises ValueError for the other
+    backend's value."""
     wanted = transport()
     if wanted in ("tcp", "mpi") and wanted != messages:
         raise ValueError(
@@ -91,7 +92,7 @@ def transport_of(messages: str) -> str:
 
 
 def place() -> bytes:
-    """Return what ranks that may share memory have in common."""
+    """Return the properties that are equal on ranks that may share memory."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
         return f"{boot_id()}/{space}/{os.geteuid()}".encode()
@@ -100,7 +101,7 @@ def place() -> bytes:
 
 
 def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
-    """Return the memory that these ranks share, or None where this one cannot."""
+    """Return the memory that these ranks share, or None if this rank cannot share it."""
     key = f"memory/{alike[0]}"
     if rank == alike[0]:
         token = os.urandom(TOKEN_BYTES)
@@ -122,9 +123,10 @@ def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
 
 
 def _new_memory(ranks: int, token: bytes) -> SharedMemory | None:
-    """Memory for so many ranks, or None where there is none.
+    """Allocate memory for this number of ranks; None if there is none.
 
-    Each rank may fill the host's memory with arrays. Where addresses are few (ulimit -v), none can.
+    The address space lets each rank fill the host's memory with arrays. If it is limited (ulimit
+    -v), there is no room for arrays.
     """
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = max(MOST_ADDRESSES, memory_bytes) // ranks // PAGE_BYTES * PAGE_BYTES

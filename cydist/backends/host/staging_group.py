@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SLOTS = 3
 SLOT_BYTES = 4 << 20
 
-_CREATING = threading.Lock()  # of what several threads may ask for first
+_CREATING = threading.Lock()  # guards objects that several threads may create at first use
 
 
 class StagedGroup(ProcessGroup):
@@ -52,20 +52,20 @@ class StagedGroup(ProcessGroup):
         )  # fmt: skip
         self.host = host
         self._pipelines: dict[int, PinnedPipeline] = {}
-        self._chosen: PinnedPipeline | None = None  # of the call that runs
-        self._numbered: Call | None = None  # the call whose number was used
-        self._cut = False  # into several calls of the host group's, which others must cut, too
+        self._chosen: PinnedPipeline | None = None  # of the running call
+        self._numbered: Call | None = None  # the call whose number is already used
+        self._cut = False  # cut into several calls of the host group, on all ranks alike
         self._messages = StagedP2PCalls(host)
 
     @classmethod
     def of(cls, host: HostGroup) -> StagedGroup:
-        """Return the host group's staged group, made at its first use; one for all threads."""
+        """Return the host group's staged group, made at first use and shared by all threads."""
         with _CREATING:
             if host._staged is None:
                 host._staged = cls(host)
             return host._staged
 
-    # What it shares with the host group.
+    # Shared with the host group.
 
     def check_usable(self, name: str) -> None:
         self.host.check_usable(name)
@@ -82,7 +82,7 @@ class StagedGroup(ProcessGroup):
     def check_accepts(self, name: str, array: Array) -> None:
         current_streams(array, name, self.group_name)
 
-    # How calls run.
+    # Running calls.
 
     def execute(
         self,
@@ -94,8 +94,8 @@ class StagedGroup(ProcessGroup):
         result: object = None,
         array: Array | None = None,
     ) -> Work | None:
-        """As the base class, in the host group's turn. Raises UnsupportedError before anything
-        is sent where nobody can copy, and while a CUDA graph is captured."""
+        """As the base class, in the host group's turn. Raises UnsupportedError, before anything is
+        sent, if no library can copy, and while a CUDA graph is captured."""
         assert array is not None
         self.check_usable(name)
         streams = current_streams(array, name, self.group_name)
@@ -118,7 +118,7 @@ class StagedGroup(ProcessGroup):
         return work
 
     def _pipeline(self, array: Array) -> PinnedPipeline:
-        """Return the one for the array's device."""
+        """Return the pipeline of the array's device."""
         index = array.device_index
         with _CREATING:
             if index not in self._pipelines:
@@ -134,7 +134,7 @@ class StagedGroup(ProcessGroup):
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         return self._messages.irecv(array, peer, tag)
 
-    # Collectives on one array, of which every rank has as much.
+    # Collectives on one array, of equal size on every rank.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         here = self._rank == root
@@ -153,7 +153,7 @@ class StagedGroup(ProcessGroup):
         self, call: Call, name: str, array: Array, *, out: bool = True, into: bool = True,
         op: Op | None = None, root: int = -1,
     ) -> None:  # fmt: skip
-        """Chunks of one array, each of them in place."""
+        """Return the chunks of one array, each in place."""
 
         def exchange(slot: list[Array]) -> None:
             outputs = slot if into or name == "broadcast" else []
@@ -173,7 +173,7 @@ class StagedGroup(ProcessGroup):
         if not outputs[self._rank].same_memory(array):
             outputs[self._rank].take(array)
         blocks = [*outputs]
-        blocks[self._rank] = array  # the copy above has its own place among the streams
+        blocks[self._rank] = array  # the copy above is already ordered with the streams
         each = chunk_size(self._size, array)
         own = [rank == self._rank for rank in range(self._size)]
         self._carry(
@@ -191,7 +191,7 @@ class StagedGroup(ProcessGroup):
         first = [not is_last for is_last in last]
         self._carry(call, rounds(each, inputs), each, [*inputs, output], first, last, exchange)
 
-    # Collectives on blocks whose sizes only the root knows, or only pairs of ranks.
+    # Collectives on blocks whose sizes only the root, or only pairs of ranks, know.
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         sends, receives = [0] * self._size, [block.size for block in outputs or ()]
@@ -242,16 +242,16 @@ class StagedGroup(ProcessGroup):
     def barrier(self, call: Call) -> None:
         self.host.barrier(call)
 
-    # What they are made of.
+    # Shared parts.
 
     def _carry(
         self, call: Call, count: int, each: int, arrays: Sequence[Array], out: Sequence[bool],
         into: Sequence[bool], exchange: Callable[[list[Array]], None],
     ) -> None:  # fmt: skip
-        """Cut the arrays into `count` rounds of at most `each` elements; in each round their
-        pieces lie in one slot.
+        """Cut the arrays into `count` rounds of at most `each` elements. In each round their pieces
+        share one slot.
 
-        out, into   is an array copied out of the device before, into it after the exchange?
+        out, into   whether an array is copied from the device before, and to it after, the exchange
         """
         cut = [pieces(array, each, count) for array in arrays]
         self._cut = count > 1
@@ -279,8 +279,8 @@ class StagedGroup(ProcessGroup):
         self, call: Call, name: str, inputs: list[Array], outputs: list[Array], *,
         op: Op | None = None, root: int = -1, count: int = 0, uneven: bool = False,
     ) -> None:  # fmt: skip
-        """A chunk's collective on the host, with a number of its own. `count` is the whole
-        call's: ranks that disagree about it find out in the first chunk."""
+        """Run a chunk's collective on the host, under its own number. `count` is the whole call's,
+        so that ranks that disagree about it find out in the first chunk."""
         if self._numbered is call:
             call.seq = self.host.next_seq()
         self._numbered = call
@@ -299,7 +299,7 @@ class StagedGroup(ProcessGroup):
         self, call: Call, name: str, inputs: list[Array], outputs: list[Array],
         op: UserReduction, root: int, count: int,
     ) -> None:  # fmt: skip
-        """A chunk of a reduction by a function, on the host."""
+        """Run a chunk of a user-defined reduction on the host."""
         folding = UserOpReducer(self.host, op, elements_dtype(inputs[0]), count)
         if name == "all_reduce":
             folding.all_reduce(call, inputs[0], op)
@@ -314,8 +314,9 @@ class StagedGroup(ProcessGroup):
         self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],
         receives: list[int],
     ) -> int:  # fmt: skip
-        """Tell all ranks how many elements this one sends to each and receives; the number of
-        rounds. Raises MismatchError, on every rank, where two do not fit together."""
+        """Exchange the numbers of elements that each rank sends to and receives from each other.
+        Returns the number of rounds. Raises MismatchError, on every rank, if two ranks do not fit
+        together."""
         p, none = self._size, [0] * self._size
         head = [NAMES.index(name), root, array.dtype, array.dtype_hash, array.itemsize]
         mine = struct.pack(f"<{5 + 2 * p}q", *head, *(sends or none), *(receives or none))
@@ -348,22 +349,21 @@ NAMES = ("gather", "scatter", "all_to_all")
 
 
 def describe(row: Sequence[int]) -> str:
-    """Return a row of the table that ranks compare, for people."""
+    """Describe a row of the table that ranks compare, for messages."""
     root = f" with root {row[1]}" if row[1] >= 0 else ""
     return f"is in {NAMES[row[0]]}{root} of elements of {row[4]} bytes (dtype {row[2]})"
 
 
 def chunk_size(parts: int, array: Array) -> int:
-    """Elements of each of `parts` pieces that share a slot; at least one."""
+    """Return the number of elements of each of `parts` pieces that share a slot; at least one."""
     return int(max(1, SLOT_BYTES // (parts * array.itemsize)))
 
 
 def rounds(each: int, arrays: Sequence[Array]) -> int:
-    """Rounds of `each` elements that the largest array takes; at least one."""
+    """Return the number of rounds of `each` elements for the largest array; at least one."""
     return max(1, *(-(-array.size // each) for array in arrays))
 
 
 def pieces(array: Array, each: int, count: int) -> list[Array]:
-    """Return an array in `count` pieces of `each` elements, of which the last ones may have
-    fewer."""
+    """Return an array cut into `count` pieces of `each` elements; the last ones may have fewer."""
     return array.split([max(0, min(each, array.size - i * each)) for i in range(count)])

@@ -1,8 +1,8 @@
 """Messages between GPU arrays, over a group of CPU memory.
 
 A message of one chunk is one message of the host group. A longer one begins with a header under the
-user's tag, which matches it with its receive. Its chunks follow under a tag of their own. Each
-message in flight has a thread and a pinned pipeline.
+user's tag, which matches it with its receive. Its chunks follow under a separate tag. Each message
+in flight has a thread and a pinned pipeline.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 SLOTS = 2
 STAGED_BYTES = 1 << 20  # of a piece
-SLICE = 0.1  # seconds between two looks at the clock
-MOST_IDLE = 4  # idle pipelines of a device, for the next messages
-HEADER = struct.Struct("<Q")  # what the tags of its pieces add to PIECE_TAG
+SLICE = 0.1  # seconds between two checks of the clock
+MOST_IDLE = 4  # idle pipelines that a device keeps for the next messages
+HEADER = struct.Struct("<Q")  # added to PIECE_TAG for the tags of its pieces
 
 
 def current_streams(array: Array, name: str, group_name: str) -> list[int]:
-    """Return the streams that a call on the array comes after.
+    """Return the streams that a call on the array must wait for.
 
-    Raises UnsupportedError where nobody can copy from the device, and while one of them is
+    Raises UnsupportedError if no library can copy from the device, and while one of the streams is
     captured.
     """
     try:
@@ -61,12 +61,12 @@ class StagedP2PCalls:
         self._host = host
         self._idle: dict[int, list[PinnedPipeline]] = {}
         self._lock = threading.Lock()
-        self._posted: dict[tuple[int, int], threading.Event] = {}  # the last send's, to each
+        self._posted: dict[tuple[int, int], threading.Event] = {}  # the last send's, by peer
         self._numbers = count()
         self._closed = False
 
     def close(self) -> None:
-        """Close the idle pipelines; those of messages in flight close with their message."""
+        """Close the idle pipelines. Those of messages in flight close with their messages."""
         self._closed = True
         with self._lock:
             idle, self._idle = self._idle, {}
@@ -75,8 +75,8 @@ class StagedP2PCalls:
                 pipeline.close()
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        """As ProcessGroup.isend. The message goes when the current streams have come so far;
-        messages to one peer with one tag go in order."""
+        """As ProcessGroup.isend. The message is sent when the current streams have reached this
+        point. Messages to one peer with one tag are sent in order."""
         pipeline, events, staged = self._begin("send", array)
         posted, key = threading.Event(), (peer, tag)
         with self._lock:
@@ -84,7 +84,7 @@ class StagedP2PCalls:
             self._posted[key] = posted
 
         def post(data: Array, about: Array | None = None) -> Work:
-            """Return the one message that a receive with the user's tag takes."""
+            """Post the one message that a receive with the user's tag takes."""
             while before is not None and not before.wait(SLICE):
                 if time.monotonic() > staged.deadline:
                     raise DistTimeoutError(
@@ -189,7 +189,7 @@ class StagedP2PCalls:
 
     @contextmanager
     def _under_way(self, pipeline: PinnedPipeline, name: str) -> Iterator[None]:
-        """Fail the group if a message fails, and close its pipeline; else keep the pipeline."""
+        """Fail the group and close the pipeline if a message fails; else keep the pipeline."""
         try:
             pipeline.lib.adopt(pipeline.device)
             yield
@@ -207,8 +207,8 @@ class StagedP2PCalls:
 
 
 class StagedP2P(TaskWork):
-    """A message, as its caller holds it. Its own messages have the group's deadline, unless `due`
-    says another."""
+    """The handle of a staged message. The host group's messages in it have the group's deadline,
+    unless `due` sets another."""
 
     def __init__(
         self, staged: StagedCall, body: Callable[[], None], poll_hook: PollHook | None
@@ -222,6 +222,6 @@ class StagedP2P(TaskWork):
 
 
 def _pieces(array: Array) -> list[Array]:
-    """Return the parts of an array in which it travels: both ends cut it alike."""
+    """Return the parts in which an array is sent. Both ends cut it alike."""
     each = max(1, STAGED_BYTES // array.itemsize)
     return array.split([min(each, array.size - i) for i in range(0, array.size, each)])

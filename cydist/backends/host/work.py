@@ -1,4 +1,4 @@
-"""A send or a receive on a host group, as its caller holds it."""
+"""The handle of a send or a receive on a host group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cydist.backends.host.group import HostGroup
 
 
-# Tags of messages that are not the user's; what each is for is said in abi.pxd.
+# Tags of messages that are not the user's; abi.pxd explains each.
 NOTES_TAG, FAILURE_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["FAILURE"]
 NEWS_TAG = MESSAGE_TAGS["NEWS"]
 PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up to DERIVED_TAG
@@ -27,13 +27,12 @@ DERIVED_TAG = MESSAGE_TAGS["DERIVED"]
 
 
 def wire_tag(tag: int) -> int:
-    """Return a tag as the wire has it: the derived collectives' own lies above all of the
-    users'."""
+    """Return a tag's value on the wire. The tag of derived collectives is above all user tags."""
     return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
 
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
-    """Return the error of a message that is not over after so many seconds."""
+    """Return the error of a message that did not complete within `timeout` seconds."""
     return from_failure(
         _native.Failure("timeout", peer),
         name,
@@ -74,7 +73,7 @@ class P2PWork(Work):
             raise timed_out(self._group, self._name, self._peer, limit)
 
     def _expire(self, late: DistTimeoutError) -> None:
-        """Also fails the group."""
+        """End the message, and fail the group."""
         given = self._group.timeout if self._allowed is None else self._allowed
         error = timed_out(self._group, self._name, self._peer, given)
         self._message.cancel()
@@ -90,7 +89,7 @@ class P2PWork(Work):
         return True
 
     def _settle(self) -> None:
-        """The message is over: keep how it ended."""
+        """Store the result of a completed message."""
         self._group.forget_message(self._message)
         if self._error is None:
             try:

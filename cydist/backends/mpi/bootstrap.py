@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def check_in_before_mpi(options: BackendOptions) -> None:
-    """Let a rank that cannot join tell the others, because MPI's start waits for all of its ranks
+    """Let a rank that cannot join notify the others, because MPI's start waits for all of its ranks
     without a deadline."""
     ranks = options.global_ranks_in_group
     options.store.meet("joins", ranks[options.group_rank], ranks)
 
 
 def reports_of(options: BackendOptions) -> Connections | None:
-    """Sockets by which ranks tell those who wait for them what they do: MPI moves nothing while a
-    rank computes. None on all ranks where one has none, or those of another number of networks."""
+    """Make sockets through which ranks report their state to waiting ranks, since MPI makes no
+    progress while a rank computes. Returns None on all ranks if one has none, or if the ranks'
+    numbers of networks differ."""
     store, rank, size = options.store, options.group_rank, options.group_size
     if size == 1:
         return None
@@ -52,8 +53,8 @@ def reports_of(options: BackendOptions) -> Connections | None:
 
 
 def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
-    """Rank in COMM_WORLD of every rank of the group, and its host's name; all of them have come
-    when this returns."""
+    """Return each group rank's rank in COMM_WORLD and its host's name. All ranks have come when
+    this returns."""
     world, store = MPI.COMM_WORLD, options.store
     rank, size = options.group_rank, options.group_size
     if size == 1:

@@ -9,20 +9,22 @@ from typing import Any, ClassVar
 
 from cydist.executor import THREADS
 
-LOOK_SECONDS = 0.05  # between looks whether MPI is done
+LOOK_SECONDS = 0.05  # between checks whether MPI is done
 CREATION_TAGS = 16_000  # of groups whose communicators are made at the same time
-# Groups that have a communicator at a time; those beyond use messages. MPICH has 2,046 for all of
-# a process, Open MPI 65,532.
+# Most groups with a communicator at a time; further groups use messages. MPICH has 2,046
+# communicators for a process, Open MPI 65,532.
 COMMUNICATORS = 1000
-WITH_FAILED = 1500  # with those of groups that have failed: what is left is the program's own
+WITH_FAILED = 1500  # including those of failed groups; the rest is for the program
 
 
 class Communicators:
-    """This process's, of groups: MPI's limit is one for all jobs that it has been in.
+    """Counts the communicators that this process has created for groups.
 
-    made        of groups that go on
-    spent       of groups that had failed or were shrunk, which MPI does not get back
-    begun       set when MPI has made one; those that were given up stay here
+    MPI's limit is per process, and is not reset between jobs.
+
+    made        communicators of groups in use
+    leaked      communicators of failed or shrunk groups, which are never freed
+    begun       one event per communicator that MPI is making; abandoned ones stay
     """
 
     made = 0
@@ -42,11 +44,11 @@ class Communicators:
 
     @classmethod
     def create(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
-        """Yields None again and again until MPI has made a communicator, by `make`, then that; ends
-        where MPI has no more of them.
+        """Yield None until MPI has made a communicator with `make`, then yield it. If MPI has no
+        more communicators, yield nothing more.
 
-        All members have come. One that fails now may leave the others in MPI, which has no
-        deadline here and hears no Ctrl-C, so a thread of its own waits there.
+        Call this when all members have come. If one fails now, the others may hang in MPI, without
+        a deadline or Ctrl-C. So a thread of its own waits for MPI.
         """
         over, found = threading.Event(), []
 
@@ -66,16 +68,15 @@ class Communicators:
 
 
 def payload_tags(MPI: Any) -> int:
-    """Return the last of the tags that our messages may have; those above are for making
-    communicators."""
+    """Return the largest tag of cydist's messages. Larger tags are for making communicators."""
     return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)) - CREATION_TAGS
 
 
 def of_some(MPI: Any, comm: Any, ranks: Sequence[int], number: int) -> Any:
     """Make a communicator of these ranks of `comm`; its other ranks take no part.
 
-    Open MPI does it by messages on `comm` with the tag that it is given, which must not be that of
-    any other message or receive there: neither a payload's nor a header's.
+    Open MPI sends messages on `comm` with the given tag. So no other message or receive there,
+    neither a payload's nor a header's, may have that tag.
     """
     tag = payload_tags(MPI) + 1 + number % CREATION_TAGS
     return comm.Create_group(comm.Get_group().Incl(ranks), tag)

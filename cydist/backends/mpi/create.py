@@ -25,13 +25,13 @@ from cydist.tuning import table as tuning_table
 if TYPE_CHECKING:
     from cydist.groups.registry import BackendOptions
 
-# Of a broadcast between two ranks that travels with the message that compares the calls, by MPI's
-# name: Open MPI asks the receiver first where a message is longer than 4 KiB with its header.
+# Most bytes of a broadcast between two ranks that is sent with the comparing message, by MPI's
+# name. Open MPI first asks the receiver if a message with its header is longer than 4 KiB.
 PAYLOAD_BYTES = {"MPICH": 4096}
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "mpi": every rank is a rank of MPI's COMM_WORLD, in any order.
+    """Make a group of backend "mpi", whose ranks are ranks of MPI's COMM_WORLD, in any order.
 
     Raises UnsupportedError without mpi4py or MPI, RendezvousError when MPI's ranks are not
     the job's.
@@ -75,11 +75,11 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 
 def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> Any:
-    """Of the link; all ranks have come.
+    """Make the link's communicator. Call it when all ranks have come.
 
-    Made by a collective of COMM_WORLD's: under Open MPI a receive of the program's, from anyone and
-    of any tag, would take the messages by which `of_some` makes one there. A job of some of MPI's
-    ranks has no choice.
+    A collective of COMM_WORLD makes it. Under Open MPI the messages of `of_some` could be taken by
+    a receive of the program from any source with any tag. A job of some of MPI's ranks has to use
+    `of_some` nevertheless.
     """
     world, deadline = MPI.COMM_WORLD, time.monotonic() + options.timeout
     digest = hashlib.sha256(options.group_id.encode()).digest()
@@ -103,7 +103,7 @@ def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> A
 
 @cache
 def _prepare(MPI: Any) -> None:
-    """Tell the compiled part where MPI is, and what it can reduce."""
+    """Pass MPI's location and its usable reductions to the compiled part."""
     _native.load_mpi(MPI.__file__)
     name = MPI.get_vendor()[0]
     harmless = tuning_table.SAFE_IN_OPEN_MPI if name == "Open MPI" else sys.maxsize

@@ -1,7 +1,7 @@
-"""GPU arrays for an MPI that reads and writes GPU memory itself.
+"""GPU arrays with an MPI that accesses GPU memory itself.
 
-Calls that MPI has with cydist's meaning use the array in place, once the device has written it. The
-rest is staged.
+Calls that MPI has with cydist's semantics use the array in place, once the device has written it.
+Other calls are staged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DeviceGroup(StagedGroup):
-    """The device arrays' side of an MpiGroup. All ranks must be set to have one."""
+    """The device arrays' side of an MpiGroup. All ranks must enable it, or none."""
 
     host: MpiGroup
 
@@ -57,7 +57,7 @@ class DeviceGroup(StagedGroup):
         self, call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array], *,
         op: Op | None = None, root: int = -1,
     ) -> bool:  # fmt: skip
-        """Run the call by MPI; False, on all ranks, where MPI does not have it."""
+        """Run the call through MPI; return False, on all ranks, if MPI does not have it."""
         blocks = outputs if len(outputs) > len(inputs) else inputs
         if not (same_sizes(blocks) and self.host.has_natively(call, name, blocks, op)):
             return False
@@ -76,7 +76,7 @@ class DeviceGroup(StagedGroup):
 
 
 class ContiguousBlocks:
-    """Blocks of a device, one behind the other: themselves, or room for copies."""
+    """Adjacent blocks on a device: the arrays themselves, or memory for copies."""
 
     def __init__(self, blocks: Sequence[Array]) -> None:
         self._given = blocks
@@ -86,7 +86,7 @@ class ContiguousBlocks:
             self.blocks = whole.split([block.size for block in blocks])
 
     def fill(self) -> None:
-        """Enqueue the copies there."""
+        """Enqueue the copies into that memory."""
         for block, given in zip(self.blocks, self._given, strict=True):
             block.take(given)
 

@@ -1,4 +1,4 @@
-"""MPI's datatypes: of elements, with MPI's operations on them, and of strided arrays."""
+"""MPI's datatypes for elements, with MPI's operations, and for strided arrays."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from cydist._native import Array
 
-MOST = 1000  # layouts of a process; arrays of further ones are packed
-# Bytes that lie side by side, from which on. See docs/backends.md for what was measured.
+MOST = 1000  # most layouts of a process; arrays with further layouts are packed
+# Least contiguous bytes for a datatype; docs/backends.md has the measurements.
 LEAST_RUN = 64
 LEAST_RUN_OF = {"Open MPI": 1}
 
 
-# dtype -> MPI's, and which operations MPI has with our meaning. Its MIN and MAX of floats
-# lose NaN, its product of complex numbers differs in infinities, its logical operations
-# are the reductions of bool; Open MPI's sums of integers of 8 and 16 bits do not wrap.
+# dtype -> MPI's datatype, and the operations that MPI has with cydist's semantics. MPI's MIN and
+# MAX of floats lose NaN, its product of complex numbers differs in infinities, its logical
+# operations are the reductions of bool; Open MPI's sums of 8- and 16-bit integers do not wrap.
 _FLOATS = {RedOpType.SUM: "SUM", RedOpType.PRODUCT: "PROD"}
 _INTEGERS = {
     **_FLOATS,
@@ -59,7 +59,7 @@ REDUCTIONS: dict[str, tuple[str, dict[RedOpType, str]]] = {
 
 
 def use_reductions(MPI: Any) -> None:
-    """Tell the compiled part."""
+    """Pass the reductions to the compiled part."""
     for name, (datatype, operations) in REDUCTIONS.items():
         for op, operation in operations.items():
             _native.use_reduction(
@@ -71,8 +71,8 @@ def use_reductions(MPI: Any) -> None:
 
 
 class Datatypes:
-    """The datatypes of a process, each made when first asked for, and kept: a message under way
-    may use it."""
+    """The datatypes of a process, each made at first use and kept, because a message under way may
+    use it."""
 
     def __init__(self, MPI: Any) -> None:
         self._byte = MPI.BYTE
@@ -81,7 +81,8 @@ class Datatypes:
         self._made: dict[tuple[int, Sequence[int], Sequence[int]], int] = {}
 
     def of(self, array: Array) -> int:
-        """MPI's handle for an array with gaps, as bytes from its first element on; 0: pack it."""
+        """Return MPI's handle for an array with gaps, as bytes from its first element on; 0: pack
+        it."""
         key = (array.itemsize, array.shape, array.strides)
         if key not in self._made:
             if len(self._made) >= MOST:
@@ -93,7 +94,7 @@ class Datatypes:
         run, axes = itemsize, [each for each in zip(shape, strides, strict=True) if each[0] != 1]
         while axes and axes[-1][1] == run:
             run *= axes.pop()[0]
-        # MPI is slow at copying down the columns of an array; cydist's kernels are not.
+        # MPI is slow at copying the columns of an array; cydist's kernels are not.
         across = all(abs(outer[1]) >= abs(inner[1]) for outer, inner in pairwise(axes))
         if run < self._least_run or not across:
             return 0
@@ -107,5 +108,5 @@ class Datatypes:
 
 @cache
 def layouts(MPI: Any) -> Datatypes:
-    """Those of this process."""
+    """Return this process's datatypes."""
     return Datatypes(MPI)

@@ -1,4 +1,4 @@
-"""A process's end of a communicator, which its groups share, and how the process leaves it.
+"""A process's end of a communicator that its groups share, and the process's departure from it.
 
 A process leaves when its last group ends, when it exits, or when the program finalizes MPI.
 """
@@ -26,15 +26,15 @@ from cydist.waiting import wait_for
 if TYPE_CHECKING:
     from cydist.backends.host.connections import Connections
 
-LOOK_SECONDS = 0.05  # between looks whether MPI has anything to carry by now
+LOOK_SECONDS = 0.05  # between checks whether MPI has to carry anything by now
 
 
 class MpiEndpoint(Endpoint):
     """This process's end of one communicator, shared by groups and closed by the last.
 
-    messages    over the communicator; the link itself, or what carries its messages
-    reports     by which late ranks are asked what they do; None: they are not
-    hosts       the name of each rank's
+    messages    the link over the communicator, or the part that carries its messages
+    reports     sockets to query late ranks; None: late ranks are not queried
+    hosts       the name of each rank's host
     """
 
     def __init__(
@@ -53,13 +53,14 @@ class MpiEndpoint(Endpoint):
         _open.append(self)
 
     def poll_hook(self, event: threading.Event, timeout: float | None) -> bool:
-        """Wait for what a call in the background sets; the thread there may not call MPI."""
+        """Wait for an event that a background call sets, since the thread of that call may not call
+        MPI."""
         messages = self.messages
         if not messages.allows():
             return wait_for(event, timeout)
 
         def done() -> bool:
-            if messages.needed():  # which may begin at any time
+            if messages.needed():  # one may begin at any time
                 messages.progress()
                 return event.is_set()
             return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
@@ -72,8 +73,9 @@ class MpiEndpoint(Endpoint):
         return f"MPI: {self.MPI.Get_error_string(code)}" if code else ""
 
     def _leave(self) -> None:
-        """The last group has ended. MPI may give the communicator's number to another one when
-        it is freed, which must not find what is still on its way to this one."""
+        """Leave the communicator after its last group has ended. MPI may reuse the communicator's
+        number when it is freed, and the new one must not receive messages that are still under
+        way."""
         self._guard.remove()
         _open.remove(self)
         if self._reports is not None:
@@ -83,13 +85,13 @@ class MpiEndpoint(Endpoint):
         sweep()
 
     def leave_at_exit(self) -> None:
-        """The process ends: tell all members, and go when they do.
+        """At the end of the process, notify all members, and leave when they do.
 
-        MPI's own finalization would wait for them, deaf to what they ask; and without this
-        notice they would wait for us until their deadlines. Raises MismatchError as `drain`.
+        MPI's own finalization would wait for them without answering their queries. And without this
+        notice they would wait for this rank until their deadlines. Raises MismatchError as `drain`.
         """
         self.end_together()
-        with ExitStack() as leaving:  # all of it, also when one raises
+        with ExitStack() as leaving:  # all of them, even if one raises
             leaving.callback(self._wait_for_others)
             leaving.callback(self.link.close)
             for known in tuple(self.groups.values()):
@@ -98,10 +100,10 @@ class MpiEndpoint(Endpoint):
                     leaving.callback(group.drain)
 
     def drains_at_exit(self) -> bool:
-        return False  # its guard sees to it, while MPI still works
+        return False  # its guard calls it, while MPI still works
 
     def _wait_for_others(self) -> None:
-        wait_until(self.messages.advance)  # as MPI's finalization, without a deadline
+        wait_until(self.messages.advance)  # without a deadline, as MPI's finalization
         self.messages.end()
 
     def over(self) -> bool:
@@ -109,7 +111,7 @@ class MpiEndpoint(Endpoint):
         return bool(self.MPI.Is_finalized())
 
     def end(self) -> None:
-        """Return when all ranks have left and no request is in flight that may still end."""
+        """Wait until all ranks have left and no request is in flight that may still complete."""
         if self.messages.end() and not self.over():
             self.comm.Free()
 
@@ -119,7 +121,7 @@ _closing: list[MpiEndpoint] = []
 
 
 def sweep() -> None:
-    """End what every rank has left by now."""
+    """End the communicators that every rank has left by now."""
     for each in tuple(_closing):
         if each.messages.advance():
             _closing.remove(each)
@@ -127,14 +129,14 @@ def sweep() -> None:
 
 
 def _end_all(MPI: Any) -> None:
-    """Somebody ends MPI: so do all groups, while it still works."""
+    """End all groups when MPI is finalized, while it still works."""
     for endpoint in tuple(_open):
         endpoint.end_together()
         for known in tuple(endpoint.groups.values()):
             if (group := known()) is not None:
                 try:
                     group.destroy()
-                except MismatchError as error:  # MPI would not say what its callback raised
+                except MismatchError as error:  # MPI would not show its callback's exception
                     print(f"cydist: {error}", file=sys.stderr, flush=True)
     _leave_all(os.getpid())
     if not Communicators.all_made() and MPI.get_vendor()[0] != "Open MPI":
@@ -156,6 +158,6 @@ def _leave_all(pid: int) -> None:
 
 @cache
 def leave_with(MPI: Any) -> None:
-    """See to it that all is left when the process or MPI ends."""
+    """Make sure that all communicators are left when the process or MPI ends."""
     atexit.register(_leave_all, os.getpid())
     call_before_the_end(MPI, partial(_end_all, MPI))

@@ -1,4 +1,4 @@
-"""A group of ranks of one MPI job, with the communicator that MPI makes for it."""
+"""A group of ranks of one MPI job, with its own communicator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MpiGroup(HostGroup):
 
     def for_device(self, device: str) -> ProcessGroup:
         if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
-            from cydist.backends.mpi.cuda_aware import DeviceGroup  # few need it
+            from cydist.backends.mpi.cuda_aware import DeviceGroup  # rarely needed
 
             check_cuda_aware()
             return DeviceGroup.of(self)
@@ -54,7 +54,7 @@ class MpiGroup(HostGroup):
             super().drain()
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
-        """As the base class; what MPI made, first with the rank before this one."""
+        """As the base class; calls that MPI ran are first compared with the previous rank's."""
         if self._comm is not None:
             self._native.drain(int(deadline * 1e9))
         super().compare_last(deadline, leaves)
@@ -63,9 +63,9 @@ class MpiGroup(HostGroup):
         comm, self._comm = self._comm, None
         if comm is not None and not self._endpoint.over():
             Communicators.made -= 1
-            # Both Open MPI and MPICH free a communicator without waiting for its other members,
-            # and may give its number to another one, which would hear what they have sent here:
-            # in a call that failed, or in one that who was left out by `shrink_group` still makes.
+            # Open MPI and MPICH free a communicator without waiting for its other members, and may
+            # reuse its number. A new communicator would then receive their messages to this one:
+            # from a failed call, or from a rank that `shrink_group` left out.
             if self._failed is None and self._survivors is None:
                 comm.Free()
             else:
@@ -85,16 +85,16 @@ class MpiGroup(HostGroup):
     def layout_of(self, array: Array) -> int:
         return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)
 
-    # Which threads may call.
+    # Threads that may call.
 
     def check_usable(self, name: str) -> None:
         super().check_usable(name)
         self._endpoint.threads.check(name)
 
     def raise_pending_failure(self, name: str) -> None:
-        """As the base class. MPI may have ended a call here with wrong numbers that a neighbour
-        has found: a receive that nobody answers waits for the news, which ends it, as it ends when
-        nobody is left to tell any."""
+        """As the base class. MPI may have completed a call here with wrong numbers, which a
+        neighbour has detected. So a receive without a sender waits for the report: it ends with the
+        report, or when no other rank is left."""
         super().raise_pending_failure(name)
         if not self._native.library_comm:
             return
@@ -112,7 +112,7 @@ class MpiGroup(HostGroup):
             self.fail(error, name)
             raise
 
-    # Its communicator.
+    # The group's communicator.
 
     def _run(self, call: Call, *what: Any, **options: Any) -> None:
         if not self._created:
@@ -120,21 +120,21 @@ class MpiGroup(HostGroup):
         super()._run(call, *what, **options)
 
     def _create_communicator(self, call: Call) -> None:
-        """The group's first collective begins: make its communicator, unless it has windows.
+        """Make the group's communicator at its first collective, unless it has windows.
 
-        It is the group's alone: MPI matches collectives in the order in which a communicator's
-        members call them, and groups of the same members do not wait for each other. Nor may the
-        making of one wait for that of another: where not every thread may be in MPI there is none,
-        and the group's calls go over messages.
+        Each group has its own: MPI matches collectives in the order in which a communicator's
+        members call them, and groups of the same members do not wait for each other. For the same
+        reason the creation of one must not wait for another's. If not every thread may call MPI,
+        there is no communicator, and the group's calls use messages.
         """
         if not self._native.windows and self._endpoint.threads.concurrent:
             self._agree_and_create(call)
         self._created = True
 
     def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
-        """Return whether MPI itself has this collective on equal blocks, joined and on a device.
+        """Return whether MPI itself has this collective on equal, adjacent blocks on a device.
 
-        All members return the same. The first call that MPI might serve makes the group's
+        All members get the same result. The first call that MPI might serve makes the group's
         communicator.
         """
         block = blocks[0]
@@ -149,7 +149,7 @@ class MpiGroup(HostGroup):
             return False
         if len(blocks) > 1 and block.nbytes > self._endpoint.messages.piece_bytes:
             return False
-        # The table's limits are for algorithms that cannot reach a device.
+        # The table's limits are for algorithms that cannot access a device.
         if not tuning_table.leaves_to_library(name, self._size):
             return False
         if not self._created:
@@ -164,7 +164,7 @@ class MpiGroup(HostGroup):
             self._create(call)
 
     def _create(self, call: Call) -> None:
-        """All members have come."""
+        """Make the communicator. All members have come."""
         MPI = self._endpoint.MPI
         make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._comm_id)
         for made in Communicators.create(MPI, make):
@@ -173,7 +173,7 @@ class MpiGroup(HostGroup):
                 Communicators.made += 1
                 self._native.library_comm = MPI._handleof(made)
                 return
-            self.check_usable(call.name)  # another thread may have ended the group, or a rank
+            self.check_usable(call.name)  # a thread or another rank may have ended the group
             with self.failures(call.name, call.seq, call.deadline, call.began):
                 self._native.poll_control()
             if call.remaining() == 0:

@@ -1,7 +1,7 @@
-"""This process's MPI: its start, the threads that may call it, and the end of the process.
+"""This process's MPI: its start, its threads, and the end of the process.
 
-This module knows no groups and no messages. It imports mpi4py when the first group of the backend
-"mpi" is made; no other module of the backend does.
+This module knows no groups and no messages. It alone in this backend imports mpi4py, when the first
+group of the backend "mpi" is made.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from cydist._native import runs_in_background
 from cydist.errors import DistBackendError, UnsupportedError
 from cydist.rendezvous import launcher_env
 
-# How long a wait gives its core away but does not sleep; longer where no rank waits for a core.
+# How long a wait yields without sleeping; longer if no rank waits for a core.
 YIELD_SECONDS = 1e-4
 YIELD_SECONDS_WITH_CORES = 2e-3
-DOZE_SECONDS = 1.0  # how long it sleeps in short slices; MPI makes progress only when polled
+DOZE_SECONDS = 1.0  # how long it then sleeps in short slices; MPI makes progress only when polled
 SHORT_SLEEP = 20e-6
 LONG_SLEEP = 1e-3
-FORWARDING_SECONDS = 0.2  # an mpirun that is told to abort drops what it has not yet printed
+FORWARDING_SECONDS = 0.2  # after an abort, mpirun drops output that it has not yet printed
 
 
 def load() -> Any:
-    """Return the module mpi4py.MPI, which may not be initialised.
+    """Return the module mpi4py.MPI; MPI may not be initialised yet.
 
-    Raises UnsupportedError when mpi4py or the library behind it is not there.
+    Raises UnsupportedError if mpi4py or its MPI library is missing.
     """
     try:
         MPI = _import()
@@ -55,14 +55,14 @@ def load() -> Any:
 
 
 def start(MPI: Any) -> None:
-    """Initialise MPI, if nobody did it before."""
+    """Initialise MPI, unless that was done before."""
     if not MPI.Is_initialized():
         _start(MPI)
         atexit.register(_finalize, MPI, os.getpid())
 
 
 def _import() -> Any:
-    """mpi4py.MPI, which must not start MPI by being imported: see _start."""
+    """Import mpi4py.MPI without starting MPI: see _start."""
     rc: Any = importlib.import_module("mpi4py").rc
     wanted = rc.initialize
     rc.initialize = False
@@ -75,8 +75,8 @@ def _import() -> Any:
 def _start(MPI: Any) -> None:
     """Initialise MPI, without the GIL.
 
-    It waits for the other ranks, and they may wait for the job's store, which a thread of
-    this process may serve; mpi4py would hold the GIL meanwhile.
+    It waits for the other ranks. They may wait for the job's store, which a thread of this process
+    may serve. mpi4py would hold the GIL meanwhile.
     """
     rc: Any = importlib.import_module("mpi4py").rc
     level = getattr(MPI, f"THREAD_{(rc.thread_level if rc.threads else 'single').upper()}")
@@ -96,7 +96,7 @@ def _start(MPI: Any) -> None:
     if code != MPI.SUCCESS:
         raise DistBackendError(f"MPI did not start: {MPI.Get_error_string(code)}")
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
-        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes exceptions of errors then
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py then turns errors into exceptions
 
 
 def _library() -> ctypes.CDLL | None:
@@ -111,7 +111,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _finalize(MPI: Any, pid: int) -> None:
-    """End the MPI that we started; a forked child leaves it to its parent."""
+    """Finalize MPI if cydist started it; a forked child leaves it to its parent."""
     if os.getpid() == pid and not MPI.Is_finalized():
         MPI.Finalize()
 
@@ -119,7 +119,7 @@ def _finalize(MPI: Any, pid: int) -> None:
 def call_before_the_end(MPI: Any, leave: Callable[[], None]) -> None:
     """Call `leave` when MPI_Finalize begins, no matter which code calls it.
 
-    MPI first lets go of what hangs on COMM_SELF (Message Passing Interface Forum, "MPI: A
+    MPI first deletes the attributes of COMM_SELF (Message Passing Interface Forum, "MPI: A
     Message-Passing Interface Standard, Version 4.1", 2023, section 11.2.4).
     """
     pid = os.getpid()
@@ -133,7 +133,8 @@ def call_before_the_end(MPI: Any, leave: Callable[[], None]) -> None:
 
 
 def check_cuda_aware() -> None:
-    """Raise UnsupportedError where MPI says that it takes no memory of GPUs; not every MPI says."""
+    """Raise UnsupportedError if MPI reports that it does not take GPU memory; not every MPI reports
+    it."""
     ask = getattr(_library(), "MPIX_Query_cuda_support", None)
     if ask is not None and not ask():
         raise UnsupportedError(
@@ -144,15 +145,14 @@ def check_cuda_aware() -> None:
 
 
 class Threads:
-    """Which threads of this process may call MPI.
+    """The threads of this process that may call MPI.
 
     concurrent      any number at a time
-    main_only       that which started MPI
-    callers         as MpiLink takes it
+    main_only       only the thread that started MPI
+    callers         the same, as MpiLink takes it
 
-    Below `concurrent` the calls of our threads go on while another waits, and MPI is asked for
-    nothing that src/transports/mpi/mpi_link.pyx does not ask under its lock: no layouts, no
-    communicators.
+    Without `concurrent`, threads' calls go on while another one waits. MPI is then called only
+    under the lock of src/transports/mpi/mpi_link.pyx, so there are no layouts and no communicators.
     """
 
     def __init__(self, MPI: Any) -> None:
@@ -174,10 +174,11 @@ class Threads:
 
 
 def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
-    """Call `done` until it is true or time.monotonic() passes the deadline; was it true?
+    """Call `done` until it is true or time.monotonic() passes the deadline; return whether it was
+    true.
 
-    Gives the core away between calls, and sleeps in growing slices when it takes long, so
-    that the rank waited for can run. Signals are handled between calls.
+    It yields between calls, and sleeps in growing slices when it takes long, so that the late rank
+    can run. Signals are handled between calls.
     """
     if done():
         return True
@@ -197,17 +198,17 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
 
 @cache
 def _patience() -> float:
-    """Seconds until a wait begins to sleep."""
+    """Return the seconds until a wait begins to sleep."""
     here = launcher_env.place().local_size or 1
     enough = here <= (os.cpu_count() or 1)
     return YIELD_SECONDS_WITH_CORES if enough else YIELD_SECONDS
 
 
 class ExitGuard:
-    """Sees to it that a job ends when one of its ranks does.
+    """Makes sure that a job ends when one of its ranks does.
 
-    An uncaught exception prints its traceback and aborts all ranks of the job, which would
-    wait for this one otherwise. At a normal end `leave` runs while MPI still works.
+    After an uncaught exception it prints the traceback and aborts all ranks of the job, which would
+    otherwise wait for this one. At a normal end `leave` runs while MPI still works.
     """
 
     aborting = False
@@ -223,7 +224,8 @@ class ExitGuard:
         atexit.register(self._at_exit)
 
     def remove(self) -> None:
-        """Stop guarding. A hook that someone put over ours stays, and ours does nothing."""
+        """Stop guarding. If another hook has replaced this one, that hook stays, and this one does
+        nothing."""
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous
         atexit.unregister(self._at_exit)
@@ -244,10 +246,10 @@ class ExitGuard:
 
     @staticmethod
     def abort(MPI: Any, code: int) -> None:
-        """End all ranks of the job; what this one has printed comes before that."""
+        """End all ranks of the job, after this rank's output was flushed."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         time.sleep(FORWARDING_SECONDS)
-        ExitGuard.aborting = True  # MPICH's abort runs what is registered for a normal end
+        ExitGuard.aborting = True  # MPICH's abort runs handlers for a normal end
         MPI.COMM_WORLD.Abort(code)

@@ -21,10 +21,10 @@ from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
 REMOTE = 6  # the result of a call when another rank is gone
-IN_PROGRESS, TIMEOUT = 7, 8  # results that cupy has no text for
-END_SECONDS = 10.0  # the longest that one thread waits for another to end a communicator
-EXIT_SECONDS = 5.0  # the longest that the end of a process waits for NCCL
-CALL_SECONDS = 0.5  # the longest that an abort waits for a thread that is in a call
+IN_PROGRESS, TIMEOUT = 7, 8  # results without a text in cupy
+END_SECONDS = 10.0  # most seconds that a thread waits for another to end a communicator
+EXIT_SECONDS = 5.0  # most seconds that the end of a process waits for NCCL
+CALL_SECONDS = 0.5  # most seconds that an abort waits for a thread inside a call
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
     "the driver has it)"
@@ -32,9 +32,9 @@ INSTALL = (
 
 
 class NcclError(Exception):
-    """NCCL's answer to a call, when it was not "success".
+    """A call of NCCL did not return "success".
 
-    status      ncclResult_t; None: the binding did not know it
+    status      ncclResult_t; None: unknown to the binding
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -43,14 +43,14 @@ class NcclError(Exception):
 
 
 class Communicator(Protocol):
-    """A communicator: the calls that run on a stream, and its life.
+    """A communicator: its calls on streams, and its life cycle.
 
     Addresses, streams, types and operations are integers, as nccl.h has them. Counts are of
-    elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise whatever
-    the binding raises; `meaning` says what that is.
+    elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise the
+    binding's exceptions, which `meaning` translates.
 
-    calls       held by the thread that is in one: a communicator takes one at a time
-    capability  the least of all ranks' GPUs: 90 for 9.0
+    calls       lock held during a call, since a communicator takes one at a time
+    capability  the lowest of all ranks' GPUs: 90 for 9.0
     """
 
     calls: threading.RLock
@@ -65,47 +65,50 @@ class Communicator(Protocol):
     recv: Callable[[int, int, int, int, int], None]
 
     def async_error(self) -> str:
-        """Return what went wrong since the last call; "" for nothing."""
+        """Return the asynchronous error since the last call; "" for none."""
 
     def premul(self, type_code: int, scalar: bytes) -> int:
-        """Return the operation that sums contributions times `scalar`, an element of that type."""
+        """Return the operation that sums contributions multiplied by `scalar`, an element of that
+        type."""
 
     def drop_premul(self, op: int) -> None:
-        """Let go of it, outside of groups, when all calls that were given it have returned; it
-        has gone with a communicator that ended."""
+        """Free the operation, outside of groups, after all calls that use it have returned. The end
+        of its communicator also frees it."""
 
     def abort(self) -> None:
-        """End what is under way, and the communicator. Idempotent; may take a while."""
+        """End the calls under way, and the communicator. Idempotent; may take a while."""
 
     def destroy(self) -> None:
-        """End the communicator, when nothing is under way. Idempotent; may take a while."""
+        """End the communicator when no call is under way. Idempotent; may take a while."""
 
 
 class Binding(Protocol):
     """The library as a whole."""
 
     name: str
-    group_start: Callable[[], None]  # of this thread; every one has its group_end
+    group_start: Callable[[], None]  # of this thread; each needs its group_end
     group_end: Callable[[], None]
 
     def version(self) -> int:
-        """20000 + 100 * minor + patch, of the library that is loaded."""
+        """Return 20000 + 100 * minor + patch of the loaded library."""
 
     def unique_id(self) -> bytes:
-        """Return what one rank makes and all ranks of a communicator join with: a secret."""
+        """Return a unique id, which one rank makes and all ranks of a communicator join with. It is
+        a secret."""
 
     def init(self, size: int, unique_id: bytes, rank: int) -> Communicator:
-        """Join, on the current device. Blocks until all have come, and cannot be ended.
+        """Join on the current device. Blocks until all ranks have come, and cannot be ended.
 
-        When it raises, NCCL may take this thread for one inside a group: let it go.
+        If it raises, NCCL may treat this thread as inside a group, so end the thread.
         """
 
     def meaning(self, error: BaseException) -> NcclError | None:
-        """Return what the binding raised if NCCL refused a call; None for any other error."""
+        """Return the NcclError for the binding's exception if NCCL refused a call; None for any
+        other error."""
 
 
 class CupyNccl:
-    """By cupy.cuda.nccl."""
+    """The binding of cupy.cuda.nccl."""
 
     name = "cupy.cuda.nccl"
 
@@ -132,7 +135,7 @@ class CupyNccl:
         if isinstance(error, self._nccl.NcclError):
             more = self._supplement.last_error()
             return NcclError(f"{error}{f' ({more})' if more else ''}", error.status)
-        # The binding has no text for what newer libraries say.
+        # The binding has no text for results of newer libraries.
         if isinstance(error, KeyError) and error.args and error.args[0] in (IN_PROGRESS, TIMEOUT):
             status = error.args[0]
             said = (
@@ -144,12 +147,12 @@ class CupyNccl:
         return None
 
 
-alive: set[Any] = set()  # communicators, until they are ended
+alive: set[Any] = set()  # communicators that have not ended
 
 
 class Ending:
-    """How a communicator ends: by the first thread that asks, for whom the others wait; two would
-    free it twice. It is `alive` until that is over."""
+    """The end of a communicator. The first thread that requests it runs it, and the others wait,
+    since two would free it twice. The communicator is `alive` until that is over."""
 
     def __init__(self) -> None:
         self.calls = threading.RLock()
@@ -160,7 +163,7 @@ class Ending:
         alive.add(self)
 
     def _check(self) -> None:
-        """Raise where it has ended: its address may be another's by now."""
+        """Raise if the communicator has ended: its address may be another's by now."""
         if self._ended:
             raise NcclError("the communicator was ended meanwhile")
 
@@ -179,8 +182,8 @@ class Ending:
 
 
 class CupyCommunicator(Ending):
-    """One of cupy's communicators. It is ended here, never by the garbage collector: that could
-    block wherever Python happens to be."""
+    """One of cupy's communicators. It is ended explicitly, never by the garbage collector, which
+    could block at any place."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class CupyCommunicator(Ending):
         super().__init__()
 
     def async_error(self) -> str:
-        with self._lock:  # nobody may end it while NCCL is asked about it
+        with self._lock:  # it must not end during this query
             return "" if self._ended else self._met()
 
     def _met(self) -> str:
@@ -236,8 +239,8 @@ class CupyCommunicator(Ending):
 
 
 def abort_all() -> None:
-    """End every communicator that is left: the process is about to end, whether NCCL comes back
-    from it or not."""
+    """End all remaining communicators before the process ends, without depending on NCCL's
+    return."""
     threads = [threading.Thread(target=_abort, args=(each,), daemon=True) for each in tuple(alive)]
     for thread in threads:
         thread.start()
@@ -247,7 +250,8 @@ def abort_all() -> None:
 
 
 def _abort(comm: Communicator) -> None:
-    """When no thread is in a call of it, if that is soon: who hangs in one comes back by this."""
+    """Abort it when no thread is in one of its calls, or after a while, since the abort also frees
+    a thread that hangs."""
     free = comm.calls.acquire(timeout=CALL_SECONDS)
     try:
         comm.abort()
@@ -257,9 +261,9 @@ def _abort(comm: Communicator) -> None:
 
 
 def load_cupy() -> Any:
-    """Return the module cupy.cuda.nccl, with a library.
+    """Return the module cupy.cuda.nccl, with its library loaded.
 
-    Raises UnsupportedError that says what to do.
+    Raises UnsupportedError with a remedy.
     """
     try:
         nccl: Any = importlib.import_module("cupy.cuda.nccl")
@@ -282,9 +286,9 @@ def load_cupy() -> Any:
 
 
 def load() -> Binding:
-    """Return the binding that is installed: cupy's, unless CYDIST_NCCL_BINDING says nccl4py.
+    """Return the installed binding: cupy's, unless CYDIST_NCCL_BINDING is nccl4py.
 
-    Raises UnsupportedError when there is none, or NCCL is too old; ValueError for another word.
+    Raises UnsupportedError if there is none, or NCCL is too old; ValueError for another setting.
     """
     wanted = config.NCCL_BINDING.get().strip().lower()
     binding: Binding
@@ -305,6 +309,6 @@ def load() -> Binding:
 
 
 def spelled(version: int) -> str:
-    """NCCL's number of a version for people: 22809 is "2.28.9"."""
+    """Return NCCL's version number for messages: 22809 is "2.28.9"."""
     major, rest = divmod(version, 10000)
     return f"{major}.{rest // 100}.{rest % 100}"

@@ -1,8 +1,8 @@
-"""Make a communicator, after all ranks have checked in, because NCCL's join cannot be ended.
+"""Make a communicator after all ranks have checked in, because NCCL's join cannot be ended.
 
 NCCL's own join blocks until all ranks have come, without a deadline. So the ranks meet before it
-and say which NCCL and which GPU they have; after it they say that it succeeded. The unique id,
-with which any process could join, goes where the job's secret protects it.
+and exchange their NCCL versions and GPUs; after it they report that it succeeded. Any process could
+join with the unique id, so it is sent only where the job's secret protects it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
     from cydist.stores import Store
 
-SLICE = 0.1  # seconds between looks at those who may have failed
-LOOK = 0.5  # the same, while a store is asked
+SLICE = 0.1  # seconds between checks for failed ranks
+LOOK = 0.5  # the same, while a store is queried
 SWAP_BYTES = 4096
 
 
 class Exchange(Protocol):
-    """How ranks tell each other a few bytes before there is a communicator."""
+    """Exchanges a few bytes between ranks before there is a communicator."""
 
     def all_ranks(self, what: str, own: bytes, deadline: float) -> list[bytes]:
-        """Return what each rank says, once all ranks have come.
+        """Return each rank's bytes, once all ranks have come.
 
-        Raises a DistError when one does not come.
+        Raises a DistError if one does not come.
         """
 
     def failed(self, why: str) -> None:
-        """Tell those who wait in NCCL that this rank does not come."""
+        """Notify ranks that wait in NCCL that this rank does not come."""
 
     def check(self) -> None:
-        """Raise if a rank said so, or is lost."""
+        """Raise if a rank has failed, or is lost."""
 
 
 class StoreExchange:
-    """Through the group's own part of the job's store."""
+    """Exchange through the group's own part of the job's store."""
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int], name: str) -> None:
         self._store = store
@@ -76,14 +76,14 @@ class StoreExchange:
                 group=self._name, ranks=missing,
             ) from error  # fmt: skip
         found = self._store.multi_get(keys)
-        # Nobody needs the id any more when all have read it: the last to read clears up.
+        # The id is not needed after all have read it: the last reader deletes it.
         if what == "id" and self._store.add("id/read", 1) == len(keys):
             for key in keys:
                 self._store.delete_key(key)
         return found
 
     def _wait(self, keys: list[str], deadline: float) -> None:
-        """Until all keys are there; looks now and then whether a rank has said that it fails."""
+        """Wait until all keys exist, and check now and then whether a rank has failed."""
         while True:
             limit = max(0.0, deadline - time.monotonic())
             try:
@@ -95,7 +95,7 @@ class StoreExchange:
                     raise
 
     def failed(self, why: str) -> None:
-        # The first word holds: the others' are about it.
+        # The first error counts: the others follow from it.
         self._store.compare_set("failed", "", f"rank {self._ranks[self._rank]}: {why}")
 
     def check(self) -> None:
@@ -110,8 +110,8 @@ class StoreExchange:
 
 
 class HostExchange:
-    """Through a group of CPU memory with the same ranks: for those that are left of a group,
-    whose store may have gone with the rank that served it."""
+    """Exchange through a group of CPU memory with the same ranks. It is for the remaining ranks of
+    a group, whose store may have ended with the rank that served it."""
 
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
@@ -141,8 +141,8 @@ def join(
 ) -> Communicator:  # fmt: skip
     """Return a communicator of these ranks, on this thread's GPU.
 
-    Raises RendezvousError when ranks do not come or do not fit together, DistBackendError for what
-    NCCL says, DistTimeoutError when it does not come back: its thread stays in it then.
+    Raises RendezvousError if ranks are missing or do not fit together, DistBackendError for NCCL's
+    errors, DistTimeoutError if NCCL does not return; its thread then stays in it.
     """
     own = {
         "version": binding.version(), "gpu": gpu.identity(), "capability": gpu.capability(),
@@ -169,7 +169,7 @@ def join(
 
 
 def _fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -> None:
-    """Raise RendezvousError for what NCCL would refuse, or hang on."""
+    """Raise RendezvousError for ranks that NCCL would refuse, or hang on."""
     versions = [each["version"] for each in said]
     if len(set(versions)) > 1:
         texts = ", ".join(
@@ -196,8 +196,8 @@ def _init(
     binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, size: int, unique_id: bytes,
     name: str, deadline: float,
 ) -> Communicator:  # fmt: skip
-    """Join in a thread of its own: it may never come back, and after an error NCCL takes it for
-    one that is inside a group."""
+    """Join in a separate thread: it may never return, and after an error NCCL treats it as inside a
+    group."""
     made: list[Communicator] = []
     errors: list[BaseException] = []
 
@@ -234,5 +234,5 @@ def _init(
 
 
 def current_gpu() -> Gpu:
-    """This thread's GPU."""
+    """Return this thread's GPU."""
     return gpus.current()

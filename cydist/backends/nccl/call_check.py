@@ -1,8 +1,8 @@
-"""Compare the calls of the ranks, while they run.
+"""Compare the ranks' calls while they run.
 
-NCCL compares nothing: ranks that disagree hang, or get wrong numbers. So each rank notes its calls.
-The watchdog sends the notes to the next rank, and compares those of the previous rank with its own.
-If any two ranks differ, two neighbours do.
+NCCL does not compare calls: ranks that disagree hang, or get wrong numbers. So each rank notes its
+calls. The watchdog sends the notes to the next rank, and compares those of the previous rank with
+its own. If any two ranks differ, two neighbours do.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
-Note = str | tuple[Any, ...]  # a text; or a format and its values, while nobody reads it
+Note = str | tuple[Any, ...]  # a text; or a format and its values, until it is read
 LENGTH = struct.Struct("<q")
-LEAVING = -1  # in place of a length: that rank destroys its group, as it should
+LEAVING = -1  # in place of a length: that rank destroys its group normally
 
 
 class Neighbours(Protocol):
-    """The way to the next rank, and from the one before. Nothing here blocks."""
+    """The connection to the next rank, and from the previous one. Its methods do not block."""
 
     def send(self, data: bytes) -> bool:
-        """Send notes; False: the last ones are still on their way."""
+        """Send notes; return False if the last ones are still being sent."""
 
     def receive(self) -> bytes | None:
-        """Notes of the rank before, or None. Raises DistError when it is lost, b"" was its last
-        word when it left."""
+        """Return notes of the previous rank, or None. Raises DistError if it is lost; b"" is its
+        last message before it leaves."""
 
     def leave(self, seconds: float) -> None:
-        """Say to the next rank that this one goes; may block for so long."""
+        """Notify the next rank that this one leaves; may block for `seconds`."""
 
 
 class HostNeighbours:
-    """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
+    """Neighbours over a group of CPU memory with the same ranks. The tag is used for nothing
+    else."""
 
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
@@ -59,7 +60,7 @@ class HostNeighbours:
         return True
 
     def leave(self, seconds: float) -> None:
-        """Say to the next rank that this one goes."""
+        """Notify the next rank that this one leaves."""
         self._sent.append(self._isend(LENGTH.pack(LEAVING)))
         for work in self._sent:
             work.wait(seconds)
@@ -90,14 +91,15 @@ class HostNeighbours:
 
 
 def _undue(work: Work) -> Work:
-    """The notes may take any time: a rank may have nothing to do for longer than a call may take,
-    and calls that hang have deadlines of their own."""
+    """Remove the deadline of notes: a rank may be idle for longer than a call may take, and hanging
+    calls have their own deadlines."""
     work.due(None)
     return work
 
 
 class CallsDiffer(Exception):
-    """The rank before made another call: its number in the group, ours and theirs."""
+    """The previous rank made a different call: the call's number in the group, this rank's call and
+    theirs."""
 
     def __init__(self, seq: int, ours: str, theirs: str) -> None:
         super().__init__(seq, ours, theirs)
@@ -112,24 +114,25 @@ def _text(note: Note) -> str:
 
 
 class CallCheck:
-    """This rank's notes against those of the rank before, both in lines: a number and a text."""
+    """Compares this rank's notes with those of the previous rank. A note is a line: a number and a
+    text."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._noted: deque[tuple[int, Note]] = deque()  # by threads that make calls
+        self._noted: deque[tuple[int, Note]] = deque()  # appended by threads that make calls
         self._unsent: list[str] = []
         self._ours: list[str] = []
         self._theirs: list[str] = []
         self.before_left = False
         self.lost: DistError | None = None
-        self.before_reached = 0  # the last call of the rank before that we know of
+        self.before_reached = 0  # the last known call of the previous rank
 
     def note(self, seq: int, note: Note) -> None:
-        """This rank makes a call now. From any thread; costs next to nothing."""
+        """Note a call of this rank. Cheap, and allowed on any thread."""
         self._noted.append((seq, note))
 
     def leave(self, seconds: float) -> None:
-        """The last word to the next rank, after all notes; best effort."""
+        """Send the last message to the next rank, after all notes. Best effort."""
         if self.lost is not None:
             return
         end = time.monotonic() + seconds
@@ -143,25 +146,25 @@ class CallCheck:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything to send, or to wait for."""
+        """Return whether there is anything to send, or to wait for."""
         left = self._noted or self._unsent or self._ours
         return bool(left) and not (self.before_left or self.lost)
 
     def step(self) -> None:
-        """Send and receive what can be now. Raises CallsDiffer."""
+        """Send and receive without blocking. Raises CallsDiffer."""
         try:
             self._send()
             self._receive()
         except DistError as error:
             self.lost = error
         count = min(len(self._ours), len(self._theirs))
-        if self._ours[:count] == self._theirs[:count]:  # as ever; to look at each costs more
+        if self._ours[:count] == self._theirs[:count]:  # the usual case, compared at once
             del self._ours[:count], self._theirs[:count]
         else:
             self._compare()
 
     def _compare(self) -> None:
-        """Compare by number: a captured call has no note on its rank. Raises CallsDiffer."""
+        """Compare notes by number, since captured calls have none. Raises CallsDiffer."""
         theirs = {line.partition(" ")[0]: line for line in self._theirs}
         for line in self._ours:
             number = line.partition(" ")[0]
@@ -182,7 +185,7 @@ class CallCheck:
             self._unsent = []
 
     def _taken(self) -> list[tuple[int, Note]]:
-        """Return what was noted until now, once."""
+        """Return and clear the notes made until now."""
         return [self._noted.popleft() for _ in range(len(self._noted))]
 
     def _receive(self) -> None:

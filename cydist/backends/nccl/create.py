@@ -1,4 +1,4 @@
-"""Groups of backend "nccl"."""
+"""Make groups of backend "nccl"."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
-    """A group of backend "nccl", on the GPU that is current in this thread.
+    """Make a group of backend "nccl" on this thread's current GPU.
 
-    Raises UnsupportedError that says what is missing (cupy, NCCL, a GPU) before it waits for
-    anybody, and what `bootstrap.join` raises.
+    Raises UnsupportedError, which names what is missing (cupy, NCCL, a GPU), before it waits for
+    other ranks. Also raises as `bootstrap.join`.
     """
     from cydist.backends.host.create import endpoint
 
@@ -42,18 +42,18 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 
 def store_exchange(store: MembershipStore, host: ControlGroup) -> Exchange:
-    """Exchange through a store what the ranks of a host group say."""
+    """Return an exchange through a store between the ranks of a host group."""
     return StoreExchange(store, host.rank(), host.ranks, host.group_name)
 
 
 def make(
     host: ControlGroup, exchange: Exchange, store: MembershipStore | None, priority: bool
 ) -> NcclGroup:
-    """Return the group on GPUs that belongs to a host group, which ends if there is none."""
+    """Make the GPU group of a host group. If that fails, the host group ends."""
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
-        # Before they meet: the first rank to finish may fail before the last one has its group.
+        # Before the ranks meet: the first one may fail before the last one has its group.
         control = ControlListener(host) if host.size() > 1 else None
         comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
         return NcclGroup(binding(), comm, gpu, host, store, priority, control)
@@ -64,7 +64,7 @@ def make(
 
 @cache
 def binding() -> Binding:
-    """NCCL, loaded once."""
+    """Return NCCL's binding, loaded once."""
     found = load()
     pid = os.getpid()
 
@@ -72,6 +72,7 @@ def binding() -> Binding:
         if os.getpid() == pid:
             abort_all()
 
-    # What is left when the interpreter ends is ended here, and not by the garbage collector.
+    # Communicators that still exist at the interpreter's end are ended here, not by the garbage
+    # collector.
     atexit.register(end)
     return found

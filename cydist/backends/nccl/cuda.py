@@ -1,4 +1,4 @@
-"""A rank's GPU through cupy: streams, events, arithmetic. Tests replace it by a stand-in."""
+"""A rank's GPU through cupy: streams, events, arithmetic. Tests replace it with a stand-in."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cydist.devices.array_libraries import NON_BLOCKING
 from cydist.errors import UnsupportedError
 from cydist.net.interfaces import boot_id
 
-HIGHEST = -100  # CUDA takes the highest priority that there is for what is beyond
+HIGHEST = -100  # CUDA clamps this to the highest existing priority
 
 
 class Gpu(Protocol):
-    """What the backend asks of a GPU besides `array_libraries.ArrayLibrary`.
+    """The operations that the backend needs of a GPU besides `array_libraries.ArrayLibrary`.
 
     index       its number in this process
     library     streams, events and memory
-    functions   numpy's functions, for its arrays
+    functions   numpy's functions, for this GPU's arrays
     """
 
     index: int
@@ -32,37 +32,35 @@ class Gpu(Protocol):
         """Make it this thread's current device."""
 
     def adopt(self) -> None:
-        """Make it the device of a thread of ours, which may have had none."""
+        """Make it the device of one of cydist's threads, which may have had none."""
 
     def stream(self, high_priority: bool) -> int:
         """Return a new stream that does not wait for the legacy default stream."""
 
     def current_streams(self) -> list[int]:
-        """Return the streams that the libraries in this process work on, in this thread."""
+        """Return the current streams of this process's libraries in this thread."""
 
     def is_captured(self, stream: int) -> bool:
         """Return whether the stream is being captured into a CUDA graph."""
 
     def capture(self, stream: int) -> int | None:
-        """Return the number of the capture that a captured stream takes part in, if it can be
-        known."""
+        """Return the number of a captured stream's capture, if it is known."""
 
     def drop_stream(self, stream: int) -> None:
-        """Let go of a stream that `stream` made, to which nothing comes any more; what is on it
-        still runs."""
+        """Release a stream from `stream` that gets no more work; its present work still runs."""
 
     def view(self, address: int, count: int, dtype: str) -> Any:
-        """So many elements at an address, as `functions` takes them."""
+        """Return an array of `count` elements at an address, for `functions`."""
 
     def identity(self) -> str:
-        """Return what identifies this GPU on this host, as NCCL tells GPUs apart."""
+        """Return this GPU's identity on this host, as NCCL distinguishes GPUs."""
 
     def capability(self) -> int:
-        """Compute capability: 90 for 9.0."""
+        """Return the compute capability: 90 for 9.0."""
 
 
 class CupyGpu:
-    """The device that is current in this thread, by cupy."""
+    """This thread's current device, through cupy."""
 
     def __init__(self) -> None:
         self.functions: Any = importlib.import_module("cupy")
@@ -95,7 +93,7 @@ class CupyGpu:
         return found
 
     def is_captured(self, stream: int) -> bool:
-        # CUDA takes no question about the legacy default stream, which is never captured.
+        # CUDA refuses this query for the legacy default stream, which is never captured.
         return stream not in (0, 1) and bool(self._runtime.streamIsCapturing(stream))
 
     def capture(self, stream: int) -> int | None:
@@ -119,7 +117,7 @@ class CupyGpu:
 
 
 def current() -> Gpu:
-    """This thread's current GPU. Raises UnsupportedError that says what is missing."""
+    """Return this thread's current GPU. Raises UnsupportedError, which names what is missing."""
     try:
         runtime = importlib.import_module("cupy.cuda").runtime
     except ImportError as error:

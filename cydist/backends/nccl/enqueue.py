@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class EnqueueMixin(FailureMixin):
-    """The part of NcclGroup that puts calls on streams.
+    """The part of NcclGroup that enqueues calls on streams.
 
     _stream     the group's own, for asynchronous calls
-    _captured   memory that CUDA graphs go on using
+    _captured   memory that CUDA graphs still use
     """
 
     _stream: int
@@ -53,10 +53,10 @@ class EnqueueMixin(FailureMixin):
         result: object = None,
         array: Array | None = None,
     ) -> Work | None:
-        """Enqueue one collective; the order in which calls are issued is that in which they run.
+        """Enqueue one collective. Calls run in the order in which they are issued.
 
-        A blocking call returns when it is on the stream that was current, as everything else that
-        the caller does on the GPU. Raises what can be known by then.
+        A blocking call returns when it is on the current stream, like all other GPU work of the
+        caller. Raises errors that are known by then.
         """
         deadline = self.deadline(timeout)
         if array is not None:
@@ -64,7 +64,7 @@ class EnqueueMixin(FailureMixin):
         with self._lock:
             self.check_usable(name)
             self.gpu.use()
-            call = StreamCall(name, 0, deadline)  # it has its number once its streams are known
+            call = StreamCall(name, 0, deadline)  # it gets its number once its streams are known
             if async_op or array is None or self._blocking_wait:
                 work = self._start_work(call, array, async_op or array is None, body, result)
             else:
@@ -72,8 +72,8 @@ class EnqueueMixin(FailureMixin):
                 flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
                 flight.reusable = not capturing
                 if own and not capturing:
-                    # What comes to this stream comes later, so the library may give the memory
-                    # out again.
+                    # Later work of this stream runs after the call, so the library may reuse the
+                    # memory.
                     flight.keep = None
                 return None
         if async_op:
@@ -89,7 +89,7 @@ class EnqueueMixin(FailureMixin):
         body: Callable[[Call], None],
         result: object,
     ) -> StreamWork:
-        """Enqueue a call that somebody will wait for."""
+        """Enqueue a call, and return its Work."""
         library = None if array is None else array_libraries.maker_of(array)
         current = (
             self.gpu.current_streams() if array is None else [array_libraries.stream_of(array)]
@@ -108,10 +108,10 @@ class EnqueueMixin(FailureMixin):
         body: Callable[[Call], None],
         result: object,
     ) -> tuple[InFlight, bool]:
-        """Enqueue a call; and is it captured?
+        """Enqueue a call; return its record, and whether it is captured.
 
-        current     the streams that it comes after
-        stream      the one that it is on: the group's, or the only one of those
+        current     the streams that it waits for
+        stream      the stream that it is on: the group's, or the only one of those
         """
         current, capturing = self._captured_of(current)
         on_own = stream == self._stream
@@ -120,7 +120,7 @@ class EnqueueMixin(FailureMixin):
         self._capturing = capturing
         flight = InFlight(call, (body, array, result), stream)
         self._stream_now, self._flight = stream, flight
-        try:  # a signal's handler may raise wherever Python runs: nobody must wait for this then
+        try:  # a signal handler may raise anywhere: then no thread must wait for this call
             if not capturing:
                 self._watch.begin(flight)
             call.seq = self.next_seq()
@@ -134,7 +134,7 @@ class EnqueueMixin(FailureMixin):
             self._record(flight, stream, capturing)
         except UnsupportedError:
             self._watch.drop(flight)
-            if not call.agreed:  # nobody has heard of it: the next call has the number
+            if not call.agreed:  # no other rank knows of it, so the next call takes its number
                 self._seq -= 1
             raise
         except BaseException as error:
@@ -157,7 +157,8 @@ class EnqueueMixin(FailureMixin):
 
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
-        """Strided results are unpacked on the stream of the call, by the array's library."""
+        """Make the call's stream current for the array's library, which unpacks strided results on
+        it."""
         library = self.gpu.lib if array is None else array_libraries.whose(array)
         with library.on_stream(self.gpu.index, stream):
             yield
@@ -174,7 +175,7 @@ class EnqueueMixin(FailureMixin):
             self._captured.append((event, flight.keep))
 
     def _after(self, stream: int, current: Sequence[int]) -> None:
-        """Make later work on `stream` wait for what those streams hold."""
+        """Make later work on `stream` wait for the present work of those streams."""
         library, index = self.gpu.lib, self.gpu.index
         for each in current:
             event = library.event(index)
@@ -182,21 +183,22 @@ class EnqueueMixin(FailureMixin):
             library.wait(index, stream, event)
 
     def _captured_of(self, streams: list[int]) -> tuple[list[int], bool]:
-        """Those streams that are captured, if any is, and whether: a captured call has no
-        business on others, and CUDA ends the capture if it is brought there."""
+        """Return the captured streams if there are any, else all, and whether they are captured. A
+        captured call must not use other streams, or CUDA ends the capture."""
         if len(streams) == 1:
             return streams, self.gpu.is_captured(streams[0])
         captured = [stream for stream in streams if self.gpu.is_captured(stream)]
         return captured or streams, bool(captured)
 
     def _current_streams(self, library: ArrayLibrary | None) -> list[int]:
-        """That of the library of a call's arrays; of all libraries where a call has none."""
+        """Return the current stream of the library of a call's arrays; without arrays, those of all
+        libraries."""
         if library is None:
             return self.gpu.current_streams()
         return [library.current_stream(self.gpu.index)]
 
     def follow(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
-        """Make the current streams wait for a call; which they are."""
+        """Make the current streams wait for a call, and return them."""
         self.gpu.use()
         streams, capturing = self._captured_of(self._current_streams(library))
         wrong = ""  # CUDA refuses these, and ends the capture

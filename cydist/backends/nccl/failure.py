@@ -28,36 +28,36 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.host_group import ControlGroup, ControlListener
     from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
 
-LOST_SECONDS = 1.0  # for the host group to notice whom NCCL has lost
-ABORT_SECONDS = 10.0  # the longest that the end of a communicator is waited for
+LOST_SECONDS = 1.0  # for the host group to notice the rank that NCCL has lost
+ABORT_SECONDS = 10.0  # most seconds to wait for the end of a communicator
 
 
 class FailureMixin(ProcessGroup):
-    """The part of NcclGroup that fails."""
+    """The part of NcclGroup that handles failures."""
 
     binding: Binding
     host: ControlGroup
     gpu: Gpu
     _watch: GroupWatch
     _control: ControlListener | None
-    _lock: threading.RLock  # held by a thread that is in a call, which looks at `_failed` first
-    _ended_by: StreamCall | None  # the call in which this rank found what the group failed on
-    # held while the others are told; who sees the failure may leave then
+    _lock: threading.RLock  # held by a thread during a call, after it has checked `_failed`
+    _ended_by: StreamCall | None  # the call in which this rank detected the failure
+    # held while the other ranks are notified; a thread that sees the failure may then leave
     _broadcasting: threading.RLock
 
     @property
     def comm(self) -> Communicator:
-        """The communicator."""
+        """Return the communicator."""
         raise NotImplementedError
 
-    # What the watchdog finds.
+    # Events from the watchdog.
 
     def prepare_thread(self) -> None:
-        """The watchdog's thread, which is on GPU 0 at first, comes to look after this group."""
+        """Prepare the watchdog's thread, which is on GPU 0 at first, to watch this group."""
         self.gpu.adopt()
 
     def control_error(self) -> DistError | None:
-        """Return the failure that another rank reported; None for nothing."""
+        """Return the failure that another rank reported; None if there is none."""
         return None if self._control is None else self._control.received()
 
     def async_error(self) -> str:
@@ -65,7 +65,7 @@ class FailureMixin(ProcessGroup):
         return self.comm.async_error()
 
     def on_timeout(self, call: StreamCall) -> None:
-        """The call's deadline is over."""
+        """Fail the group because the call's deadline has passed."""
         call_check = self._watch.call_check
         text = f"{self.where(call)}: timeout: the GPU has not come past it"
         ranks: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class FailureMixin(ProcessGroup):
         )
 
     def on_device_error(self, call: StreamCall, why: BaseException | str) -> None:
-        """NCCL or the device says that something went wrong."""
+        """Fail the group because NCCL or the device reported an error."""
         if isinstance(why, str) and "remote" in why:
             self._on_unnamed_loss(call, f"NCCL says: {why}")
             return
@@ -93,8 +93,8 @@ class FailureMixin(ProcessGroup):
         self.fail(error, self.describe(call), call)
 
     def _on_unnamed_loss(self, call: StreamCall, text: str) -> None:
-        """NCCL has lost a rank, and does not say which: fail on what another rank tells, or on the
-        rank that the host group has lost. The watchdog does not look meanwhile."""
+        """Fail the group because NCCL has lost a rank without naming it. Another rank's report or
+        the host group's loss names it. The watchdog does not poll meanwhile."""
         found = self._find_lost()
         if isinstance(found, DistError):
             self.on_control_error(found)
@@ -106,9 +106,9 @@ class FailureMixin(ProcessGroup):
         self.fail(error, self.describe(call), call)
 
     def _find_lost(self) -> tuple[int, ...] | DistError:
-        """Wait a moment for the host group's connections, or another rank, to name lost ranks.
+        """Wait a moment until the host group's connections, or another rank, name lost ranks.
 
-        Returns their ranks; () when none is known to be lost.
+        Returns their ranks; () if none is known to be lost.
         """
         end = time.monotonic() + LOST_SECONDS
         call_check = self._watch.call_check
@@ -117,7 +117,7 @@ class FailureMixin(ProcessGroup):
                 return told
             lost = None if self._control is None else self._control.lost
             for error in (lost, call_check.lost, self.host.error):
-                if isinstance(error, PeerFailedError) and error.ranks:  # others name living ones
+                if isinstance(error, PeerFailedError) and error.ranks:  # others name living ranks
                     return tuple(error.ranks)
             with contextlib.suppress(CallsDiffer):
                 call_check.step()
@@ -125,7 +125,7 @@ class FailureMixin(ProcessGroup):
         return ()
 
     def on_mismatch(self, found: CallsDiffer) -> None:
-        """This rank and the one before are in different calls."""
+        """Fail the group because this rank and the previous one are in different calls."""
         before = self.ranks[(self._rank - 1) % self._size]
         name = found.ours.partition(" ")[0]
         self.fail(
@@ -138,7 +138,7 @@ class FailureMixin(ProcessGroup):
         )  # fmt: skip
 
     def on_lost_peer(self, call: StreamCall, error: BaseException) -> None:
-        """The rank before is lost, or says that the group has failed."""
+        """Fail the group because the previous rank is lost, or has reported a failure."""
         kind = type(error) if isinstance(error, DistError) else PeerFailedError
         self.fail(
             kind(
@@ -150,14 +150,14 @@ class FailureMixin(ProcessGroup):
         )  # fmt: skip
 
     def on_refused(self, call: StreamCall, error: BaseException) -> None:
-        """Something was raised while the call was enqueued: fail, and raise what it means."""
-        if self._failed is not None:  # it was ended from outside
+        """Fail the group for an exception during enqueuing, and raise cydist's error for it."""
+        if self._failed is not None:  # it was ended by another thread
             raise self.failure_of(call) from error
         meaning = self.binding.meaning(error)
         if meaning is None:
             self.fail(error, self.describe(call), call)
             return
-        # as `on_device_error`, which a call right behind another comes before
+        # as `on_device_error`, which an immediate next call precedes
         if meaning.status == REMOTE:
             self._refused_by_remote(call, f"NCCL refuses it: {meaning}")
             raise self.failure_of(call) from error
@@ -169,7 +169,7 @@ class FailureMixin(ProcessGroup):
         raise failed from error
 
     def _refused_by_remote(self, call: StreamCall, text: str) -> None:
-        """The group has failed then, by this thread or by the watchdog, which may be at it."""
+        """Make sure that the group has failed. The watchdog may already be failing it."""
         if not self._watch.take_over():
             end = time.monotonic() + 2 * LOST_SECONDS
             while self._failed is None and time.monotonic() < end:
@@ -182,14 +182,15 @@ class FailureMixin(ProcessGroup):
     def fail(
         self, error: BaseException, call: str = "", ended_by: StreamCall | None = None
     ) -> None:
-        """Also ends the communicator, which ends what runs on the GPU, and tells the others."""
+        """As the base class. Also ends the communicator, which ends the work on the GPU, and
+        notifies the other ranks."""
         with self._broadcasting:
             if self._failed is not None:
                 return
             self._ended_by = ended_by
             super().fail(error, call)
             self._watch.stop()
-            ending = self._ending(abort=True)  # which may take its time
+            ending = self._ending(abort=True)  # this may take long
             if self._control is not None:
                 self._control.tell(error)
             self.host.fail(error, call)
@@ -197,7 +198,7 @@ class FailureMixin(ProcessGroup):
         self._end_process(error)
 
     def _end_process(self, error: BaseException) -> None:
-        """End the process where the user asked for it, so that no program goes on with a failed
+        """End the process if the user has chosen that, so that no program goes on with a failed
         call's results."""
         if config.NCCL_ERROR_HANDLING.get().strip() in ("1", "3"):
             here = self.ranks[self._rank]
@@ -208,7 +209,7 @@ class FailureMixin(ProcessGroup):
             os._exit(1)
 
     def on_control_error(self, error: DistError) -> None:
-        """Fail this rank because another has failed, which notifies all ranks itself."""
+        """Fail this rank because another one has failed, which itself notifies all ranks."""
         if self._failed is None:
             ProcessGroup.fail(self, error)
             self._watch.stop()
@@ -216,12 +217,12 @@ class FailureMixin(ProcessGroup):
             self._end_process(error)
 
     def abort(self) -> None:
-        """End every call under way, here and on the others, now."""
+        """End every call under way now, here and on the other ranks."""
         super().abort()
         self.host.abort()
 
     def abandon(self) -> None:
-        """End the calls under way here, and take no more; the others are not told."""
+        """End the calls under way here, and take no more, without notifying the other ranks."""
         if self._failed is None:
             ProcessGroup.fail(
                 self,
@@ -231,7 +232,7 @@ class FailureMixin(ProcessGroup):
         self.end_comm(abort=True)
 
     def end_comm(self, *, abort: bool) -> bool:
-        """End the communicator; come back after ABORT_SECONDS, even if NCCL does not. Has it?"""
+        """End the communicator, and return whether NCCL has returned within ABORT_SECONDS."""
         ending = self._ending(abort=abort)
         _joined(ending)
         return not ending.is_alive()
@@ -239,15 +240,15 @@ class FailureMixin(ProcessGroup):
     def _ending(self, *, abort: bool) -> threading.Thread:
         """Return a thread that ends the communicator."""
         comm, gpu = self.comm, self.gpu
-        nobody = self._left(0.0)  # asked here, since this thread may be in a call itself
+        nobody = self._left(0.0)  # checked here, since this thread may itself be in a call
 
         def run() -> None:
-            # A thread that is about to call NCCL must not find the communicator gone; but one that
-            # hangs there comes back by the abort only.
+            # The communicator must not vanish under a thread that is about to call NCCL. But a
+            # thread that hangs in NCCL returns only through the abort.
             if not nobody:
                 self._left(CALL_SECONDS)
-            # A thread of its own is on GPU 0 at first, and would leave a context there.
-            with contextlib.suppress(Exception):  # it ends where that fails, too
+            # A new thread is on GPU 0 at first, and would leave a context there.
+            with contextlib.suppress(Exception):  # the thread goes on if that fails
                 gpu.adopt()
             if abort:
                 comm.abort()
@@ -259,15 +260,14 @@ class FailureMixin(ProcessGroup):
         return thread
 
     def _left(self, seconds: float) -> bool:
-        """Wait until no other thread is in a call; those that come now find out that there are no
-        more."""
+        """Wait until no other thread is in a call. New calls are refused by now."""
         left = self._lock.acquire(timeout=seconds)
         if left:
             self._lock.release()
         return left
 
     def check_usable(self, name: str) -> None:
-        """Also learns here what the host group has been told."""
+        """As the base class. Also reads failures that the host group has received."""
         if self._failed is None and self.host.error is not None:
             if (told := self.control_error()) is not None:
                 self.on_control_error(told)
@@ -276,17 +276,17 @@ class FailureMixin(ProcessGroup):
         super().check_usable(name)
 
     def failure(self, flight: InFlight) -> BaseException | None:
-        """Return the error of a call that is not over; None while it may still succeed."""
+        """Return the error of an unfinished call; None while it may still succeed."""
         if flight.over or self._failed is None:
             return None
         return self.failure_of(flight.call)
 
     def failure_of(self, call: StreamCall) -> BaseException:
-        """Return the group's failure, for one of the calls that it ended."""
+        """Return the group's failure for one of the calls that it ended."""
         cause = self._failed
         assert cause is not None
         if isinstance(cause, DistError):
-            # Messages have no number, and many may have one name.
+            # Messages have no number, and several may have the same name.
             numbered = call.seq and (cause.op, cause.seq) == (call.name, call.seq)
             if numbered or call is self._ended_by:
                 return cause
@@ -298,14 +298,14 @@ class FailureMixin(ProcessGroup):
         error.__cause__ = cause
         return error
 
-    # For people.
+    # For messages.
 
     def describe(self, call: Call) -> str:
-        """ "all_reduce #12"; messages have no number."""
+        """Return "all_reduce #12"; messages have no number."""
         return f"{call.name} #{call.seq}" if call.seq else call.name
 
     def where(self, call: StreamCall) -> str:
-        """Return which call this is, whose, and since when."""
+        """Return the call's name, its group, its rank and its start time, for messages."""
         here = self.ranks[self._rank]
         waited = max(0.0, time.monotonic() - call.began)
         return (
@@ -314,11 +314,11 @@ class FailureMixin(ProcessGroup):
         )
 
     def last_call(self) -> Call | None:
-        """Return the first call that the GPU has not come past, or the last one."""
+        """Return the first call that the GPU has not completed, or the last one."""
         return self._watch.oldest or self._call
 
 
 def _joined(ending: threading.Thread) -> None:
-    """Wait for a communicator's end; the watchdog has others to look after."""
+    """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
     if threading.current_thread().name != "cydist-nccl-watch":
         ending.join(ABORT_SECONDS)

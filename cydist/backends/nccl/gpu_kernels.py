@@ -1,4 +1,4 @@
-"""A rank's local steps of a plan, written once for cupy and others with numpy's functions."""
+"""A rank's local steps of a plan, for cupy and other libraries with numpy's functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run(
 ) -> None:
     """Enqueue one step on the current stream.
 
-    at          the address of a BufferRange
-    view        an array of so many elements of a dtype at an address
+    at          returns the address of a BufferRange
+    view        returns an array of a number of elements of a dtype at an address
     functions   numpy's functions for such arrays
     """
     if step.kind == "mean":
@@ -30,7 +30,7 @@ def run(
         return
     into = view(at(step.into), step.elements, step.dtype)
     if step.kind == "scale":
-        # cupy copies what it reads if it writes the same memory as another array.
+        # If input and output are different arrays of the same memory, cupy copies the input.
         in_place = at(step.sources[0]) == at(step.into)
         source = into if in_place else view(at(step.sources[0]), step.elements, step.dtype)
         _scale(step.dtype, into, source, functions, factor)
@@ -50,8 +50,8 @@ def run(
 
 
 def _scale(dtype: str, into: Any, source: Any, functions: Any, factor: complex | None) -> None:
-    """Multiply as the kernels for the CPU do: floats of 16 bits by a float32, with one rounding,
-    and integers so that the product wraps."""
+    """Multiply as the CPU kernels do: 16-bit floats by a float32, with one rounding, and integers
+    with wrap-around."""
     assert factor is not None
     if dtype.startswith("complex"):
         functions.multiply(source, factor, out=into)
@@ -59,7 +59,7 @@ def _scale(dtype: str, into: Any, source: Any, functions: Any, factor: complex |
         wide = "float64" if dtype == "float64" else "float32"
         number = float(factor.real)
         if wide == "float32":
-            number = ctypes.c_float(number).value  # beyond its range infinity, without a warning
+            number = ctypes.c_float(number).value  # infinity beyond its range, without a warning
         functions.multiply(source, number, out=into, dtype=wide)
     else:
         bits = 8 * ITEMSIZES[dtype]
@@ -75,8 +75,8 @@ def _mean(
     view: Callable[[int, int, str], Any],
     functions: Any,
 ) -> None:
-    """16 bits by a count, in float32: what is truncated then is exact, since two quotients differ
-    by more than its rounding."""
+    """Divide 16-bit integers by a count in float32. Truncation is exact, since two quotients differ
+    by more than float32's rounding."""
     into, source = (
         view(at(span), step.elements, step.dtype) for span in (step.into, step.sources[0])
     )

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.host_group import ControlGroup, ControlListener
     from cydist.stores import MembershipStore
 
-LEAVE_SECONDS = 2.0  # the longest that a goodbye may take
+LEAVE_SECONDS = 2.0  # most seconds of a departure notice
 
 
 class NcclGroup(EnqueueMixin):
-    """A group of ranks with a GPU each.
+    """A group of ranks with one GPU each.
 
     host    the group of CPU memory with the same ranks
-    alarm   listens on it since before the first rank had its group; None in a group of one rank
+    alarm   listens on the host group from before any rank has its group; None in a group of one
+            rank
     """
 
     coalesces_calls = True
@@ -91,16 +92,16 @@ class NcclGroup(EnqueueMixin):
         self._messages: list[tuple[Item, StreamWork]] = []
         self._noted: list[str] = []
         self._token: Array | None = None
-        self._captured: list[object] = []  # memory that CUDA graphs go on using
+        self._captured: list[object] = []  # memory that CUDA graphs still use
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
         self.fast_streams = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
 
     @property
     def comm(self) -> Communicator:
-        """The communicator."""
+        """Return the communicator."""
         return self._runner.comm
 
-    # Who serves which memory.
+    # Groups by kind of memory.
 
     def for_device(self, device: str) -> ProcessGroup:
         if device != "cuda":
@@ -114,10 +115,10 @@ class NcclGroup(EnqueueMixin):
     def as_host_group(self) -> ProcessGroup:
         return self.host
 
-    # What other ranks hear of a call, and how it becomes NCCL's.
+    # The note of a call for other ranks, and its NCCL calls.
 
     def _note(self, call: Call, text: str) -> None:
-        """Note a call that the next rank has to make too."""
+        """Note a call that the next rank must make too."""
         if self._collected is not None:
             self._noted.append(text)
             return
@@ -141,7 +142,7 @@ class NcclGroup(EnqueueMixin):
 
     @contextmanager
     def coalesced(self) -> Iterator[None]:
-        """The calls made inside become one of NCCL's groups, which begins at the end."""
+        """Make the calls inside one NCCL group, which starts at the end."""
         with self._lock:
             self._collected = []
             try:
@@ -180,7 +181,8 @@ class NcclGroup(EnqueueMixin):
         return work
 
     def _message(self, name: str, kind: str, array: Array, peer: int) -> StreamWork:
-        """One message, on the group's stream; inside `coalesced` it begins with the others."""
+        """Enqueue one message on the group's stream; inside `coalesced` it starts with the
+        others."""
         self._checked(name, [array])
         here = plans.BufferRange(0)
         if kind == "send":
@@ -222,7 +224,7 @@ class NcclGroup(EnqueueMixin):
             self._start([item for item, _ in messages])
             kept: list[Any] = [flight.keep for flight in flights]
             for into, packed in kept:
-                if packed is not into:  # on the group's stream, behind the receive
+                if packed is not into:  # on the group's stream, after the receive
                     with self._current(into, self._stream):
                         into.take(packed)
             for flight in flights:
@@ -233,7 +235,7 @@ class NcclGroup(EnqueueMixin):
             self.on_refused(flights[0].call, error)
             raise
 
-    # Collectives. What all ranks must agree on is noted first.
+    # Collectives. The values that must be equal on all ranks are noted first.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         self._note(call, f"of {array.size} {array.dtype_name}, root {root}")
@@ -245,7 +247,7 @@ class NcclGroup(EnqueueMixin):
         if self._size == 1:
             if how.scale:
                 check_factor(call.name, how.scale)
-        elif array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to say what they are
+        elif array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to report their versions
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 
@@ -303,7 +305,7 @@ class NcclGroup(EnqueueMixin):
         )  # fmt: skip
 
     def barrier(self, call: Call) -> None:
-        """Reduce one byte of each rank; `execute` waits until the GPU has done so."""
+        """Reduce one byte of each rank; `execute` waits until the GPU has done it."""
         self._note(call, "")
         if self._token is None:
             self._token = self.gpu.lib.allocate(self.gpu.index, 1)
@@ -331,8 +333,8 @@ class NcclGroup(EnqueueMixin):
         abort: bool = False,
         pg_options: object = None,
     ) -> ProcessGroup:
-        """As the base class: the host group finds out who is left, then they join again. Calls that
-        are under way here end with an error, since they may wait for a rank that is dead."""
+        """As the base class: the host group determines the remaining ranks, which then join again.
+        Calls under way here end with an error, since they may wait for a dead rank."""
         from cydist.backends.nccl.bootstrap import HostExchange
         from cydist.backends.nccl.create import make
 
@@ -346,7 +348,7 @@ class NcclGroup(EnqueueMixin):
         self.host.renumber(ranks)
 
     def close(self) -> None:
-        """Wait for what is under way, until its deadlines; then leave."""
+        """Wait for calls under way until their deadlines, then leave."""
         watch = self._watch
         while watch.oldest is not None and self._failed is None:
             watch.poll()
@@ -354,8 +356,8 @@ class NcclGroup(EnqueueMixin):
         if self._failed is None:
             watch.leave(LEAVE_SECONDS)
         if self.end_comm(abort=self._failed is not None):
-            # Calls are waited for by their events. A lost device has lost its streams, too.
+            # Wait for calls through their events, since a lost device has lost its streams, too.
             with suppress(Exception):
                 self.gpu.drop_stream(self._stream)
-        with self._broadcasting:  # by the thread that found the failure
+        with self._broadcasting:  # ended by the thread that detected the failure
             self.host.destroy()

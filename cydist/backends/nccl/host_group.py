@@ -1,4 +1,4 @@
-"""The CPU group beside a GPU group: what its ranks are doing, and how they tell of failures."""
+"""The CPU group of a GPU group: reports of its ranks, and notices of failures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SEND_SECONDS = 0.5
 
 
 class ControlGroup(HostGroup):
-    """A group of backend "tcp" that speaks for one on GPUs, when others ask what a rank does.
+    """A group of backend "tcp" that answers queries about a GPU group's ranks.
 
-    speaks_for      the group on GPUs; None until it is made
+    speaks_for      the GPU group; None until it is made
     """
 
     speaks_for: ProcessGroup | None = None
@@ -36,15 +36,16 @@ class ControlGroup(HostGroup):
 
 
 class ControlListener:
-    """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
+    """Failure notices over a group of CPU memory with the same ranks. The tag is used for nothing
+    else."""
 
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
-        self._lock = threading.Lock()  # the watchdog asks, and who makes a call
+        self._lock = threading.Lock()  # shared by the watchdog and threads that make calls
         self._heard = _native.empty(FAILURE_BYTES)
         self._coming: Work | None = host.irecv(self._heard, None, FAILURE_TAG)
-        self.lost: BaseException | None = None  # why nobody can tell anything any more
-        self._coming.due(None)  # all may be well for longer than a call may take
+        self.lost: BaseException | None = None  # why no more notices can arrive
+        self._coming.due(None)  # without errors it waits longer than a call may take
 
     def tell(self, error: BaseException) -> None:
         """Notify all ranks; best effort."""
@@ -65,8 +66,8 @@ class ControlListener:
                     work.wait(max(0.0, end - time.monotonic()))
 
     def received(self) -> errors.DistError | None:
-        """Return the error that another rank told of, as one of this rank's, once; None while all
-        is quiet."""
+        """Return the error that another rank reported, as an error of this rank, once; None if
+        there is none."""
         with self._lock:
             coming = self._coming
             if coming is None or not coming.is_completed():
@@ -82,5 +83,5 @@ class ControlListener:
         return kind(
             f"rank {coming.source_rank()} says: {text}",
             op=said["op"], seq=said["seq"], group=self._host.group_name,
-            ranks=tuple(said["ranks"]),  # never the teller, which lives
+            ranks=tuple(said["ranks"]),  # never the reporting rank, which lives
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """NCCL functions that cupy's binding lacks, looked up in the library that cupy has loaded.
 
-NCCL's version decides which exist. A missing function raises when it is called.
+Which functions exist depends on NCCL's version. A missing function raises when it is called.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ ON_HOST = 1  # ncclScalarHostImmediate
 
 
 class LibNccl:
-    """Some of NCCL's functions, on a communicator's address."""
+    """Some of NCCL's functions; they take a communicator's address."""
 
     def __init__(self) -> None:
         try:
-            # The copy that is loaded, or none: a second one would know nothing of the first.
+            # Use the loaded copy, or none: a second copy would not share its state.
             self._library: Any = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             self._library = None
@@ -38,13 +38,13 @@ class LibNccl:
         return f"result {code}" if find is None else str(find(code).decode())
 
     def last_error(self) -> str:
-        """Return NCCL's last error in more words than a result has; "" where nothing is known."""
+        """Return NCCL's description of its last error, which is longer than a result's text; "" if
+        unknown."""
         find = self._find("ncclGetLastError", ctypes.c_void_p, result=ctypes.c_char_p)
         return "" if find is None else str((find(None) or b"").decode(errors="replace")).strip()
 
     def async_error(self, comm: int) -> int | None:
-        """Return the result that a communicator has come to since its last call; None: cannot
-        tell."""
+        """Return a communicator's asynchronous result since its last call; None: unknown."""
         find = self._find("ncclCommGetAsyncError", ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
         code = ctypes.c_int()
         if find is None or find(comm, ctypes.byref(code)):
@@ -52,7 +52,7 @@ class LibNccl:
         return code.value
 
     def premul(self, comm: int, type_code: int, scalar: bytes) -> int:
-        """ncclRedOpCreatePreMulSum, for an element of that type in host memory."""
+        """Call ncclRedOpCreatePreMulSum for an element of that type in host memory."""
         find = self._find(
             "ncclRedOpCreatePreMulSum",
             ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_int, ctypes.c_int,
@@ -69,13 +69,13 @@ class LibNccl:
         return op.value
 
     def drop_premul(self, comm: int, op: int) -> None:
-        """ncclRedOpDestroy: no call that was given the operation may be on its way to NCCL."""
+        """Call ncclRedOpDestroy. No call that uses the operation may still be entering NCCL."""
         find = self._find("ncclRedOpDestroy", ctypes.c_int, ctypes.c_void_p)
         if find is not None:
             find(op, comm)
 
     def finalize(self, comm: int) -> None:
-        """ncclCommFinalize, where there is one: what was begun is brought to its end."""
+        """Call ncclCommFinalize, if it exists: started calls are completed."""
         find = self._find("ncclCommFinalize", ctypes.c_void_p)
         if find is not None:
             find(comm)

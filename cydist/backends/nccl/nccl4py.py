@@ -1,6 +1,6 @@
-"""NVIDIA's own binding nccl4py in place of cupy's: CYDIST_NCCL_BINDING=nccl4py.
+"""NVIDIA's own binding, nccl4py, in place of cupy's: CYDIST_NCCL_BINDING=nccl4py.
 
-cupy still brings streams, events and arithmetic.
+cupy still provides streams, events and arithmetic.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cydist.backends.nccl.binding import (
 from cydist.backends.nccl.libnccl import ON_HOST
 from cydist.errors import UnsupportedError
 
-OLDEST = (0, 6)  # of nccl4py: 0.3.1 has another comm_init_rank
+OLDEST = (0, 6)  # of nccl4py: 0.3.1 has a different comm_init_rank
 
 
 class Nccl4py:
-    """By nccl.bindings.nccl, the part of nccl4py that takes plain integers."""
+    """The binding of nccl.bindings.nccl, the part of nccl4py that takes plain integers."""
 
     name = "nccl4py"
 
@@ -65,8 +65,8 @@ class Nccl4py:
 
 
 def check_version() -> None:
-    """Raises UnsupportedError where the package says that it is too old; one that was put there
-    without pip says nothing."""
+    """Raise UnsupportedError if the package's metadata shows that it is too old. A package that was
+    installed without pip has none."""
     try:
         installed = version("nccl4py")
     except PackageNotFoundError:
@@ -88,7 +88,7 @@ class Nccl4pyCommunicator(Ending):
         super().__init__()
 
         def bound(function: Any) -> Any:
-            """NCCL's call, whose last argument but one is the communicator."""
+            """Bind an NCCL call, whose second to last argument is the communicator."""
 
             def call(*arguments: int) -> None:
                 self._check()
@@ -105,7 +105,7 @@ class Nccl4pyCommunicator(Ending):
         self.recv = bound(nccl.recv)
 
     def async_error(self) -> str:
-        with self._lock:  # nobody may end it while NCCL is asked about it
+        with self._lock:  # it must not end during this query
             if self._ended:
                 return ""
             code = int(self._nccl.comm_get_async_error(self._comm))

@@ -6,9 +6,9 @@ from typing import Any
 
 
 class Options:
-    """What `pg_options` of init_process_group and new_group may say.
+    """Options for `pg_options` of init_process_group and new_group.
 
-    is_high_priority_stream     asynchronous calls run on a stream that the GPU prefers
+    is_high_priority_stream     asynchronous calls run on a high-priority stream
     """
 
     __module__ = "cydist"
@@ -22,7 +22,7 @@ class Options:
 
 
 class ProcessGroupNCCL:
-    """torch.distributed's name for where the options of backend "nccl" are:
+    """torch.distributed's name space of the options of backend "nccl":
     ``ProcessGroupNCCL.Options(is_high_priority_stream=True)``."""
 
     __module__ = "cydist"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.cuda import Gpu
 
-MOST_FACTORS = 32  # of PREMUL_SUM, whose operations are kept for the next call
+MOST_FACTORS = 32  # factors of PREMUL_SUM, whose operations are kept for later calls
 NAME_OF = {code: name for name, code in TYPES.items()}
 
 
@@ -39,9 +39,9 @@ class Runner:
         self._premuls: dict[tuple[int, bytes], int] = {}
 
     def run(self, items: Sequence[Item], stream: int) -> list[Array]:
-        """Enqueue plans that do not depend on each other; what they use as scratch memory.
+        """Enqueue plans that do not depend on each other, and return their scratch memory.
 
-        All k-th phases of NCCL's calls begin and end together, as on all other ranks.
+        All k-th phases of NCCL calls begin and end together, as on all other ranks.
         """
         if len(items) == 1 and (alone := items[0].plan.single_call) is not None:
             _, arrays, factor = items[0]
@@ -71,8 +71,8 @@ class Runner:
         return scratch
 
     def _scratch(self, nbytes: int, stream: int) -> Array:
-        """Taken before anything is enqueued: where there is none, nothing has happened."""
-        captured = self._gpu.is_captured(stream)  # a refusal may end the capture
+        """Allocate it before anything is enqueued, so that a failure has no effect."""
+        captured = self._gpu.is_captured(stream)  # a failed allocation may end the capture
         try:
             with self._gpu.lib.on_stream(self._gpu.index, stream):
                 return self._gpu.lib.allocate(self._gpu.index, max(nbytes, 1))
@@ -100,7 +100,7 @@ class Runner:
             transfer, at, factor = calls[0]
             self._call(transfer, at, factor, stream)
         elif calls:
-            # Operations are made outside: a group holds calls only.
+            # Operations are made outside, since a group may contain only calls.
             for transfer, _, factor in calls:
                 if transfer.op == PREMUL:
                     self._premul(transfer.type_code, factor)
@@ -140,7 +140,7 @@ class Runner:
             comm.reduce(source, into, count, type_code, op, peer, stream)
 
     def _premul(self, type_code: int, factor: complex | None) -> int:
-        """NCCL's operation for a factor, the last in `_premuls` then."""
+        """Return NCCL's operation for a factor, and make it the last in `_premuls`."""
         scalar = scaled_one(NAME_OF[type_code], factor)
         op = self._premuls.pop((type_code, scalar), None)
         if op is None:
@@ -149,8 +149,8 @@ class Runner:
         return op
 
     def _drop_premuls(self) -> None:
-        """Let go of those that were not used for the longest time. NCCL's rule: an operation may
-        go when the calls that were given it have returned, though they have not run."""
+        """Free the least recently used operations. NCCL allows that after the calls that use them
+        have returned, even if these have not run."""
         while len(self._premuls) > MOST_FACTORS:
             self.comm.drop_premul(self._premuls.pop(next(iter(self._premuls))))
 
@@ -167,7 +167,7 @@ def _finder(arrays: Sequence[Array], scratch: Sequence[Array]) -> Callable[[Buff
 
 
 def scaled_one(dtype: str, factor: complex | None) -> bytes:
-    """Return the factor as an element of this dtype, rounded as our kernels round."""
+    """Return the factor as an element of this dtype, rounded as cydist's kernels round."""
     assert factor is not None
     if dtype.startswith(("int", "uint")):
         size = len(ONES[dtype])

@@ -1,8 +1,8 @@
-"""Collectives as data: what each rank does, without touching memory or NCCL.
+"""Collectives as data: each rank's steps, without access to memory or NCCL.
 
 A plan is a list of phases that follow each other on one stream. A phase is a group of NCCL calls,
-or one local step on this rank's own memory. A plan depends on what all ranks know, and on a rank's
-own sizes where only pairs must agree. The tests compare the plans of all ranks.
+or one local step on this rank's own memory. A plan depends on values that all ranks know, and on a
+rank's own sizes where only pairs must agree. The tests compare the plans of all ranks.
 
 An array is named by its index in the list that a collective passes. Scratch memory has negative
 numbers: -1 is the first of `Plan.scratch`.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BufferRange(NamedTuple):
-    """A place in one of the call's arrays: which one, and bytes from its beginning."""
+    """A place in one of the call's arrays: the array, and the offset in bytes."""
 
     array: int
     start: int = 0
@@ -66,14 +66,14 @@ Phase = tuple[Transfer, ...] | LocalKernel
 
 
 class Plan(NamedTuple):
-    """Phases, and how many bytes of scratch memory they need in each piece."""
+    """Phases, and the size in bytes of each piece of their scratch memory."""
 
     phases: tuple[Phase, ...]
     scratch: tuple[int, ...] = ()
 
     @property
     def single_call(self) -> Transfer | None:
-        """The one call that it is, if it is no more than that."""
+        """Return the plan's only call, if it consists of one."""
         if len(self.phases) == 1 and not self.scratch:
             phase = self.phases[0]
             if not isinstance(phase, LocalKernel) and len(phase) == 1:
@@ -90,34 +90,33 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 
 def _together(transfers: Sequence[Transfer]) -> tuple[Phase, ...]:
-    """One phase of those that move anything; the others are left out on both sides."""
+    """Return one phase of the transfers that move data; empty ones are left out on both sides."""
     moving = tuple(each for each in transfers if each.elements)
     return (moving,) if moving else ()
 
 
 def _copies(pairs: Sequence[tuple[BufferRange, BufferRange, int]]) -> tuple[Phase, ...]:
-    """(into, source, bytes) of each, one after the other."""
+    """Return a copy for each (into, source, bytes), one after the other."""
     return tuple(LocalKernel("copy", into, (source,), n) for into, source, n in pairs if n)
 
 
-# Moving. Sizes are in bytes. Everything moves as bytes: NCCL looks at no element then.
+# Data movement. Sizes are in bytes, and NCCL moves bytes, whatever the dtype.
 
 
 @lru_cache(1024)
 def broadcast(nbytes: int, root: int) -> Plan:
-    """Array 0 of the root to array 0 of all ranks."""
+    """Copy array 0 of the root to array 0 of all ranks."""
     here = BufferRange(0)
     return Plan(_together([Transfer("broadcast", here, here, nbytes, peer=root)]))
 
 
 @lru_cache(1024)
 def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
-    """Array 0 of all ranks to arrays 1...: the r-th is rank r's.
+    """Copy array 0 of all ranks to arrays 1...: the r-th is rank r's.
 
-    adjacent    do the outputs lie one behind the other?
+    adjacent    whether the outputs are adjacent in memory
 
-    Blocks of one size go by NCCL's all-gather, the others by a broadcast from each rank, all at
-    once.
+    Blocks of one size use NCCL's all-gather; others use a broadcast from each rank, all at once.
     """
     nbytes = sizes[rank]
     if len(set(sizes)) > 1:
@@ -144,11 +143,11 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
 
 @lru_cache(1024)
 def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
-    """Array 0 of all ranks to arrays 1... of the root.
+    """Copy array 0 of all ranks to arrays 1... of the root.
 
     sizes       of the root's arrays; () elsewhere
     nbytes      of this rank's own array
-    in_place    is the root's own block its array 0?
+    in_place    whether the root's own block is its array 0
     """
     own = in_place and rank == root
     transfers = [] if own else [Transfer("send", BufferRange(0), None, nbytes, peer=root)]
@@ -160,7 +159,7 @@ def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: 
 
 @lru_cache(1024)
 def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
-    """Arrays 1... of the root to array 0 of all ranks; arguments as in `gather`."""
+    """Copy arrays 1... of the root to array 0 of all ranks; arguments as in `gather`."""
     own = in_place and rank == root
     transfers = [
         Transfer("send", BufferRange(1 + r), None, n, peer=r)
@@ -174,7 +173,8 @@ def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place:
 
 @lru_cache(1024)
 def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
-    """Array r (an output) from rank r, array p + r (an input) to rank r; their sizes."""
+    """Receive array r (an output) from rank r, and send array p + r (an input) to it. The arguments
+    are their sizes."""
     p = len(outputs)
     transfers = [
         Transfer("send", BufferRange(p + r), None, n, peer=r) for r, n in enumerate(inputs)
@@ -183,12 +183,12 @@ def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
     return Plan(_together(transfers))
 
 
-# Reducing. Counts are of the user's elements.
+# Reductions. Counts are of the user's elements.
 
 
 @lru_cache(1024)
 def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
-    """Array 0 of all ranks, reduced, to array 0 of all ranks."""
+    """Reduce array 0 of all ranks into array 0 of all ranks."""
     if how.scale and p == 1:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
@@ -200,7 +200,7 @@ def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 
 @lru_cache(1024)
 def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
-    """Array 0 of all ranks, reduced, to the root's array 0."""
+    """Reduce array 0 of all ranks into the root's array 0."""
     if how.scale and p == 1:
         return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
@@ -212,12 +212,11 @@ def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
 
 @lru_cache(1024)
 def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent: bool) -> Plan:
-    """Array 1 + r of all ranks, reduced, to array 0 of rank r.
+    """Reduce array 1 + r of all ranks into array 0 of rank r.
 
-    adjacent    do the inputs lie one behind the other?
+    adjacent    whether the inputs are adjacent in memory
 
-    Blocks of one size go by NCCL's reduce-scatter, the others by a reduction to each rank, all at
-    once.
+    Blocks of one size use NCCL's reduce-scatter; others use a reduction to each rank, all at once.
     """
     p, size = len(counts), ITEMSIZES[how.dtype] * how.width
     if how.scale and p == 1:
@@ -245,7 +244,7 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
             )
         ]
     else:
-        # Only its root writes a reduction's result, so the others may name any memory.
+        # Only its root writes a reduction's result, so the other ranks may pass any memory.
         transfers = [
             Transfer(
                 "reduce", sources[r], result if r == rank else sources[r], n * how.width,
@@ -261,8 +260,8 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
 def _with_scratch(
     p: int, count: int, how: Reduction
 ) -> tuple[tuple[Phase, ...], BufferRange, BufferRange, tuple[Phase, ...], tuple[int, ...]]:
-    """For a reduction of array 0 in place: what comes before NCCL's call, what that reads and
-    writes, what comes after, and the scratch bytes."""
+    """Return, for a reduction of array 0 in place, the phases before NCCL's call, its input and
+    output, the phases after it, and the scratch bytes."""
     own, other = BufferRange(0), BufferRange(-1)
     scratch = (count * ITEMSIZES[how.dtype] * how.width,)
     if how.wide:
@@ -278,7 +277,7 @@ def _with_scratch(
 def _prepared(
     into: BufferRange, source: BufferRange, count: int, how: Reduction
 ) -> tuple[Phase, ...]:
-    """Copy what NCCL shall reduce, as it has to be."""
+    """Return the steps that convert the user's elements to those that NCCL reduces."""
     if not count:
         return ()
     if how.wide:
@@ -291,7 +290,7 @@ def _prepared(
 def _finished(
     p: int, into: BufferRange, source: BufferRange, count: int, how: Reduction
 ) -> tuple[Phase, ...]:
-    """Make the user's elements out of NCCL's."""
+    """Return the steps that convert NCCL's elements back to the user's."""
     if not count:
         return ()
     if how.wide:
@@ -303,7 +302,7 @@ def _finished(
     return ()
 
 
-# What NCCL cannot reduce: each rank sends block r to rank r, which combines it.
+# Reductions that NCCL lacks: each rank sends block r to rank r, which combines it.
 
 
 def _exchanged(
@@ -313,7 +312,8 @@ def _exchanged(
     how: Reduction,
     into: BufferRange,
 ) -> tuple[tuple[Phase, ...], int]:
-    """Send input r to rank r and combine what came into `into`; and the scratch bytes."""
+    """Send input r to rank r and combine the received blocks into `into`; also return the scratch
+    bytes."""
     size, own, p = ITEMSIZES[how.dtype], counts[rank], len(counts)
     arrived = [BufferRange(-1, r * own * size) for r in range(p)]
     transfers = [Transfer("send", inputs[r], None, counts[r] * size, peer=r) for r in range(p)] + [
@@ -324,7 +324,7 @@ def _exchanged(
 
 
 def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[BufferRange]]:
-    """Array 0 in a block for each rank."""
+    """Cut array 0 into a block for each rank."""
     whole, rest = divmod(count, p)
     counts = [whole + (r < rest) for r in range(p)]
     return counts, [BufferRange(0, start * ITEMSIZES[how.dtype]) for start in _starts(counts)]
@@ -347,7 +347,7 @@ def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
 def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
     counts, blocks = _cut(p, count, how)
     size = ITEMSIZES[how.dtype]
-    # Ranks that are not the root keep their array as it was.
+    # Ranks other than the root keep their array unchanged.
     result = blocks[rank] if rank == root else BufferRange(-2)
     phases, scratch = _exchanged(rank, blocks, counts, how, result)
     transfers = []
@@ -369,7 +369,7 @@ def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction)
 
 
 def describe_counts(counts: Sequence[int]) -> str:
-    """Counts of blocks for a note: "3 * 4", or all of them."""
+    """Return the counts of blocks for a note: "3 * 4", or all of them."""
     if len(set(counts)) == 1:
         return f"{len(counts)} * {counts[0]}"
     return "+".join(map(str, counts))

@@ -1,6 +1,6 @@
 """Map cydist's dtypes and operations to NCCL's.
 
-NCCL's own reductions know twelve types. The rest is composed of them, or computed here from all
+NCCL's own reductions support twelve types. Others are composed of them, or computed here from all
 ranks' contributions ("gathered").
 """
 
@@ -22,7 +22,7 @@ TYPES = {  # nccl.h, ncclDataType_t
     "float8_e4m3fn": 10, "float8_e5m2": 11,
 }  # fmt: skip
 SUM, PROD, MAX, MIN, AVG = range(5)  # ncclRedOp_t
-PREMUL = -1  # made for each factor, by the communicator
+PREMUL = -1  # created for each factor, by the communicator
 OPERATIONS = {
     RedOpType.SUM: SUM,
     RedOpType.PRODUCT: PROD,
@@ -36,7 +36,7 @@ SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 FP8_SINCE = 22400  # NCCL's version
 FP8_CAPABILITY = 90  # of the GPU: Hopper
 
-# bool as bytes of 0 and 1. The parity of a sum of bytes is that of the sum.
+# bool as bytes of 0 and 1. A sum that wraps keeps its parity.
 _BOOL = {
     RedOpType.SUM: MAX,
     RedOpType.PRODUCT: MIN,
@@ -47,7 +47,7 @@ _BOOL = {
     RedOpType.BXOR: SUM,
 }
 
-# 1 in each type, for a factor: kernels multiply it (Reduction.factor).
+# 1 in each type, which kernels multiply by the factor (Reduction.factor).
 ONES = {
     **{f"{sign}int{bits}": (1).to_bytes(bits // 8, "little")
        for bits in (8, 32, 64) for sign in ("", "u")},
@@ -61,15 +61,15 @@ ONES = {
 
 
 class Reduction(NamedTuple):
-    """How one reduction of one dtype is done.
+    """The implementation of one operation on one dtype.
 
-    op          NCCL's operation; None: gathered, and combined by ours of that name
-    dtype       of the elements that NCCL sees, or that are combined
-    width       how many of those make up one of the user's
-    wide        the dtype of 16 bits that has to be widened to `dtype` first, and narrowed then
-    mean        has the narrowed sum to be divided by the number of ranks then?
-    odd         is 1 of the result every element's last bit?
-    scale       the user's dtype, where the elements have to be multiplied by the factor first
+    op          NCCL's operation; None: gathered, and combined by cydist's of that name
+    dtype       of the elements that NCCL reduces, or that are combined
+    width       number of those per element of the user's
+    wide        the 16-bit dtype that is first widened to `dtype` and finally narrowed
+    mean        whether the narrowed sum is then divided by the number of ranks
+    odd         whether each element of the result is its last bit
+    scale       the user's dtype, if the elements are first multiplied by the factor
     """
 
     name: str
@@ -83,18 +83,19 @@ class Reduction(NamedTuple):
 
     @property
     def type_code(self) -> int:
-        """NCCL's number of the dtype."""
+        """Return NCCL's number of the dtype."""
         return TYPES[self.dtype]
 
 
 @cache
 def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reduction:
-    """Return how the operation is done on this dtype, for which it is known to be defined.
+    """Return the implementation of the operation on this dtype. The caller has checked that it is
+    defined.
 
-    alone       in a group of one rank? Its contribution is the result, which NCCL copies as bytes;
-                a factor is multiplied here. NCCL itself multiplies for AVG and PREMUL_SUM: before
-                2.29.7 it leaves elements at the end out (NVIDIA/nccl#1950), and it has no such
-                kernel for floats of 8 bits.
+    alone       whether the group has one rank. Its contribution is the result, which NCCL copies as
+                bytes; cydist multiplies a factor itself. NCCL would multiply for AVG and
+                PREMUL_SUM, but before 2.29.7 it omits elements at the end (NVIDIA/nccl#1950), and
+                it has no such kernel for 8-bit floats.
     """
     if single_rank:
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
@@ -108,22 +109,22 @@ def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reducti
         if kind is RedOpType.PRODUCT:
             return Reduction(kind.name, None, dtype)
         real = "float32" if dtype == "complex64" else "float64"
-        # A factor may be complex, on this rank or another, and NCCL's are real.
+        # A factor may be complex, on this rank or another, and NCCL's factors are real.
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
         return Reduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
     if dtype in ("int16", "uint16"):
-        # The sum wraps in 16 bits, and is divided then, as everywhere else.
+        # The sum wraps in 16 bits and is then divided, as in all other reductions.
         mean = kind is RedOpType.AVG
         return Reduction(kind.name, SUM if mean else op, "int32", wide=dtype, mean=mean)
     return Reduction(kind.name, op, dtype)
 
 
 def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, int, str] | None:
-    """Of a reduction that is one call of NCCL's and no more: NCCL's type and operation, how many
-    of its elements make up one of the user's, and the operation's name. None for others, and for
-    floats of 8 bits of several ranks, which not every GPU reduces.
+    """Return, for a reduction that is a single NCCL call, NCCL's type and operation, the number of
+    its elements per element of the user's, and the operation's name. Return None for others, and
+    for 8-bit floats of several ranks, which not every GPU reduces.
 
-    alone       in a group of one rank?
+    alone       whether the group has one rank
     """
     if not supports(int(kind), DTYPES[dtype]) or (dtype in SMALL_FLOATS and not single_rank):
         return None
@@ -134,7 +135,7 @@ def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, i
 
 
 def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
-    """Raise UnsupportedError where NCCL does not reduce floats of 8 bits."""
+    """Raise UnsupportedError if NCCL does not reduce 8-bit floats."""
     if dtype in SMALL_FLOATS and (version < FP8_SINCE or capability < FP8_CAPABILITY):
         raise UnsupportedError(
             f"{call}: NCCL reduces {dtype} from version 2.24 on, on GPUs of compute capability "
@@ -144,7 +145,7 @@ def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
 
 
 def check_factor(call: str, dtype: str) -> None:
-    """Raise UnsupportedError where cupy does not multiply this dtype, for a group of one rank."""
+    """Raise UnsupportedError if cupy does not multiply this dtype, for a group of one rank."""
     if dtype in SMALL_FLOATS:
         raise UnsupportedError(
             f"{call}: PREMUL_SUM of {dtype} is not supported in a group of one rank, where neither "

@@ -1,4 +1,4 @@
-"""The watchdog: a thread that follows every call until it has ended.
+"""The watchdog: a thread that watches every call until it has ended.
 
 A call on a stream cannot raise. So the watchdog checks its event, NCCL's asynchronous error, its
 deadline, and whether the neighbours make the same call. Any error fails the group.
@@ -30,13 +30,13 @@ class StreamCall(Call):
 
 
 class InFlight:
-    """One call, from its beginning until the stream has come past it.
+    """One call, from its start until the stream has passed it.
 
-    stream      that it is on
-    event       behind it on its stream; None: the calling thread is still in it
-    keep        what must stay alive until then
-    over        it has ended well
-    captured    it is part of a CUDA graph: nobody asks for its event, and only streams that are
+    stream      its stream
+    event       after it on its stream; None: the calling thread is still in the call
+    keep        objects that must stay alive until then
+    over        it has succeeded
+    captured    it is part of a CUDA graph: its event is not queried, and only streams that are
                 captured with it may wait for it
     capture     the number of that capture, if it is known
     """
@@ -55,10 +55,10 @@ class InFlight:
 
 
 class WatchedGroup(Protocol):
-    """A group, as the watchdog sees it."""
+    """A group, from the watchdog's view."""
 
     def prepare_thread(self) -> None:
-        """The calling thread looks from now on, until it looks at another group."""
+        """Prepare the calling thread to poll this group, until it polls another one."""
 
     def is_over(self, flight: InFlight) -> bool:
         """Return whether the stream has passed the event. Raises the device's error."""
@@ -67,22 +67,22 @@ class WatchedGroup(Protocol):
         """Return NCCL's asynchronous error; "" for none."""
 
     def control_error(self) -> DistError | None:
-        """Return the failure that another rank reported; None for nothing."""
+        """Return the failure that another rank reported; None if there is none."""
 
     def on_control_error(self, error: DistError) -> None:
-        """It did tell: fail."""
+        """Fail because another rank reported a failure."""
 
     def on_timeout(self, call: StreamCall) -> None:
-        """The call's deadline is over: fail."""
+        """Fail because the call's deadline has passed."""
 
     def on_device_error(self, call: StreamCall, why: BaseException | str) -> None:
-        """The device or NCCL says that something went wrong: fail."""
+        """Fail because the device or NCCL reported an error."""
 
     def on_mismatch(self, found: CallsDiffer) -> None:
-        """The ranks are in different calls: fail."""
+        """Fail because the ranks are in different calls."""
 
     def on_lost_peer(self, call: StreamCall, error: BaseException) -> None:
-        """The rank before is lost, or has failed: fail."""
+        """Fail because the previous rank is lost, or has failed."""
 
 
 class GroupWatch:
@@ -103,43 +103,43 @@ class GroupWatch:
         self._flights: deque[InFlight] = deque()
         self._spare: deque[Any] = deque()
         self.ended = False
-        self._lock = threading.Lock()  # of looking
+        self._lock = threading.Lock()  # guards polling
         self._seen_lost = False
 
     def begin(self, flight: InFlight) -> None:
-        """From now on the call is looked after."""
+        """Watch the call from now on."""
         self._flights.append(flight)
         WATCHDOG.wake()
 
     def drop(self, flight: InFlight) -> None:
-        """It was refused before anything happened."""
+        """Drop a call that was refused before it had any effect."""
         with contextlib.suppress(ValueError):
             self._flights.remove(flight)
 
     def spare_event(self) -> Any:
-        """Return an event of a call that is over; None: there is none."""
+        """Return the event of a completed call for reuse; None if there is none."""
         return self._spare.popleft() if self._spare else None
 
     @property
     def oldest(self) -> StreamCall | None:
-        """The first call that is not known to be over."""
+        """Return the first call that is not known to be over."""
         return self._flights[0].call if self._flights else None
 
     @property
     def in_flight(self) -> bool:
-        """Whether any call is in flight."""
+        """Return whether any call is in flight."""
         return not self.ended and bool(
             self._flights or (self.call_check is not None and self.call_check.pending)
         )
 
     def prepare_thread(self) -> None:
-        """The watchdog's thread is about to look: also where the device cannot be used."""
+        """Prepare the watchdog's thread to poll, even if the device cannot be used."""
         if not self.ended:
             with contextlib.suppress(Exception):
                 self._group.prepare_thread()
 
     def poll(self) -> None:
-        """Look once."""
+        """Poll once."""
         fail = None
         with self._lock:
             if not self.ended:
@@ -149,7 +149,7 @@ class GroupWatch:
             fail()
 
     def _look(self) -> Callable[[], None] | None:
-        """Return how the group has to fail; None while no failure is known."""
+        """Return a function that fails the group; None while no failure is known."""
         group = self._group
         try:
             self._complete()
@@ -171,11 +171,11 @@ class GroupWatch:
         if text := group.async_error():
             return lambda: group.on_device_error(call, text)
         if self.call_check is not None and (lost := self.call_check.lost) is not None:
-            # A failed rank says why before it leaves: that may have arrived at the next poll.
+            # A failed rank reports the error before it leaves; that may arrive by the next poll.
             if self._seen_lost:
                 return lambda: group.on_lost_peer(call, lost)
             self._seen_lost = True
-        # One behind the first may be due before it.
+        # A later call may be due before the first.
         first = min((flight.call for flight in tuple(self._flights)), key=lambda c: c.deadline)
         return (lambda: group.on_timeout(first)) if self._clock() > first.deadline else None
 
@@ -187,7 +187,7 @@ class GroupWatch:
             if not flight.over:
                 by_stream.setdefault(flight.stream, []).append(flight)
         for flights in by_stream.values():
-            # A stream comes past its calls in their order, and to ask for each costs more.
+            # A stream passes its calls in order, and querying each costs more.
             reached = bisect_left(flights, True, key=lambda each: not self._group.is_over(each))
             for flight in flights[:reached]:
                 flight.over = True
@@ -198,24 +198,26 @@ class GroupWatch:
                 self._spare.append(flight.event)
 
     def stop(self) -> None:
-        """The group has failed."""
+        """Stop watching a failed group."""
         self.ended = True
 
     def take_over(self) -> bool:
-        """From now on this thread looks, and the watchdog does not; False: somebody else did."""
+        """Let this thread poll from now on instead of the watchdog; return False if another one
+        already does."""
         with self._lock:
             first, self.ended = not self.ended, True
         return first
 
     def leave(self, seconds: float) -> None:
-        """The group ends, and the next rank is told: by this thread alone."""
+        """End the watch with the group, and notify the next rank, from this thread alone."""
         self.take_over()
         if self.call_check is not None:
             self.call_check.leave(seconds)
 
 
 class Watchdog:
-    """The thread. It sleeps while no call is under way; a forked child has none until it calls."""
+    """The watchdog thread. It sleeps while no call is under way. A forked child has none until its
+    first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -224,7 +226,7 @@ class Watchdog:
         self._pid = 0
 
     def add(self, watch: GroupWatch) -> None:
-        """Look after the calls of one more group."""
+        """Add a group to watch."""
         with self._lock:
             if self._pid != os.getpid():
                 self._pid = os.getpid()
@@ -234,7 +236,7 @@ class Watchdog:
             self._watches.add(watch)
 
     def wake(self) -> None:
-        """There is something to look after."""
+        """Wake the thread, because there is a call to watch."""
         if not self._work.is_set():
             self._work.set()
 
@@ -246,7 +248,7 @@ class Watchdog:
             with self._lock:
                 watches = list(self._watches)
             for watch in watches:
-                with contextlib.suppress(Exception):  # it has failed, for the calls to find
+                with contextlib.suppress(Exception):  # the group has failed, as its calls will find
                     watch.prepare_thread()
                     watch.poll()
                 if watch.in_flight:

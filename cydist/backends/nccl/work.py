@@ -28,12 +28,13 @@ LONGEST_NAP = 0.001  # seconds
 class StreamWork(Work):
     """A call that was enqueued.
 
-    `wait` makes the caller's current stream wait and returns at once; with a timeout it blocks
+    `wait` makes the caller's current stream wait and returns at once. With a timeout it blocks
     until the call is over, as `synchronize` does.
 
     streams     the streams that were current when it was enqueued
-    library     of its arrays, whose current stream `wait` makes wait; None: every library's
-    blocking    must `wait` block until the GPU has come past it? (a barrier)
+    library     of its arrays; `wait` makes that library's current stream wait; None: every
+                library's
+    blocking    whether `wait` must block until the GPU has passed the call (a barrier)
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class StreamWork(Work):
         if timeout is not None or self._blocking:
             self._block(timeout)
         waiting = self._group.follow(self.flight, self._library)
-        # Memory that is given up now is used again after what the streams wait for.
+        # Memory that is freed now is reused only after the work that the streams wait for.
         if set(waiting) <= set(self.streams):
             self.flight.keep = None
 
@@ -67,14 +68,14 @@ class StreamWork(Work):
         self._block(None)
 
     def _on_thread(self, task: Callable[[], None]) -> None:
-        """A future has its result when the GPU has come past the call."""
+        """Complete a future when the GPU has passed the call."""
 
         def run() -> None:
-            with contextlib.suppress(Exception):  # the questions below meet it again
+            with contextlib.suppress(Exception):  # the queries below raise it again
                 self._group.gpu.adopt()
             try:
                 self._block(None)
-            except Exception as error:  # which `task` raises: its wait() does not look at the GPU
+            except Exception as error:  # `task` raises it: its wait() does not query the GPU
                 if self._error is None:
                     self._error = error
             task()
@@ -84,7 +85,7 @@ class StreamWork(Work):
     def _block(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         nap = 2e-5
-        while not self._poll():  # the watchdog ends what is late
+        while not self._poll():  # the watchdog ends late calls
             if end is not None and time.monotonic() > end:
                 raise DistTimeoutError(
                     f"{self.flight.call.name}: not complete after {timeout:.3g} s; it goes on, and "

@@ -1,6 +1,6 @@
 """Any backend of torch.distributed as a backend of cydist: "torch:gloo", "torch:NAME".
 
-So one program runs on both and can compare them. Naming such a backend imports torch.
+So one program can run on both and compare them. Naming such a backend imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """What makes groups of torch's backend `name`."""
+    """Makes groups of torch's backend `name`."""
 
     extended_api = True
     devices = ("cpu",)
@@ -31,10 +31,10 @@ class TorchBackend:
 
 
 def member(name: str) -> TorchBackend:
-    """Return what makes groups of "torch:name".
+    """Return the creator of groups of "torch:name".
 
-    Raises UnsupportedError without torch, and for a backend that takes no CPU memory; ValueError
-    for one that torch does not have.
+    Raises UnsupportedError without torch, and for a backend that does not take CPU memory;
+    ValueError for one that torch does not have.
     """
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(f"backend 'torch:{name}' needs torch: pip install torch")

@@ -22,8 +22,8 @@ from cydist.stores import Store
 
 
 def check(name: str) -> None:
-    """Raise ValueError for a backend that torch does not have here, UnsupportedError for one that
-    takes no CPU memory."""
+    """Raise ValueError for a backend that this torch does not have, UnsupportedError for one that
+    does not take CPU memory."""
     known = [each for each in dist.Backend.backend_list if each != dist.Backend.UNDEFINED]
     usable = [each for each in known if dist.is_backend_available(each)]
     if name not in usable:
@@ -37,18 +37,18 @@ def check(name: str) -> None:
 
 
 def create(name: str, options: BackendOptions, pg_options: object = None) -> TorchGroup:
-    """A group of torch's backend `name`; `pg_options` are torch's for that backend.
+    """Make a group of torch's backend `name`. `pg_options` are torch's for that backend.
 
-    Raises what meeting in the store raises, and RuntimeError of torch's.
+    Raises the errors of meeting in the store, and torch's RuntimeError.
     """
     store = TorchStore(options.store)
     made = TorchGroup(_make(name, options, pg_options, store), name, options)
-    made.board = store  # torch keeps of it what C++ sees, and would find no methods
+    made.board = store  # torch keeps only the C++ part, and would find no methods
     return made
 
 
 def _make(name: str, options: BackendOptions, pg_options: Any, board: TorchStore) -> Any:
-    """torch's object: a Backend, or a ProcessGroup that was written in Python."""
+    """Make torch's object: a Backend, or a ProcessGroup written in Python."""
     rank, size = options.group_rank, options.group_size
     store = dist.PrefixStore("torch", board)
     timeout = timedelta(seconds=options.timeout)
@@ -69,7 +69,7 @@ def _make(name: str, options: BackendOptions, pg_options: Any, board: TorchStore
 
 
 def _for_gloo(options: BackendOptions) -> Any:
-    """gloo listens where we would."""
+    """Let gloo listen on cydist's address."""
     gloo = dist.ProcessGroupGloo
     made = gloo._Options()
     made._devices = [gloo.create_device(interface=name) for name in chosen()] or [
@@ -81,7 +81,7 @@ def _for_gloo(options: BackendOptions) -> Any:
 
 
 class TorchStore(dist.Store):
-    """A store of ours under torch's name; called from C++ too."""
+    """A cydist store with torch's interface; C++ calls it too."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()

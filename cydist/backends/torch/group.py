@@ -1,6 +1,6 @@
 """TorchGroup: a torch group with cydist's interface and guarantees.
 
-Collectives that torch's backend has with cydist's meaning are its own; the others are derived from
+Collectives that torch's backend has with cydist's semantics are used; the others are derived from
 its messages. Ranks compare their calls first, because gloo's collectives return wrong numbers, hang
 or end the process when they differ. The comparison takes log2 p short gloo messages per call.
 """
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.groups.registry import BackendOptions
 
-SLICE = timedelta(milliseconds=50)  # between two looks at signals and the clock
-TOLD = "failed"  # the key under which the first error of a group is found
+SLICE = timedelta(milliseconds=50)  # between two checks of signals and the clock
+TOLD = "failed"  # the key of a group's first error in the store
 
-# dtype -> torch's, and the operations that gloo has with our meaning. Its MIN and MAX of floats
-# lose NaN; bool are bytes to it.
+# dtype -> torch's, and the operations that gloo has with cydist's semantics. Its MIN and MAX of
+# floats lose NaN; it treats bool as bytes.
 _FLOATS = {RedOpType.SUM: "SUM", RedOpType.PRODUCT: "PRODUCT"}
 _INTEGERS = {op: op.name for op in RedOpType if op.name not in ("AVG", "PREMUL_SUM")}
 _BOOL = {
@@ -82,15 +82,15 @@ REDUCTIONS: dict[str, tuple[Any, dict[RedOpType, str]]] = {
 
 _groups: WeakSet[TorchGroup] = WeakSet()
 
-# Groups of torch's with something under way: one that ends on a thread of its own, which then has
-# the last reference, ends the process.
+# torch's groups with calls under way. If a group's own thread drops the last reference to it, torch
+# ends the process.
 _kept: list[Any] = []
 
 
 class TorchGroup(ProcessGroup):
-    """A group over one of torch's, which nobody else uses.
+    """A group over a torch group that no other code uses.
 
-    board       the store that torch's group was made with, and keeps using
+    board       the store that torch's group was made with, and still uses
     """
 
     board: object
@@ -107,14 +107,15 @@ class TorchGroup(ProcessGroup):
         )
         self._theirs = theirs
         self._store: Any = options.store
-        self._under_way: set[object] = set()  # what waits, or will wait, in torch
+        self._under_way: set[object] = set()  # calls that wait, or will wait, in torch
         self._numbers = count()
         _groups.add(self)
 
-    # Its end.
+    # The end of the group.
 
     def fail(self, error: BaseException, call: str = "") -> None:
-        """Also tells the other members why, and cuts the connections, which ends their waits."""
+        """As the base class. Also notifies the other members of the error, and cuts the
+        connections, which ends their waits."""
         if self._failed is not None:
             return
         super().fail(error, call)
@@ -133,7 +134,7 @@ class TorchGroup(ProcessGroup):
         return self._pid == pid
 
     def _cut(self) -> None:
-        """End all that is under way, here and at the other members."""
+        """End all calls under way, here and at the other members."""
         with contextlib.suppress(Exception):
             self._theirs.abort()  # gloo's does nothing
         if self._size > 1:
@@ -144,7 +145,7 @@ class TorchGroup(ProcessGroup):
 
     def close(self) -> None:
         if self._failed is None:
-            deadline = time.monotonic() + GRACE  # what was sent still arrives
+            deadline = time.monotonic() + GRACE  # sent messages still arrive
             for each in list(self._under_way):
                 if isinstance(each, TorchMessage) and each.sends:
                     each.wait_until(deadline)
@@ -152,24 +153,24 @@ class TorchGroup(ProcessGroup):
             self._cut()
         deadline = time.monotonic() + GRACE
         while self._under_way and time.monotonic() < deadline:
-            time.sleep(0.001)  # threads are on their way back from torch
+            time.sleep(0.001)  # threads are returning from torch
         if self._under_way or self._failed is not None:
             _kept.append(self._theirs)
-        # At once, not when errors let go of this group: the job's store ends with its last user.
+        # Now, not when errors release this group, because the job's store ends with its last user.
         self._theirs = self._store = self.board = None
 
     @contextmanager
     def failures(
         self, name: str, seq: int | None, deadline: float, posted: Posted | None = None
     ) -> Iterator[None]:
-        """Turn what torch raises into exceptions of ours."""
+        """Turn torch's exceptions into cydist's."""
         waited = max(0.0, deadline - time.monotonic())
         token = object()
         try:
             self._under_way.add(token)
             yield
         except DistError as error:
-            if error.op is None:  # of torch/work.py, which knows no names
+            if error.op is None:  # raised by torch/work.py, which knows no names
                 where = f"{name}{'' if seq is None else f' #{seq}'} on group {self.group_name!r}"
                 error.args = (f"{where}: {error}",)
                 error.op, error.seq, error.group = name, seq, self.group_name
@@ -187,12 +188,12 @@ class TorchGroup(ProcessGroup):
     def timeout_error(
         self, name: str, seq: int | None, waited: float, peer: int | None
     ) -> DistError:
-        """Return the error of a call that is not over after so many seconds."""
+        """Return the error of a call that did not complete within `timeout` seconds."""
         failure = _native.Failure("timeout", -1 if peer is None else peer)
         return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
 
     def _told(self) -> tuple[str, int, int, str] | None:
-        """Return the group's first error, if it is known: status, who tells, about whom, in which
+        """Return the group's first error, if it is known: status, reporting rank, failed rank,
         call."""
         with contextlib.suppress(Exception):
             if self._store.check([TOLD]):
@@ -203,7 +204,7 @@ class TorchGroup(ProcessGroup):
     def _meaning(
         self, error: Exception, name: str, seq: int | None, posted: Posted | None
     ) -> DistError:
-        """torch's error as one of ours: it knows of cut connections only."""
+        """Return cydist's error for torch's, which knows only of cut connections."""
         told = self._told()
         why = ""
         if self._destroyed:
@@ -280,7 +281,7 @@ class TorchGroup(ProcessGroup):
     # torch's own collectives.
 
     def _run(self, call: Call, kind: Any, start: Callable[[Any], Any], **fields: Any) -> None:
-        """Run one: `start` takes torch's options of `kind` and returns torch's Work."""
+        """Run a collective: `start` takes torch's options of `kind` and returns torch's Work."""
         options = kind()
         options.timeout = limit(call.remaining() + GRACE)
         options.asyncOp = True
@@ -291,7 +292,7 @@ class TorchGroup(ProcessGroup):
             try:
                 self._await(work, call)
             except BaseException as error:
-                # Until it has ended it may write into the caller's arrays.
+                # The call may write into the caller's arrays until it ends.
                 self.fail(error, f"{call.name} #{call.seq}")
                 with contextlib.suppress(Exception):
                     work.wait(limit(GRACE))
@@ -310,7 +311,7 @@ class TorchGroup(ProcessGroup):
                 raise self.timeout_error(call.name, call.seq, given, None)
 
     def _reduction(self, array: Array, op: Op) -> tuple[Any, Any] | None:
-        """torch's dtype and reduction where they mean the same; None: they do not."""
+        """Return torch's dtype and reduction if they have cydist's semantics, else None."""
         kind, factor = op_and_factor(op)
         dtype, operations = REDUCTIONS.get(array.dtype_name, (None, {}))
         if factor is not None or kind not in operations or not array.size or self._size == 1:
@@ -404,7 +405,8 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def _alike(self, call: Call, blocks: Sequence[Array]) -> bool:
-        """Return whether all blocks of all ranks have one size; no rank knows all of them."""
+        """Return whether all blocks of all ranks have one size. No rank knows all sizes, so the
+        ranks compare them."""
         if self._size == 1:
             return False
         sizes = [block.nbytes for block in blocks]
@@ -434,7 +436,7 @@ class TorchGroup(ProcessGroup):
 
 @atexit.register
 def _leave_all() -> None:
-    """No thread may be in torch when Python ends: coming back from there would end the process."""
+    """Make sure that no thread is in torch when Python ends: its return would end the process."""
     for group in list(_groups):
         if group.is_of(os.getpid()):
             group.destroy()
@@ -446,7 +448,7 @@ def _even(blocks: Sequence[Array]) -> bool:
 
 
 def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
-    """Return the blocks themselves where they lie one behind the other; else one array in their
+    """Return the blocks themselves if they are adjacent in memory, else one array in their
     place."""
     if adjacent(blocks):
         return blocks
@@ -457,6 +459,6 @@ def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
 
 
 def _spread(joined: Sequence[Array], blocks: Sequence[Array]) -> None:
-    """Copy what `_joined` made back into the blocks."""
+    """Copy the array of `_joined` back into the blocks."""
     if joined is not blocks:
         _native.unflatten_buffers(blocks, joined[0])

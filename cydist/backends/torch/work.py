@@ -1,7 +1,7 @@
 """Messages over a torch group, with headers, because gloo's have none.
 
 gloo silently accepts a message that is shorter than its receive, and ends the process when it is
-longer. So a header goes first, in which a short message travels. Only a wait tells whether a gloo
+longer. So a header is sent first, which carries a short message. Only a wait shows whether a gloo
 message is complete, and nothing can interrupt it, so a thread waits.
 """
 
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.backends.torch.group import TorchGroup
 
-HEADER = struct.Struct("<qq80s")  # the tag, the message's number, and what comes
+HEADER = struct.Struct("<qq80s")  # the tag, the message's number, and its description
 RECORD_BYTES = 512
 ROOM = RECORD_BYTES - HEADER.size
-TAGS = 2**30 - 1  # gloo has 2**31, of which a message takes two
-GRACE = 5.0  # seconds that torch waits longer than we: we say why before it cuts the connections
+TAGS = 2**30 - 1  # gloo has 2**31 tags, and a message takes two
+GRACE = 5.0  # seconds that torch waits longer: cydist reports first, then torch cuts connections
 
 
 def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
-    """Return the memory of an array, or of blocks that lie one behind the other, as a torch
-    tensor."""
+    """Return the memory of an array, or of adjacent blocks, as a torch tensor."""
     parts = [blocks] if isinstance(blocks, _native.Array) else list(blocks)
     nbytes = sum(part.nbytes for part in parts)
     if not nbytes:
@@ -48,7 +47,7 @@ def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
 
 
 def limit(seconds: float) -> timedelta:
-    """Return a timeout of torch's, to which 0 means none."""
+    """Return a timeout for torch, for which 0 means none."""
     return timedelta(seconds=max(0.001, seconds))
 
 
@@ -58,20 +57,20 @@ def described(array: Array) -> str:
 
 
 def header_tag(tag: int) -> int:
-    """torch's tag for the header of a message."""
+    """Return torch's tag for the header of a message."""
     return 2 * (TAGS if tag == COLLECTIVE_TAG else tag % TAGS)
 
 
 def content_tag(number: int) -> int:
-    """torch's tag for what follows the header: threads take it, in any order."""
+    """Return torch's tag for the data after the header, which threads receive in any order."""
     return 2 * (number % TAGS) + 1
 
 
 class Posted(Protocol):
-    """A message that torch has been given.
+    """A message that was passed to torch.
 
-    peer    group rank; None: anyone's
-    over    it has been sent, or is there
+    peer    group rank; None: any rank
+    over    it was sent, or has arrived
     """
 
     name: str
@@ -79,14 +78,14 @@ class Posted(Protocol):
     over: bool
 
     def finish(self, deadline: float) -> None:
-        """Wait until it is over, or time.monotonic() is `deadline`. Raises what torch raises,
-        and MismatchError."""
+        """Wait until it is over, or time.monotonic() is `deadline`. Raises torch's exception, and
+        MismatchError."""
 
 
 class Sent:
-    """A message on its way to group rank `peer`.
+    """A message to group rank `peer`.
 
-    number  no other of this rank's messages in the group has it
+    number  unique among this rank's messages in the group
     """
 
     name = "send"
@@ -112,7 +111,7 @@ class Sent:
 
 
 class Expected:
-    """A message that shall come from group rank `peer`, or from anyone."""
+    """A message expected from group rank `peer`, or from any rank."""
 
     name = "recv"
 
@@ -155,7 +154,7 @@ class Expected:
 
 
 class TorchMessage(TaskWork):
-    """A send or a receive, as its caller holds it."""
+    """The handle of a send or a receive."""
 
     def __init__(self, group: TorchGroup, posted: Posted) -> None:
         self.sends = posted.name == "send"
@@ -165,11 +164,12 @@ class TorchMessage(TaskWork):
         self.due(group.timeout)
 
     def _finish(self) -> None:
-        """On a thread of its own."""
+        """Complete the message, on a thread of its own."""
         group, posted = self._group, self._posted
         try:
             with group.failures(posted.name, None, math.inf, posted):
-                # Who waits for us keeps the deadline, and cuts the connections then.
+                # The thread that waits for this one keeps the deadline, and then cuts the
+                # connections.
                 posted.finish(time.monotonic() + LONGEST_TIMEOUT)
         except BaseException as error:
             group.fail(error, posted.name)
@@ -188,7 +188,7 @@ class TorchMessage(TaskWork):
         return self._group.timeout_error(posted.name, None, waited, posted.peer)
 
     def _expire(self, late: DistTimeoutError) -> None:
-        """Also fails the group."""
+        """End the message, and fail the group."""
         error = self._late(self._group.timeout if self._allowed is None else self._allowed)
         self.end(error)
         self._group.fail(error, self._posted.name)

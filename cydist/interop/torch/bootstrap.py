@@ -1,8 +1,8 @@
-"""How a group comes to be: torch hands over a store, a rank and a size.
+"""Make a group from the store, the rank and the size that torch passes.
 
-The ranks meet as they do under torchrun (cydist/rendezvous/handlers.py): torch's store is believed
-an address, and who is there proves that it knows the job's secret. Groups made later share the
-connections and the memory of torch's default group, and cost no traffic.
+The ranks meet as they do under torchrun (cydist/rendezvous/handlers.py): only an address is taken
+from torch's store, and the process there proves that it knows the job's secret. Later groups share
+the connections and the memory of torch's default group, and cause no traffic.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NAME = "cydist"
 
 
 def register() -> None:
-    """Make "cydist" a backend of torch.distributed; again changes nothing."""
+    """Make "cydist" a backend of torch.distributed. Idempotent."""
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=[*DEVICES])
 
 
 def create(options: Any, pg_options: object = None) -> Group:
-    """Make a group, as torch asks for.
+    """Make a group at torch's request.
 
     options     torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
                 group_id, global_ranks_in_group (empty for the default group)
@@ -50,7 +50,7 @@ def create(options: Any, pg_options: object = None) -> Group:
         rank=rank, world_size=size, timeout=timeout,
     )  # fmt: skip
     with close_on_error(ranks_store):
-        if not ranks:  # by the default group alone: they hold for the process
+        if not ranks:  # by the default group only, since they apply to the process
             with ranks_store.report_error(rank):
                 tuning_file.share(ranks_store, rank)
         world = World(ranks_store, rank, size, timeout, "tcp")

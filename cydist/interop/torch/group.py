@@ -1,10 +1,10 @@
-"""Group: a cydist group under torch's name, torch.distributed.ProcessGroup.
+"""Group: a cydist group with torch's interface, torch.distributed.ProcessGroup.
 
 torch calls these methods from Python and from C++ (DDP, functional collectives), always with
-ranks of the group. Each has the forms of torch's own: tensors and an options object, or one
+ranks of the group. Each takes the arguments of torch's own: tensors and an options object, or one
 tensor and the options' fields.
 
-What torch calls allgather is all_gather here, and so on; docs/torch.md has the table.
+torch's allgather is all_gather here, and so on; docs/torch.md has the table.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
 from cydist.waiting import duration
 from cydist.work import Work
 
-DEVICES = ("cpu", "cuda")  # whose tensors we take; a GPU's go through the host
+DEVICES = ("cpu", "cuda")  # devices whose tensors it takes; GPU tensors are staged through the host
 Limit = timedelta | None
 
 
 class Group(dist.ProcessGroup):
-    """The ranks of a torch group, as one of them sees it.
+    """A torch group, from the view of one rank.
 
-    Methods without a docstring do what torch's of that name do; docs/torch.md says what they take.
+    Methods without a docstring do what torch's methods of that name do; docs/torch.md lists their
+    arguments.
 
     store   torch's
-    world   what owns the connections; None for a group that shares its parent's
+    world   the owner of the connections; None for a group that shares its parent's
     """
 
     supports_splitting = False
@@ -49,25 +50,26 @@ class Group(dist.ProcessGroup):
     ) -> None:
         super().__init__(host.rank(), host.size())
         self._host = host
-        self._settled = False  # does the host know which devices are its own?
+        self._settled = False  # whether the host group knows its devices
         self._world = world
         self._store = store
         self._name = name
         self._desc = name
-        self._parts: dict[tuple[int, ...], int] = {}  # how many were made of these ranks
+        self._parts: dict[tuple[int, ...], int] = {}  # number of groups made of these ranks
 
     @property
     def host(self) -> ProcessGroup:
-        """The group of ours that does the work. It is no default group, and a program's own
-        cydist.init_process_group does not meet it."""
+        """Return the cydist group that does the work. It is not the default group, and is
+        independent of a program's own cydist.init_process_group."""
         if not self._settled:
             self._settle()
         return self._host
 
     def _settle(self) -> None:
-        """Leave to other backends, which torch has forgotten by now, what was given to them.
+        """Restrict the host group to the devices that torch assigned to cydist.
 
-        "cpu:cydist,cuda:nccl" reaches nobody but us: torch says so when it has made the group.
+        With "cpu:cydist,cuda:nccl" torch makes only cydist's group, and records this configuration
+        after it has made the group.
         """
         config = c10d._world.pg_backend_config.get(self)
         if config is None:
@@ -78,7 +80,7 @@ class Group(dist.ProcessGroup):
         )
         self._settled = True
 
-    # What torch asks a group about itself.
+    # Properties of a group that torch reads.
 
     def getBackendName(self) -> str:
         return "cydist"
@@ -116,40 +118,40 @@ class Group(dist.ProcessGroup):
 
     @property
     def options(self) -> Any:
-        """torch's options of a backend: its name and timeout."""
+        """Return torch's options of a backend: its name and timeout."""
         options = torch._C._distributed_c10d.Backend.Options("cydist", self._timeout)
         options.group_name = self._name
         options.global_ranks_in_group = list(self.host.ranks)
         return options
 
     def get_group_store(self) -> Any:
-        """torch's store."""
+        """Return torch's store."""
         return self._store
 
     getStore = get_group_store
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing: calls are numbered from the first on."""
+        """Do nothing: calls are numbered from the first on."""
 
     def _get_sequence_number_for_group(self) -> int:
         last = self.host.last_call()
         return 0 if last is None else last.seq
 
-    # Its life.
+    # Life cycle.
 
     @property
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self.host.timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a call may take from now on, unless it says otherwise."""
+        """Set the default timeout of calls from now on."""
         self.host.timeout = duration(timeout)
 
     setTimeout = set_timeout
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Nothing: torch lets backends ignore this."""
+        """Do nothing: torch lets backends ignore this."""
 
     def abort(self) -> None:
         """End every call under way with an error, on all members. The group has failed then."""
@@ -161,11 +163,12 @@ class Group(dist.ProcessGroup):
         self._world = None
 
     def part(self, ranks: Sequence[int], name: str, timeout: float, store: Any) -> Group:
-        """A group of these ranks, this one among them, over the same connections."""
+        """Make a group of these ranks, including this one, over the same connections."""
         members = tuple(ranks)
         count = self._parts[members] = self._parts.get(members, 0) + 1
-        # torch may give a name again, when the group that had it is gone or to a part of another
-        # parent. Ours begins with the parent's and tells of whom and which it is: see comm_id_of.
+        # torch may reuse a name, when its group is gone or for a part of another parent. So
+        # cydist's name begins with the parent's, and includes the ranks and a number: see
+        # comm_id_of.
         whose = "_".join(map(str, members))
         unique = f"{self.host.group_name}:{name.replace('/', '|')}/{whose}/{count}"
         host = self.host.subgroup(members, unique, timeout)
@@ -182,7 +185,7 @@ class Group(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: object = None,
     ) -> Group | None:
-        """A group of these ranks of this one; None where this rank is not among them."""
+        """Make a group of some ranks of this one; None if this rank is not among them."""
         if self.rank() not in new_ranks:
             return None
         name = group_name or f"{self._name}:split:{'_'.join(map(str, new_ranks))}"
@@ -193,12 +196,12 @@ class Group(dist.ProcessGroup):
 
     splitGroup = split_group
 
-    # Collectives. `opts` may also be what comes second in torch's other forms.
+    # Collectives. `opts` may also be the second argument of torch's other forms.
 
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: Limit = None, op: Any = None
     ) -> dist.Work:
-        # The most frequent call, and often a small one: no step more than it needs.
+        # The most frequent call, and often a small one, so it takes no unnecessary step.
         if fast_torch.all_reduce(tensors, opts, self._host):
             return BLOCKING
         opts = given(c10d.AllreduceOptions, opts, timeout, op)
@@ -389,9 +392,9 @@ class Group(dist.ProcessGroup):
         return ended(cydist.barrier(self.host, opts.asyncOp, timeout=limit(opts)), [])
 
     def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks which did not come.
+        """Run a barrier that names the missing ranks.
 
-        torch.distributed.monitored_barrier takes gloo's groups only: call this instead.
+        torch.distributed.monitored_barrier takes only gloo's groups: call this instead.
         """
         cydist.monitored_barrier(self.host, timeout, wait_all_ranks)
 
@@ -413,7 +416,7 @@ class Group(dist.ProcessGroup):
         assert work is not None
         return Pending(work, [tensor], self.host.get_group_rank)
 
-    # Batches: torch collects what it can itself, and starts the rest one by one.
+    # Batches: torch collects some calls itself, and starts the rest one by one.
 
     def _start_coalescing(self, device: object) -> None:
         pass
@@ -434,7 +437,7 @@ class Group(dist.ProcessGroup):
 
 
 def ended(work: Work | None, tensors: Any) -> dist.Work:
-    """torch's Work for what one of our calls returned."""
+    """Return torch's Work for the result of one of cydist's calls."""
     return BLOCKING if work is None else Pending(work, tensors)
 
 
@@ -444,7 +447,7 @@ def by_dtype(
     """Start one call per dtype on lists whose entries i belong together.
 
     start       takes the lists with the entries of one dtype
-    tensors     what the calls write
+    tensors     the tensors that the calls write
     """
     columns = list(zip(*lists, strict=True))
     dtypes = dict.fromkeys(column[0].dtype for column in columns)

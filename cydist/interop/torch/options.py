@@ -1,4 +1,4 @@
-"""What torch passes beside tensors, as our API takes it: options, reductions, time limits."""
+"""Convert torch's other arguments to cydist's: options, reductions, time limits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REDUCTIONS: dict[Any, Op] = {
     getattr(dist.ReduceOp, name): RedOpType[name]
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
-# By hash, which is the operation's number: comparing ReduceOps costs ten times as much.
+# Looked up by hash, which is the operation's number: comparing ReduceOps takes ten times as long.
 OPERATIONS = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in REDUCTIONS.items()}
 assert len(OPERATIONS) == 8
 fast_torch.learn(dist.AllreduceOptions, REDUCTIONS)
 
 
 def op_of(op: Any) -> Op:
-    """Our reduction for torch's.
+    """Return cydist's reduction for torch's.
 
-    Raises ValueError for one that is none of ours.
+    Raises ValueError for a reduction that cydist does not have.
     """
     found = OPERATIONS.get(hash(op))
     if found is not None:
@@ -35,13 +35,13 @@ def op_of(op: Any) -> Op:
 
 
 def limit(options: Any) -> timedelta | None:
-    """Return the call's own time limit; None: the group's. torch marks that by -1 ms."""
+    """Return the call's own time limit; None: the group's. torch marks that with -1 ms."""
     timeout: timedelta = options.timeout
     return None if timeout.days < 0 else timeout
 
 
 def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
-    """Options of `kind`: those passed, or new ones made of single fields.
+    """Return options of `kind`: those passed, or new ones made of single fields.
 
     options     an object of `kind`, a reduction in its place, or None
     """
@@ -56,7 +56,7 @@ def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) ->
 
 
 def rooted(kind: Any, options: Any, timeout: timedelta | None, root: int, op: Any = None) -> Any:
-    """As `given`, for calls with a root: a rank of the group, also in the options' place."""
+    """As `given`, for calls with a root: a rank of the group may replace the options."""
     if isinstance(options, kind):
         return options
     made = given(kind, None, timeout, op)
@@ -65,8 +65,7 @@ def rooted(kind: Any, options: Any, timeout: timedelta | None, root: int, op: An
 
 
 def only(entries: Any, call: str) -> Any:
-    """Return the single entry of a list that torch keeps for the days of several devices per
-    rank."""
+    """Return the single entry of a list; torch kept such lists for several devices per rank."""
     if isinstance(entries, torch.Tensor):
         return entries
     if len(entries) != 1:

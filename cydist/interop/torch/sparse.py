@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors, which DistributedDataParallel makes of sparse gradients."""
+"""all_reduce of sparse tensors, such as the sparse gradients of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     """Sum sparse COO tensors of one shape and dtype, in place; ranks may hold other elements.
 
     Every rank gathers all ranks' elements, and adds them in rank order.
-    Raises ValueError for any reduction but SUM. Where shapes, sparse dimensions or dtypes differ
-    every rank raises MismatchError; the tensors are as they were, and the group stays usable.
+    Raises ValueError for any reduction but SUM. If shapes, sparse dimensions or dtypes differ,
+    every rank raises MismatchError. The tensors are unchanged then, and the group stays usable.
     """
     if op is not RedOpType.SUM:
         name = op_and_factor(op)[0].name
@@ -43,7 +43,7 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
 
 
 def _said(tensor: Any) -> str:
-    """Describe what must be equal on all ranks."""
+    """Describe the properties that must be equal on all ranks."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype} {tuple(tensor.shape)} with {tensor.sparse_dim()} sparse dimensions"
 
@@ -53,7 +53,7 @@ def _mismatch(
 ) -> MismatchError:
     """Return the error for tensors that differ from those of `others`, ranks of the group.
 
-    All ranks call this: each hears what the others have.
+    All ranks call this, and each gets the descriptions of the others.
     """
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     lengths = torch.empty(host.size(), dtype=torch.int64)
@@ -69,7 +69,7 @@ def _mismatch(
 
 
 def _gather(rows: Any, counts: Any, host: ProcessGroup, timeout: timedelta | None) -> list[Any]:
-    """Gather all ranks' rows, of which rank r has counts[r]."""
+    """Gather all ranks' rows; rank r has counts[r]."""
     found = [rows.new_empty((int(count), *rows.shape[1:])) for count in counts]
     cydist.all_gather(found, rows, host, timeout=timeout)
     return found

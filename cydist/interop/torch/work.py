@@ -1,4 +1,4 @@
-"""torch's Work over ours: what a call on a group returns to torch, in Python and in C++."""
+"""torch's Work around cydist's: the result of a group's call for torch, in Python and in C++."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from cydist.work import Work
 
-NO_TIMEOUT = timedelta(0)  # what C++ passes when its caller gave none
+NO_TIMEOUT = timedelta(0)  # passed by C++ if its caller gave none
 
 
 def future_of(tensors: Any) -> Any:
-    """Return a torch Future that will have these tensors, in lists of any depth: it wants to know
-    their GPUs beforehand."""
+    """Return a torch Future for these tensors, in lists of any depth. A Future must know their GPUs
+    beforehand."""
     devices = []
     several = [tensors]
     for each in several:
@@ -28,10 +28,11 @@ def future_of(tensors: Any) -> Any:
 
 
 def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None]) -> Any:
-    """Return a torch Future that has the tensors when `over` is complete, or the text of `error()`.
+    """Return a torch Future that gets the tensors when `over` is complete, or the text of
+    `error()`.
 
-    A callback raises it. `Future.set_exception` would give C++ the exception as the Future's
-    value, in which DDP's reducer looks for tensors, and crashes.
+    A callback raises the error. `Future.set_exception` would give C++ the exception as the Future's
+    value, where DDP's reducer looks for tensors and crashes.
     """
 
     def value(_: Any) -> Any:
@@ -44,52 +45,52 @@ def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None])
 
 
 class Done(dist.Work):
-    """A call that was over when it returned."""
+    """A call that was complete when it returned."""
 
     def __init__(self, tensors: Any) -> None:
         super().__init__()
         self._tensors = tensors
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing is under way, and the CPU has no streams."""
+        """Do nothing: the call is complete, and the CPU has no streams."""
 
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """True: an error would have been raised."""
+        """Return True: an error would have been raised."""
         return True
 
     def exception(self) -> None:
-        """None: an error would have been raised."""
+        """Return None: an error would have been raised."""
 
     def result(self) -> Any:
         """Return the tensors that the call wrote."""
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return a torch Future that has its value, `result`."""
+        """Return a completed torch Future with the value `result`."""
         future = future_of(self._tensors)
         future.set_result(self._tensors)
         return future
 
 
-# What every blocking call returns: torch waits for it and drops it. Making one for each call
-# would take as long as the call.
+# The result of every blocking call, which torch waits for and drops. Making one for each call would
+# take as long as the call.
 BLOCKING = Done(None)
 
 
 class Pending(dist.Work):
     """A call under way.
 
-    A torch Future is made when one is asked for, and completed on a thread that may block: its
+    A torch Future is made at the first request, and completed on a thread that may block: its
     callbacks may make further calls on the group and wait for them.
     """
 
@@ -103,7 +104,7 @@ class Pending(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until the call is complete; True. Raises what the call raised."""
+        """Block until the call is complete; return True. Raises the call's exception."""
         return self._work.wait(timeout if timeout > NO_TIMEOUT else None)
 
     def synchronize(self) -> None:
@@ -125,20 +126,20 @@ class Pending(dist.Work):
         return self._work.exception()
 
     def result(self) -> Any:
-        """Wait, then the tensors that the call wrote."""
+        """Wait, then return the tensors that the call wrote."""
         self._work.wait()
         return self._tensors
 
     def source_rank(self) -> int:
-        """Wait for a receive, then the rank in the group that sent."""
+        """Wait for a receive, then return the sender's rank in the group."""
         source = self._work.source_rank()
         return source if self._group_rank is None else self._group_rank(source)
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a torch Future that gets `result`, or a RuntimeError with the text of what the
-        call raised."""
+        """Return a torch Future that gets `result`, or a RuntimeError with the text of the call's
+        exception."""
         if self._future is None:
             over = future_of(self._tensors)
             raised: list[Exception] = []
@@ -148,7 +149,7 @@ class Pending(dist.Work):
                     self._work.wait()
                 except Exception as error:
                     raised.append(error)
-                # Grad mode belongs to a thread, and this one is not the caller's.
+                # Grad mode is per thread, and this is not the caller's thread.
                 with torch.no_grad():
                     over.set_result(self._tensors)
 
@@ -166,7 +167,8 @@ class Several(dist.Work):
         self._tensors = tensors
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until all are complete; True. Raises what the first that failed raised."""
+        """Block until all are complete; return True. Raises the exception of the first failed
+        call."""
         return all(work.wait(timeout) for work in self._works)
 
     def synchronize(self) -> None:
@@ -189,12 +191,12 @@ class Several(dist.Work):
         return next((error for error in found if error is not None), None)
 
     def result(self) -> Any:
-        """Wait, then the tensors that the calls wrote."""
+        """Wait, then return the tensors that the calls wrote."""
         self.wait()
         return self._tensors
 
     def get_future(self) -> Any:
-        """Return a torch Future that gets `result`, or a RuntimeError with the text of what a call
-        raised."""
+        """Return a torch Future that gets `result`, or a RuntimeError with the text of a call's
+        exception."""
         over = torch.futures.collect_all([work.get_future() for work in self._works])
         return value_of(over, self._tensors, self.exception)

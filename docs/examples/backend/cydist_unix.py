@@ -17,7 +17,7 @@ class UnixGroup(dist.ProcessGroup):
         self._lock = threading.Lock()  # of the next three
         self._arrived = defaultdict(deque)  # (peer, tag) -> contents
         self._wanted = defaultdict(deque)  # (peer, tag) -> (work, array)
-        self._lost = {}  # peer -> why nothing comes from there any more
+        self._lost = {}  # peer -> why no more messages come from it
         self._links = connect(store, rank, size)
         self._sending = {peer: threading.Lock() for peer in self._links}
         for each in self._links.items():

@@ -30,7 +30,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     ROUNDS = 31                 # bits of a rank
-    LOOK_NS = 20000000          # between looks whether a late member has parted
+    LOOK_NS = 20000000          # between checks whether a late member has parted
     FLUSH_NS = 50000000         # for messages to ranks without a connection yet
     PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
@@ -58,7 +58,8 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
 
 
 cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
-    """Record that the calls differ after so many steps each. A rank without steps has no call."""
+    """Record that the calls differ after these numbers of steps. A rank without steps has no
+    call."""
     if ours > 0:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
     memset(&c.theirs, 0, sizeof(Fingerprint))

@@ -63,8 +63,8 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
-    """BlockMove equal amounts on all ranks: the root pushes the end of the array, the others pull
-    the rest."""
+    """Move equal amounts on all ranks: the root pushes the end of the array, the others pull the
+    rest."""
     cdef Block head = c.outputs[0]
     cdef Block tail
     cdef int k, peer, status = OK

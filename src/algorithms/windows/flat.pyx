@@ -35,7 +35,7 @@ from cydist._native.window_protocol cimport (
 )
 
 
-# How a step's data are cut into parts, the same on all ranks
+# The parts of a step's data, equal on all ranks
 ctypedef struct SlotCut:
     size_t part                 # bytes of each part
     size_t used                 # of all parts

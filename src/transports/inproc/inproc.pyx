@@ -273,7 +273,7 @@ cdef class InprocLink(Link):
             leave_hub(&self.end)
 
     def lost(self, int peer):
-        """Return why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for messages; "" while it can."""
         if not 0 <= peer < self.size:
             raise ValueError(f"hub {self.hub.key!r} has no rank {peer}")
         return "it left" if load_int(&self.end.boxes[peer].closed) != OK else ""

@@ -35,7 +35,7 @@ cdef enum:
     DTYPES = 64                 # more than there are, as is OPS
     OPS = 32
     EXPLAIN_NS = 500000000
-    SOON_NS = 20000000          # a call that takes longer looks for what is wrong
+    SOON_NS = 20000000          # a call that takes longer checks for errors
     PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
 

@@ -161,7 +161,7 @@ cdef class MpiLink(MessageLink):
         return self.mpi.foreign.needed
 
     def progress(self) -> None:
-        """Make progress on what has begun, if this thread may."""
+        """Make progress on started transfers, if this thread may."""
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             progress_all(self.net)
@@ -195,17 +195,18 @@ cdef class MpiLink(MessageLink):
 
     @property
     def error(self):
-        """The last error code that MPI returned; 0: none."""
+        """Return the last error code of MPI; 0: none."""
         return self.mpi.error
 
     @property
     def lingering(self):
-        """The number of MPI calls and messages that go on in memory no thread waits for."""
+        """Return the number of MPI transfers that still use memory though no thread waits for
+        them."""
         return self.mpi.lingering
 
     @property
     def piece_bytes(self):
-        """The most bytes that one call of MPI moves; the same on every rank."""
+        """Return the most bytes that one call of MPI moves, equal on every rank."""
         return self.mpi.piece_bytes
 
     @piece_bytes.setter

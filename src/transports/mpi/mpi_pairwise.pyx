@@ -23,7 +23,7 @@ from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    SOON_NS = 20000000          # a call that takes longer looks for what is wrong
+    SOON_NS = 20000000          # a call that takes longer checks for errors
     LOOK_NS = 50000000          # between two checks for a message of the other rank
     LONGEST_NS = 1600000000     # between two queries
     GRACE_NS = 1000000000       # for messages that a rank sent before it left

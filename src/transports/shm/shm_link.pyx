@@ -173,7 +173,7 @@ cdef class ShmLink(Link):
             close_local_peers(self.shm)
 
     def lost(self, int peer):
-        """Return why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for messages; "" while it can."""
         cdef int place = self.shm.place[peer] if 0 <= peer < self.size else -1
         if place < 0 or peer == self.rank:
             return self.messages.lost(peer)

@@ -138,7 +138,7 @@ cdef class SharedMemory:
         if fstat(fd, &status) != 0:
             raise OSError(errno, os.strerror(errno))
         if fcntl(fd, F_GET_SEALS) & SEALS != SEALS or status.st_size < <long>head_bytes(1):
-            raise ValueError("this is no sealed memory of ours: it could shrink under us")
+            raise ValueError("this is not cydist's sealed memory: it could shrink while in use")
         memory.map(status.st_size)
         if memory.head.layout != LAYOUT:
             raise ValueError("another version of cydist has laid this memory out")

@@ -324,7 +324,7 @@ cdef class MessageLink(Link):
         }
 
     def lost(self, int peer):
-        """Return why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for messages; "" while it can."""
         if not 0 <= peer < self.size or peer == self.rank:
             return ""
         if self.net.lost[peer] == LEFT:
@@ -418,7 +418,7 @@ cdef class TcpLink(MessageLink):
             pthread_mutex_unlock(&self.net.lock)
 
     def lost(self, int peer):
-        """Return why this peer cannot be reached any more, for people; "" while it can."""
+        """Return why this peer cannot be reached any more, for messages; "" while it can."""
         if peer == self.rank:
             return ""
         self.check(peer, 0)

@@ -1,4 +1,4 @@
-"""Which peers have left or died, and which receives can therefore never complete."""
+"""Departed and dead peers, and the receives that can therefore never complete."""
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport ANY_SOURCE, CONTROL_TAG, PEER_LOST, Request, Comm, has_left
