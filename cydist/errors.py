@@ -135,7 +135,7 @@ class QueueEmptyError(DistStoreError):
     """A non-blocking queue_pop found the queue empty."""
 
 
-# How a compiled call ended (engine.STATUS_NAMES) -> what is raised.
+# How a compiled call ended (STATUS_NAMES in src/engine/call_errors.pyx) -> what is raised.
 _CLASSES: dict[str, type[DistError]] = {
     "timeout": DistTimeoutError,
     "peer_lost": PeerFailedError,
