@@ -84,9 +84,7 @@ class Rule(NamedTuple):
 
 
 # What the library below a link may have itself; src/algorithms/native.pyx.
-IN_LIBRARIES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
-)  # fmt: skip
+IN_LIBRARIES = tuple(collective for collective, name in NEEDS if name == "native")
 # Beyond so many bytes ours are faster over its messages: on two ranks, Open MPI 5.0 took two to ten
 # times as long for a reduce_scatter, MPICH 5.0 twice; for a reduce 1.6 to 5 times from 16 KiB on,
 # and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to 1.3 times. With four ranks
