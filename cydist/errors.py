@@ -135,7 +135,7 @@ class QueueEmptyError(DistStoreError):
     """A non-blocking queue_pop found the queue empty."""
 
 
-# Status of a compiled call (engine.STATUS_NAMES) -> exception class.
+# Status of a compiled call (STATUS_NAMES in src/engine/call_errors.pyx) -> exception class.
 _CLASSES: dict[str, type[DistError]] = {
     "timeout": DistTimeoutError,
     "peer_lost": PeerFailedError,

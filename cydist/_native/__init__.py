@@ -41,7 +41,7 @@ from cydist._native.abi import (
     Link,
 )
 from cydist._native.algorithm_table import NEED_BITS, algorithms, forget_choices
-from cydist._native.array import Array, empty, use_memory
+from cydist._native.array import Array, empty, overlapping, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import Failure
 from cydist._native.call_queue import CallQueue
@@ -66,8 +66,7 @@ from cydist._native.libmpi import load as load_mpi
 from cydist._native.libmpi import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
-from cydist._native.overlap import overlapping
-from cydist._native.p2p import Message, irecv, isend
+from cydist._native.p2p import ANY_SOURCE, LARGEST_TAG, Message, irecv, isend
 from cydist._native.shm_heap import Heap, Held
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
@@ -77,10 +76,12 @@ from cydist._native.stream_link import MessageLink, TcpLink
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
 
 __all__ = [
+    "ANY_SOURCE",
     "COLLECTIVE_NAMES",
     "DTYPES",
     "FLAG_BITS",
     "ITEMSIZES",
+    "LARGEST_TAG",
     "MESSAGE_TAGS",
     "NEED_BITS",
     "OPS",

@@ -11,10 +11,12 @@ from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
 
 __all__ = [
+    "ANY_SOURCE",
     "COLLECTIVE_NAMES",
     "DTYPES",
     "FLAG_BITS",
     "ITEMSIZES",
+    "LARGEST_TAG",
     "MESSAGE_TAGS",
     "NEED_BITS",
     "OPS",
@@ -162,6 +164,7 @@ class InprocLink(Link):
 
 @final
 class SharedMemory:
+    token_bytes: int
     fd: int
     @staticmethod
     def create(ranks: int, nbytes: int, token: bytes, part: int = 0) -> SharedMemory: ...
@@ -251,6 +254,8 @@ OPS: dict[str, int]
 FLAG_BITS: dict[str, int]
 NEED_BITS: dict[str, int]
 MESSAGE_TAGS: dict[str, int]
+ANY_SOURCE: int
+LARGEST_TAG: int
 COLLECTIVE_NAMES: tuple[str, ...]
 PAGE_BYTES: int
 

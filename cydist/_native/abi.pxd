@@ -42,17 +42,20 @@ cdef enum Collective:       # the order is part of the wire format
     NO_CALL = 255           # on a rank that left the group without the call in question
 
 
-cdef enum:                  # of the machine, as cydist counts: part of the layout of shared memory
-    PAGE = 4096
-    LINE = 64               # a cache line
+cdef extern from "kernels/machine.h" nogil:
+    enum:
+        PAGE "CYDIST_PAGE"
+        LINE "CYDIST_LINE"
 
 
 cdef enum:
+    RANK_BITS = 31          # an algorithm that doubles distances has at most so many rounds
     ANY_SOURCE = -1         # Request.peer of a receive from any rank
     EVEN = 1                # Fingerprint.flags: all blocks have the same size
     CHUNK = 2               # Fingerprint.flags: one of the calls that a longer one was cut into
     PRELIMINARY = 4         # Fingerprint.flags: a vote before a long call on a strided array
     JOINED = 8              # Fingerprint.flags: on every rank the blocks are adjacent in memory
+    LARGEST_TAG = 0x7fffffff    # of the user's messages
     # Request.tag: the top bit tells a collective's messages from the user's.
     SEQUENCE_SHIFT = 24     # collective tag = COLLECTIVE_TAG | seq << 24 | step
 

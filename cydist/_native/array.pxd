@@ -37,6 +37,3 @@ cdef int set_contiguous_strides(Array self) except -1
 cdef int set_dtype(Array self, int code, size_t itemsize) except -1
 cdef int name_dtype(Array self, str name, size_t itemsize) except -1    # code and hash follow
 cdef int settle(Array self) except -1
-
-# Return whether the arrays may share a byte. False is certain.
-cdef bint share(Array a, Array b)

@@ -1,6 +1,7 @@
 from typing import Any, final
 
 DTYPES: dict[str, int]
+UINT8: int
 
 @final
 class Enqueuer:

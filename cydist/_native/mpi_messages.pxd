@@ -13,10 +13,12 @@ cdef enum Later:                # a request that a thread without access to MPI 
 
 
 cdef enum:
-    INLINE_BYTES = 8192         # payload that is sent with its header
+    WITH_HEADER_BYTES = 8192    # payload that is sent with its header
     SLOTS = 8                   # headers that MPI can receive between two polls
     GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
     FAREWELL = -2               # and for the group of the header's context
+    SOON_NS = 20000000          # a call that takes longer looks for what is wrong
+    DEPARTED_NS = 1000000000    # how long messages to and from a rank that left may still take
 
 
 ctypedef struct MpiHeader:         # the first part of every message
@@ -31,7 +33,7 @@ ctypedef struct MpiHeader:         # the first part of every message
 ctypedef struct HeaderSlot:     # a posted receive of a header
     Handle request
     MpiHeader header
-    char data[INLINE_BYTES]
+    char data[WITH_HEADER_BYTES]
 
 
 ctypedef struct MpiRequest:           # what MPI is transferring: a message, or a collective
@@ -86,7 +88,7 @@ cdef inline int piece(const Mpi *mpi, size_t nbytes, size_t i) noexcept nogil:
     return <int>(rest if rest < mpi.piece_bytes else mpi.piece_bytes)
 
 
-# Return where the next request of a move goes.
+# Return where MPI's next request goes.
 cdef inline Handle *next_of(MpiRequest *mpi_request) noexcept nogil:
     return &mpi_request.handles[mpi_request.count]
 
@@ -101,7 +103,7 @@ cdef inline int added(MpiRequest *mpi_request, int code) noexcept nogil:
 cdef void init_mpi(Mpi *mpi) noexcept nogil
 # Return whether this thread may call MPI.
 cdef bint may_call(const Net *net) noexcept nogil
-# Add a move with room for `room` requests to the ring; NULL: no memory.
+# Add one with room for `room` of MPI's requests to the ring; NULL: no memory.
 cdef MpiRequest *new_mpi_request(Mpi *mpi, Request *r, uint64_t comm_id, int peer,
                                  int room) noexcept nogil
 # MPI refused the next request with this code. Requests it accepted go on; their memory stays.

@@ -119,6 +119,7 @@ cdef enum:
     SPINS = 2000                # about 20 to 50 us
     YIELDS = 4
     YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
+    PAUSE_US = 200              # between two looks at what cannot wake a thread
     GRACE_NS = 100000000        # for a peer that accesses this rank's memory when it gives up
 
 

@@ -8,7 +8,7 @@ from cydist import _native
 from cydist.api.dispatch import Timeout, run
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistTimeoutError
-from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
 from cydist.waiting import seconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
     """On rank 0: receive from all ranks, then release all of them."""
     others = range(1, group.size())
     token = _native.empty(1)
-    arriving: list[Work] = [group.irecv(_native.empty(1), peer, COLLECTIVE_TAG) for peer in others]
+    arriving: list[Work] = [group.irecv(_native.empty(1), peer, DERIVED_TAG) for peer in others]
     missing: list[int] = []
     for peer, work in zip(others, arriving, strict=True):
         try:
@@ -65,7 +65,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
             group=group.group_name,
             ranks=tuple(missing),
         )
-    leaving = [group.isend(token, peer, COLLECTIVE_TAG) for peer in others]
+    leaving = [group.isend(token, peer, DERIVED_TAG) for peer in others]
     for work in leaving:
         call.wait(work)
 
@@ -74,8 +74,8 @@ def _report(group: ProcessGroup, call: Call) -> None:
     """On every other rank: notify rank 0, and wait until it has received from all."""
     here = group.ranks[group.rank()]
     try:
-        call.wait(group.isend(_native.empty(1), 0, COLLECTIVE_TAG))
-        call.wait(group.irecv(_native.empty(1), 0, COLLECTIVE_TAG))
+        call.wait(group.isend(_native.empty(1), 0, DERIVED_TAG))
+        call.wait(group.irecv(_native.empty(1), 0, DERIVED_TAG))
     except DistTimeoutError as error:
         raise DistTimeoutError(
             f"Rank {here} successfully reached monitoredBarrier, but received errors while "

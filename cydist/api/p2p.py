@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from cydist._native import fast_path
+from cydist._native import LARGEST_TAG, fast_path
 from cydist.api import arguments
 from cydist.api.arguments import root_rank
 from cydist.api.dispatch import Timeout
@@ -20,8 +20,6 @@ from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
-
-LARGEST_TAG = 2**31 - 1
 
 
 def peer_rank(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
 
 # The tag of messages that belong to derived collectives. Users' tags are not negative.
-COLLECTIVE_TAG = -1
+DERIVED_TAG = -1
 
 
 class Call:
@@ -90,8 +90,8 @@ class ProcessGroup:
     irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known when
                                 complete; peer None receives from any rank (optional)
 
-    Messages with one tag between two ranks keep their order. COLLECTIVE_TAG (-1) is reserved for
-    the derived collectives.
+    Messages with one tag between two ranks keep their order. DERIVED_TAG (-1) is reserved for the
+    derived collectives.
     """
 
     __module__ = "cydist"
@@ -370,8 +370,8 @@ class ProcessGroup:
         receives: Sequence[tuple[Array, int]],
     ) -> None:
         """Exchange arrays with peers, all at once; return when everything has arrived."""
-        works = [self.irecv(array, peer, COLLECTIVE_TAG) for array, peer in receives]
-        works += [self.isend(array, peer, COLLECTIVE_TAG) for array, peer in sends]
+        works = [self.irecv(array, peer, DERIVED_TAG) for array, peer in receives]
+        works += [self.isend(array, peer, DERIVED_TAG) for array, peer in sends]
         for work in works:
             call.wait(work)
 

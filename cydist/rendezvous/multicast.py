@@ -75,7 +75,7 @@ class _MulticastGroup:
         self.address = _own_address(group, port)
         self._packed_address = socket.inet_pton(self._family, self.address.partition("%")[0])
         self._sender, self._receiver = _sockets(group, port)
-        self._own = TCPStore(self.address, 0, None, True, 300, False, job=self._job)
+        self._own = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, job=self._job)
         self._leader = self.name
         self._store = self._own
         self._own.set(_member(self.name), "")

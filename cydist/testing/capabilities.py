@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cydist as dist
+from cydist._native import COLLECTIVE_NAMES
 from cydist.api import process_groups
 from cydist.errors import StoreTimeoutError
 from cydist.groups.process_group import ProcessGroup
 
-COLLECTIVES = (
-    "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
-    "all_to_all", "scan", "barrier",
-)  # fmt: skip
+COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if hasattr(ProcessGroup, name))
 PATIENCE = 2.0  # seconds within which an asynchronous call must return
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cydist.api import process_groups
-from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ class Exposed(ProcessGroup):
         return super().execute(name, body, **options)
 
     def isend(self, array: Array, peer: int, tag: int, **options: Any) -> Work:
-        if tag != COLLECTIVE_TAG:
+        if tag != DERIVED_TAG:
             self.faults.affect("send")
         return super().isend(array, peer, tag, **options)
 
     def irecv(self, array: Array, peer: int | None, tag: int, **options: Any) -> Work:
-        if tag != COLLECTIVE_TAG:
+        if tag != DERIVED_TAG:
             self.faults.affect("recv")
         return super().irecv(array, peer, tag, **options)

@@ -6,17 +6,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cydist import _native
+
 Array = np.ndarray[Any, Any]
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    np.dtype(d).name: np.dtype(d)
-    for d in (
-        "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-        "float16", "float32", "float64", "complex64", "complex128",
-        ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
-    )
-}  # fmt: skip
-SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    name: np.dtype(getattr(ml_dtypes, name, name)) for name in _native.DTYPES
+}
+OPS = tuple(name for name in _native.OPS if name != "PREMUL_SUM")  # SUM, of other contributions
+SMALL_FLOATS = tuple(name for name, d in DTYPES.items() if d.itemsize < 4 and d.kind not in "biu")
 INTEGERS = tuple(name for name, d in DTYPES.items() if d.kind in "iu")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import cydist as dist
 from cydist.testing.contract import Jobs
+from cydist.tuning.table import REDUCING
 
 Named = tuple[str, dict[str, Any]]  # a collective, and arguments of `call`
 
@@ -65,7 +66,6 @@ def call(
         dist.barrier(timeout=LONG)
 
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COUNTED = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "scan", "exscan")
 TYPED = (*COUNTED, "gather", "scatter", "all_to_all")
@@ -79,7 +79,7 @@ def differences() -> list[Any]:
         found.append((f"dtype-{name}", (name, {}), (name, given), ("float32", "int32")))
     for name in COUNTED:
         found.append((f"count-{name}", (name, {}), (name, {"count": 4}), None))
-    for name in REDUCING:
+    for name in sorted(REDUCING):
         found.append((f"op-{name}", (name, {}), (name, {"op": "MAX"}), ("op SUM", "op MAX")))
     for name in ROOTED:
         found.append((f"root-{name}", (name, {}), (name, {"root": 1}), ("root 0", "root 1")))

@@ -85,9 +85,7 @@ class Rule(NamedTuple):
 
 
 # Collectives that the library below a link may have itself; see src/algorithms/native.pyx.
-IN_LIBRARIES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier",
-)  # fmt: skip
+IN_LIBRARIES = tuple(collective for collective, name in NEEDS if name == "native")
 # Above this many bytes cydist's algorithms are faster over the library's messages. On two ranks,
 # Open MPI 5.0 took two to ten times as long for a reduce_scatter, MPICH 5.0 twice; for a reduce 1.6
 # to 5 times from 16 KiB on, and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to

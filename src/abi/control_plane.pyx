@@ -2,18 +2,15 @@
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
+from posix.unistd cimport usleep
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, CONTROL_TAG, OK, PEER_LOST, PENDING,
     RAISED, TIMEOUT, Call, Fingerprint, Request, Comm, now_ns, patiently,
 )
 from cydist._native.sync cimport (
-    exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
+    PAUSE_US, exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
 )
-
-
-cdef extern from "<unistd.h>" nogil:
-    int usleep(unsigned int)
 
 
 cdef enum:
@@ -21,7 +18,6 @@ cdef enum:
     EXPLAIN_NS = 150000000
     ARRIVE_NS = 500000000       # the longest wait for a control message that was announced
     LATE_MESSAGE_NS = 10000000
-    PAUSE_US = 200
 
 cdef Fingerprint none           # zero: the fingerprint of all control messages
 

@@ -22,16 +22,14 @@ Comm. ACM 29 (1986).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport BARRIER, EXSCAN, NO_MEMORY, OK, SCAN, Block, Call, Comm
+from cydist._native.abi cimport (
+    BARRIER, EXSCAN, NO_MEMORY, OK, RANK_BITS, SCAN, Block, Call, Comm,
+)
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
     combine, conclude, contribute, copy, exchange, release_buffer, segment_of, segment_size,
     segments_in,
 )
-
-
-cdef enum:
-    ROUNDS = 31                 # bits of a rank
 
 
 cdef int barrier(Comm *t, Call *c) noexcept nogil:
@@ -54,7 +52,7 @@ cdef int exscan(Comm *t, Call *c) noexcept nogil:
 
 cdef int by_segments(Comm *t, Call *c, bint inclusive) noexcept nogil:
     cdef Block own = c.inputs[0]
-    cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, ROUNDS)
+    cdef size_t segment = segment_size(c, c.op.itemsize, own.nbytes, RANK_BITS)
     cdef char *buffers = <char *>malloc(2 * segment)
     cdef int status = OK
     cdef size_t i
@@ -62,7 +60,7 @@ cdef int by_segments(Comm *t, Call *c, bint inclusive) noexcept nogil:
         return NO_MEMORY
     for i in range(segments_in(own.nbytes, segment)):
         status = scan_segment(
-            t, c, <int>i * ROUNDS, segment_of(own, i, segment), inclusive,
+            t, c, <int>i * RANK_BITS, segment_of(own, i, segment), inclusive,
             segment_of(c.outputs[0], i, segment), buffers, buffers + segment,
         )
         if status != OK:

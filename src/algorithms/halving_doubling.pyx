@@ -25,7 +25,9 @@ R. Rabenseifner and W. Gropp, Int. J. High Perform. Comput. Appl. 19 (2005).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm, Reduction
+from cydist._native.abi cimport (
+    ALL_REDUCE, NO_MEMORY, OK, RANK_BITS, Block, Call, Comm, Reduction,
+)
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, exchange, release_buffer, pipe_close,
@@ -34,7 +36,6 @@ from cydist._native.pipeline cimport (
 
 
 cdef enum:
-    ROUNDS = 31                 # bits of a rank
     SHORT = 1024                # messages of at most this size need no malloc
 
 
@@ -84,7 +85,7 @@ cdef int doubling(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-# Steps of "doubling": 0 to fold, 1 + k for round k, ROUNDS + 1 to unfold.
+# Steps of "doubling": 0 to fold, 1 + k for round k, RANK_BITS + 1 to unfold.
 cdef int fold_in(Comm *t, Call *c, const Fold *fold, Block acc, char *theirs) noexcept nogil:
     cdef int status
     if fold.partner < 0:
@@ -119,8 +120,8 @@ cdef int fold_out(Comm *t, Call *c, const Fold *fold, Block result) noexcept nog
     if fold.partner < 0:
         return OK
     if fold.place >= 0:
-        return exchange(t, c, ROUNDS + 1, result.ptr, result.nbytes, fold.partner, NULL, 0, -1)
-    return exchange(t, c, ROUNDS + 1, NULL, 0, -1, result.ptr, result.nbytes, fold.partner)
+        return exchange(t, c, RANK_BITS + 1, result.ptr, result.nbytes, fold.partner, NULL, 0, -1)
+    return exchange(t, c, RANK_BITS + 1, NULL, 0, -1, result.ptr, result.nbytes, fold.partner)
 
 
 ctypedef struct Walk:           # the state of halving_doubling between rounds
@@ -136,7 +137,7 @@ cdef int halving_doubling(Comm *t, Call *c) noexcept nogil:
     cdef Walk walk
     cdef int status
     find_fold(t, &walk.fold)
-    walk.segment = segment_size(c, op.itemsize, result.nbytes, 2 * ROUNDS + 2)
+    walk.segment = segment_size(c, op.itemsize, result.nbytes, 2 * RANK_BITS + 2)
     walk.per_round = segments_in(result.nbytes, walk.segment)
     walk.arriving = <char *>malloc(PIPE_DEPTH * walk.segment)
     if walk.arriving == NULL:
@@ -147,7 +148,7 @@ cdef int halving_doubling(Comm *t, Call *c) noexcept nogil:
     if walk.fold.place < 0:
         status = trade(t, c, &walk, 0, walk.fold.partner, &own, NULL, NULL)
         if status == OK:
-            status = trade(t, c, &walk, 2 * ROUNDS + 1, walk.fold.partner, NULL, &result, NULL)
+            status = trade(t, c, &walk, 2 * RANK_BITS + 1, walk.fold.partner, NULL, &result, NULL)
     else:
         status = halve_then_double(t, c, &walk, own, result)
     release_buffer(t, walk.arriving)
@@ -159,8 +160,8 @@ cdef int halve_then_double(Comm *t, Call *c, const Walk *walk, Block own,
     """Run "halving_doubling" on the ranks that are not folded away."""
     cdef const Fold *fold = &walk.fold
     cdef size_t unit = c.op.itemsize
-    cdef Block kept[ROUNDS]
-    cdef Block given[ROUNDS]
+    cdef Block kept[RANK_BITS]
+    cdef Block given[RANK_BITS]
     cdef Block range_ = result, out
     cdef const char *mine = own.ptr     # until a contribution was combined into the result
     cdef int k = 0, side, status = OK
@@ -182,10 +183,10 @@ cdef int halve_then_double(Comm *t, Call *c, const Walk *walk, Block own,
         conclude(c.op, range_.ptr, range_.nbytes)
     while status == OK and k > 0:
         k -= 1
-        status = trade(t, c, walk, ROUNDS + 1 + k, rank_of(fold, fold.place ^ (1 << k)),
+        status = trade(t, c, walk, RANK_BITS + 1 + k, rank_of(fold, fold.place ^ (1 << k)),
                        &kept[k], &given[k], NULL)
     if status == OK and fold.partner >= 0:
-        status = trade(t, c, walk, 2 * ROUNDS + 1, fold.partner, &result, NULL, NULL)
+        status = trade(t, c, walk, 2 * RANK_BITS + 1, fold.partner, &result, NULL, NULL)
     return status
 
 

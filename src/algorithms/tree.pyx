@@ -23,7 +23,9 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 """
 from libc.stdlib cimport malloc
 
-from cydist._native.abi cimport BROADCAST, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Request
+from cydist._native.abi cimport (
+    BROADCAST, NO_MEMORY, OK, RANK_BITS, REDUCE, Block, Call, Comm, Request,
+)
 from cydist._native.algorithm_table cimport MESSAGES, add
 from cydist._native.pipeline cimport (
     Pipe, combine, complete, conclude, contribute, exchange, release_buffer, pipe_close, pipe_open,
@@ -31,13 +33,9 @@ from cydist._native.pipeline cimport (
 )
 
 
-cdef enum:
-    MOST_CHILDREN = 31          # bits of a rank
-
-
 ctypedef struct TreePosition:   # of this rank in the tree
     int parent                  # group rank; -1 at the root
-    int children[MOST_CHILDREN]     # group ranks: v+1, v+2, v+4, ...
+    int children[RANK_BITS]     # group ranks: v+1, v+2, v+4, ...
     int children_count
     int v                       # number in the tree
 
@@ -61,7 +59,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Block whole = c.outputs[0], part
     cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
     cdef size_t total = segments_in(whole.nbytes, segment)
-    cdef Request sends[MOST_CHILDREN]
+    cdef Request sends[RANK_BITS]
     cdef int child, posted = 0
     cdef size_t i, taken
     cdef TreePosition place
@@ -128,12 +126,12 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
     cdef size_t total = segments_in(result.nbytes, segment)
     cdef int children = place.children_count
     cdef char *sums = buffers + 2 * segment * children
-    cdef Request receives[2 * MOST_CHILDREN]
+    cdef Request receives[2 * RANK_BITS]
     cdef Request sends[2]
     cdef Block part
     cdef size_t i, bank
     cdef int child, status = OK
-    for child in range(2 * MOST_CHILDREN):
+    for child in range(2 * RANK_BITS):
         receives[child].status = OK
     sends[0].status = OK
     sends[1].status = OK
@@ -163,7 +161,7 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
     if status == OK:
         status = complete(t, c, sends, 2)
     if status != OK:
-        withdraw(t, receives, 2 * MOST_CHILDREN)
+        withdraw(t, receives, 2 * RANK_BITS)
         withdraw(t, sends, 2)
     return status
 

@@ -27,7 +27,8 @@ cdef extern from "Python.h":
         const char *tp_name
 
 cdef enum:
-    INLINE_DIMENSIONS = 4   # dimensions that fit into Array.near
+    INLINE_DIMENSIONS = 4   # that fit into Array.inline_shape
+    FEW_ARRAYS = 8          # up to this many are compared with each other directly
 
 # Every library's own name of a dtype is mapped to one of these; the first is of DT_OTHER.
 cdef tuple NAMES = ("", *DTYPES)
@@ -459,6 +460,31 @@ cdef bint share(Array a, Array b):
             if of.shape_[i] > 1 and are_disjoint(a, b, abs(of.strides_[i])):
                 return False
     return True
+
+
+def overlapping(arrays, size_t outputs):
+    """Return the pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
+
+    outputs     i is one of the first `outputs`
+
+    Sweeps over the arrays by address, so that a thousand separate ones cost no million comparisons.
+    """
+    cdef list found = [], open_ = []
+    cdef size_t i, j, count = len(arrays)
+    if count <= FEW_ARRAYS:
+        return [
+            (i, j) for i in range(min(outputs, count)) for j in range(i + 1, count)
+            if share(arrays[i], arrays[j])
+        ]
+    extents = [array.extent for array in arrays]
+    for i in sorted(range(count), key=extents.__getitem__):
+        start = extents[i][0]
+        open_ = [j for j in open_ if extents[j][1] > start]
+        for j in open_:
+            if min(i, j) < outputs and share(arrays[i], arrays[j]):
+                found.append((min(i, j), max(i, j)))
+        open_.append(i)
+    return found
 
 
 cdef bint are_disjoint(Array a, Array b, int64_t threshold) noexcept nogil:

@@ -2,8 +2,9 @@
 from libc.string cimport memcmp
 
 from cydist._native.abi cimport (
-    ABORTED, PRELIMINARY, BARRIER, CHUNK, COLLECTIVES, EVEN, JOINED, MISMATCH, MONITORED_BARRIER,
-    NO_CALL, POINT_TO_POINT, Call, Fingerprint,
+    ABORTED, BARRIER, CHUNK, CLOSED, COLLECTIVES, EVEN, INTERRUPTED, JOINED, MISMATCH,
+    MONITORED_BARRIER, NO_CALL, NO_MEMORY, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY, RAISED,
+    TIMEOUT, UNREACHABLE, Call, Fingerprint,
 )
 from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
 
@@ -14,9 +15,9 @@ CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
 
 # The names of Status values, for errors.py.
 STATUS_NAMES = {
-    0: "ok", -1: "timeout", -2: "peer_lost", -3: "no_memory", -4: "mismatch",
-    -5: "interrupted", -6: "aborted", -7: "closed", -8: "raised",
-    -9: "unreachable",
+    OK: "ok", TIMEOUT: "timeout", PEER_LOST: "peer_lost", NO_MEMORY: "no_memory",
+    MISMATCH: "mismatch", INTERRUPTED: "interrupted", ABORTED: "aborted", CLOSED: "closed",
+    RAISED: "raised", UNREACHABLE: "unreachable",
 }
 STATUSES = {name: code for code, name in STATUS_NAMES.items()}
 

@@ -6,6 +6,7 @@ the backend turns into an exception of cydist/errors.py.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset, strncpy
+from posix.unistd cimport getpid, usleep
 
 cimport cython
 
@@ -29,7 +30,7 @@ from cydist._native.control_plane cimport (
     failure_message_of, open_control_plane, record_failure,
 )
 from cydist._native.call_queue cimport CallQueue
-from cydist._native.sync cimport load_int, store_int
+from cydist._native.sync cimport PAUSE_US, load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
 
@@ -41,13 +42,8 @@ for algorithm in (
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
-cdef extern from "<unistd.h>" nogil:
-    int getpid()
-    int usleep(unsigned int)
-
 cdef enum:
     LATE_MESSAGE_NS = 50000000  # for a third rank's report of why a rank left
-    PAUSE_US = 200
 
 # Collectives that no rank completes before all members have made the same call.
 cdef set COMPLETE_ON_ALL = {

@@ -7,10 +7,9 @@ The fast path releases the GIL only when it must wait (fast_collectives), so the
 """
 import threading
 
-from cydist._native.abi cimport set_interrupted
+from cpython.exc cimport PyErr_CheckSignals
 
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
+from cydist._native.abi cimport set_interrupted
 
 cdef extern from "pthread.h" nogil:
     unsigned long pthread_self()

@@ -1,11 +1,11 @@
 """Point-to-point messages, as Python posts them."""
-from libc.stdint cimport int64_t, uint64_t
-
 cimport cython
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport getpid
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, CHUNK, CLOSED, COLLECTIVE_TAG, INTERRUPTED, MISMATCH, OK, PENDING,
-    POINT_TO_POINT, Fingerprint, Request,
+    ABORTED, ANY_SOURCE as any_source, CHUNK, CLOSED, COLLECTIVE_TAG, INTERRUPTED,
+    LARGEST_TAG as largest_tag, MISMATCH, OK, PENDING, POINT_TO_POINT, Fingerprint, Request,
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.array cimport Array
@@ -14,8 +14,9 @@ from cydist._native.call_errors cimport described, recorded_failure
 from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
 from cydist._native.sync cimport load_int, store_int
 
-cdef extern from "<unistd.h>" nogil:
-    int getpid()
+# What Python knows of them, under the names that they have in C.
+ANY_SOURCE = any_source
+LARGEST_TAG = largest_tag
 
 
 @cython.no_gc_clear
@@ -100,7 +101,7 @@ cdef class Message:
 
     cdef int peer(self) noexcept:
         """Return the peer it is about; of a receive from any source, the rank that was lost."""
-        if self.request.status == MISMATCH or self.request.peer == ANY_SOURCE:
+        if self.request.status == MISMATCH or self.request.peer == any_source:
             return self.request.source
         return self.request.peer
 
@@ -167,5 +168,5 @@ def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
 
 def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
           Array about=None, size_t layout=0) -> Message:
-    """Post a receive, into contiguous memory if `layout` is 0; peer -1: from any source."""
+    """Post a receive, into contiguous memory if `layout` is 0; peer may be ANY_SOURCE."""
     return posted(group, array, peer, tag, about, layout, False)

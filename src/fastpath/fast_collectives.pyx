@@ -10,6 +10,7 @@ at a flag: releasing and taking the GIL costs more. Only a longer wait reads the
 """
 from libc.stdint cimport int64_t
 from libc.string cimport memset
+from posix.unistd cimport getpid
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, EXSCAN, GATHER, OK, REDUCE,
@@ -68,9 +69,6 @@ cdef bint has_fast_messages(object group) except -1:
 
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void *, void *, void (*)() noexcept nogil)
-
-cdef extern from "<unistd.h>" nogil:
-    int getpid()
 
 cdef int process = getpid()     # the system call costs more than all other checks
 

@@ -5,8 +5,9 @@ backend "nccl"). This does the same in one: the same checks, the same note for t
 same event after the call. All unusual cases (a capture, a coalesced call, strides, an operation of
 several steps, an error) are left to the general path, before anything has happened.
 """
-from cydist._native.abi cimport now_ns
 cimport cython
+
+from cydist._native.abi cimport LARGEST_TAG, now_ns
 
 from cydist._native.kernels import DTYPES
 
@@ -15,11 +16,11 @@ from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_cupy, view_
 from cydist._native.fast_collectives cimport forked, small_int, operations_class, enqueuer_of
 
 cdef enum:
-    UINT8 = 1                   # ncclDataType_t: data that are only moved go as bytes
-    LARGEST_TAG = 0x7fffffff
+    NCCL_UINT8 = 1              # ncclDataType_t: data that are only moved go as bytes
 
 cdef object NOT_FAST = object()     # take the general path: nothing has happened
 cdef dict names = {code: name for name, code in DTYPES.items()}
+UINT8 = NCCL_UINT8                  # for Python
 
 
 @cython.final
@@ -179,9 +180,9 @@ cdef class Enqueuer:
         self.binding.group_start()
         try:
             for rank in range(self.size):
-                comm.send(given + rank * nbytes, nbytes, UINT8, rank, stream)
+                comm.send(given + rank * nbytes, nbytes, NCCL_UINT8, rank, stream)
             for rank in range(self.size):
-                comm.recv(due + rank * nbytes, nbytes, UINT8, rank, stream)
+                comm.recv(due + rank * nbytes, nbytes, NCCL_UINT8, rank, stream)
         finally:
             self.binding.group_end()
 
@@ -233,7 +234,7 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
     address = <size_t>p.ptr
     return self.put(
         "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
-        self.comm.broadcast, (address, address, p.nbytes, UINT8, root), library, tensor, None,
+        self.comm.broadcast, (address, address, p.nbytes, NCCL_UINT8, root), library, tensor, None,
         async_op)
 
 
@@ -250,7 +251,7 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
     return self.put(
         "all_gather_into_tensor",
         ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
-        self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, UINT8),
+        self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, NCCL_UINT8),
         library, output, input, async_op)
 
 
@@ -316,7 +317,7 @@ cdef object message(str name, bint sends, object tensor, object given, object gr
         return NOT_FAST
     done = self.put(
         name, None, self.comm.send if sends else self.comm.recv,
-        (<size_t>p.ptr, p.nbytes, UINT8, peer), library, tensor, None, async_op)
+        (<size_t>p.ptr, p.nbytes, NCCL_UINT8, peer), library, tensor, None, async_op)
     if async_op and not sends and done is not NOT_FAST:
         done._source = self.group.ranks[peer]
     return done

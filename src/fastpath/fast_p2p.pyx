@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    CLOSED, INTERRUPTED, MISMATCH, OK, PENDING, POINT_TO_POINT, TIMEOUT, Fingerprint, Request,
-    now_ns,
+    CLOSED, INTERRUPTED, LARGEST_TAG, MISMATCH, OK, PENDING, POINT_TO_POINT, TIMEOUT, Fingerprint,
+    Request, now_ns,
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
@@ -18,7 +18,6 @@ from cydist._native.fast_collectives cimport (
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    LARGEST_TAG = 0x7fffffff
     SHORT_NS = 20000000         # a longer wait is recorded, for ranks that query it
 
 cpdef bint send(object tensor, object dst, object group, object tag) except -1:

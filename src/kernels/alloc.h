@@ -1,13 +1,15 @@
 /* Memory for new arrays. */
-#ifndef CYDIST_ROOM_H
-#define CYDIST_ROOM_H
+#ifndef CYDIST_ALLOC_H
+#define CYDIST_ALLOC_H
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { CYDIST_LINE = 64, CYDIST_MANY_PAGES = 4 << 20 };
+#include "machine.h"
+
+enum { CYDIST_MANY_PAGES = 4 << 20 };
 
 /* Aligned to a cache line, for free(); NULL: no memory. Long memory is in huge pages, if the
    system gives them on request. */

@@ -6,10 +6,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "machine.h"
+
 /* From some KiB on, memcpy may be one instruction of the processor, `rep movsb`. On AMD's Zen 4
    that moves 3 GB/s instead of 50 if the target begins less than 16 bytes after the source, with
    both counted within a page. Vector registers still copy pieces this short. */
-enum { CYDIST_PAGE = 4096, CYDIST_CLOSE = 16, CYDIST_SHORT_PIECE = 1024 };
+enum { CYDIST_CLOSE = 16, CYDIST_SHORT_PIECE = 1024 };
 
 static inline void cydist_copy(char *to, const char *from, size_t nbytes)
 {

@@ -231,7 +231,7 @@ WIDE_FLOAT(64, double)
         [OP_MIN] = combine_all_exact, [OP_MAX] = combine_all_exact,               \
         [OP_AVG] = sum_all_##format, [OP_PREMUL_SUM] = sum_all_##format           \
     }
-#define EXACT_ALL { [OP_SUM ... OP_PREMUL_SUM] = combine_all_exact }
+#define EXACT_ALL { [OP_SUM ... OP_COUNT - 1] = combine_all_exact }
 
 const cydist_kernels KERNELS = {
     .isa = ISA,
@@ -250,7 +250,7 @@ const cydist_kernels KERNELS = {
         [DT_F8E4M3FN] = FLOAT_ROW(e4m3), [DT_F8E5M2] = FLOAT_ROW(e5m2),
     },
     .combine_all = {
-        [DT_BOOL] = { [OP_SUM ... OP_PREMUL_SUM] = combine_all_bool },
+        [DT_BOOL] = { [OP_SUM ... OP_COUNT - 1] = combine_all_bool },
         [DT_I8 ... DT_U64] = EXACT_ALL,
         [DT_F16] = NARROW_ALL(f16), [DT_BF16] = NARROW_ALL(bf16),
         [DT_F32 ... DT_C128] = EXACT_ALL,

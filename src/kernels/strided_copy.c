@@ -2,6 +2,7 @@
 #include "copy.h"
 #include "narrow_floats.h"
 #include "kernels.h"
+#include "machine.h"
 #include "nontemporal.h"
 
 /* Measured on transposed matrices of all sizes and itemsizes: 16 columns at a time are as fast
@@ -9,9 +10,9 @@
    cache lines stay in a set of the first-level cache until all rows have used them. */
 enum { BAND = 16, LONG_BAND = 4096, FEW = 8 };
 
-/* Runs of CACHE_LINE bytes, and longer ones in memory too large for the cache, are prefetched AHEAD
-   bytes early: the processor's own prefetching ends with a run. */
-enum { CACHE_LINE = 64, AHEAD = 1024, FAR = 1 << 20 };
+/* Runs of CYDIST_LINE bytes, and longer ones in memory too large for the cache, are prefetched
+   AHEAD bytes early: the processor's own prefetching ends with a run. */
+enum { AHEAD = 1024, FAR = 1 << 20 };
 
 /* From PAST bytes on, writes bypass the caches, if runs are whole cache lines or of
    MOSTLY_LINES bytes. Reads are then prefetched PAST_AHEAD bytes early. */
@@ -63,7 +64,7 @@ ALWAYS_INLINE size_t magnitude(ptrdiff_t stride)
 
 ALWAYS_INLINE void expect(int pack, const char *packed, const char *array, size_t run)
 {
-    for (size_t at = 0; at < run; at += CACHE_LINE) {
+    for (size_t at = 0; at < run; at += CYDIST_LINE) {
         __builtin_prefetch(packed + at, pack);
         __builtin_prefetch(array + at, !pack);
     }
@@ -102,7 +103,7 @@ static void pack_past(char *packed, const char *array, size_t cols, size_t run,
         for (size_t at = 0; at < run; at += PIECE) {
             const size_t some = run - at < PIECE ? run - at : PIECE;
             const size_t until = gaps ? 2 * (at + some) : at + some;
-            for (; asked < until; asked += CACHE_LINE) __builtin_prefetch(next + asked);
+            for (; asked < until; asked += CYDIST_LINE) __builtin_prefetch(next + asked);
             cydist_stream_lines(packed + at, array + at, some);
         }
         packed += run;
@@ -127,7 +128,7 @@ static int goes_past(int pack, const char *packed, const char *array, size_t row
     const size_t begins = pack ? (uintptr_t)packed | packed_row
                                : (uintptr_t)array | (size_t)array_row | (size_t)array_col;
     return rows * cols * run >= PAST &&
-           (run >= MOSTLY_LINES || (run >= CACHE_LINE && (run | begins) % CACHE_LINE == 0)) &&
+           (run >= MOSTLY_LINES || (run >= CYDIST_LINE && (run | begins) % CYDIST_LINE == 0)) &&
            magnitude(array_row) >= magnitude(array_col) * (rows > 1);
 }
 
@@ -150,7 +151,7 @@ static void move_past(int pack, char *packed, char *array, size_t rows, size_t c
 ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size_t run,
                              size_t packed_step, ptrdiff_t array_step)
 {
-    const int worth_it = run == CACHE_LINE || (run > CACHE_LINE && n * run >= FAR);
+    const int worth_it = run == CYDIST_LINE || (run > CYDIST_LINE && n * run >= FAR);
     const size_t early = worth_it ? (AHEAD + run - 1) / run : n;
     size_t i = 0;
     /* Four at a time, as the loop takes as long as one of them. */
@@ -164,7 +165,7 @@ ALWAYS_INLINE void move_line(int pack, char *packed, char *array, size_t n, size
             array += 4 * array_step;
         }
     for (; i < n; i++) {
-        if (run >= CACHE_LINE && early < n - i)
+        if (run >= CYDIST_LINE && early < n - i)
             expect(pack, packed + early * packed_step, array + (ptrdiff_t)early * array_step, run);
         move_run(pack, packed, array, run);
         packed += packed_step;

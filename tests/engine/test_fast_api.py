@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import fast_collectives
+from cydist._native import fast_api, fast_collectives
 from cydist.testing import run_threads
 
-NAMES = (
-    "all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor",
-    "all_to_all_single", "reduce", "gather", "scatter", "scan", "exscan", "barrier", "send", "recv",
-    "isend", "irecv",
-)  # fmt: skip
+NAMES = sorted({*vars(fast_api)} & {*dist.__all__})
 
 
 @pytest.fixture(params=NAMES)

@@ -15,6 +15,7 @@ import cydist
 from cydist import _native
 from cydist._native import COLLECTIVE_NAMES, DTYPES, OPS
 from cydist.backends.mpi import datatypes as mpi_datatypes
+from cydist.backends.nccl import gpu_kernels
 from cydist.backends.nccl import reductions as nccl_reductions
 from cydist.bench import cases
 from cydist.groups.process_group import ProcessGroup
@@ -135,6 +136,7 @@ KERNELS_PYX, LOOPS = "src/kernels/kernels.pyx", "src/kernels/reduce_body.h"
 CONTRACT, INPUTS = "cydist/testing/test_collectives.py", "tests/support/kernel_inputs.py"
 MPI, NCCL = "cydist/backends/mpi/datatypes.py", "cydist/backends/nccl/reductions.py"
 TORCH, TORCH_OPS = "cydist/backends/torch/group.py", "cydist/interop/torch/options.py"
+MPI4PY = "docs/mpi4py.md"
 SINGLE = {
     "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor",
@@ -158,7 +160,6 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         name in DTYPES and all(nccl_reduces(name, op) for op in RedOpType)
     ),
     ("dtype", TORCH): lambda name: name in torch_reductions(),
-    ("dtype", "cydist/testing/oracle.py"): lambda name: name in oracle.DTYPES,
     ("dtype", INPUTS): lambda name: name in {str(each) for each in kernel_inputs.DTYPES},
     ("operation", KERNELS): says(KERNELS, "OP_{}".format),
     ("operation", KERNELS_PXD): says(KERNELS_PXD, "OP_{}".format),
@@ -176,18 +177,19 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("operation", NCCL): lambda name: (
         name in {op.name for op in (*nccl_reductions.OPERATIONS, *nccl_reductions.BITS)}
     ),
+    ("operation", "cydist/backends/nccl/gpu_kernels.py"): lambda name: name in gpu_kernels.COMBINE,
     ("operation", TORCH): lambda name: any(
         name == op.name for _, ops in torch_reductions().values() for op in ops
     ),
     ("operation", TORCH_OPS): lambda name: name in torch_operations(),
     ("operation", "cydist/testing/oracle.py"): lambda name: name in oracle._COMBINE,
-    ("operation", CONTRACT): says(CONTRACT, str),
     ("operation", INPUTS): lambda name: (
         name in (*kernel_inputs.ARITHMETIC, *kernel_inputs.ORDER, *kernel_inputs.BITS)
     ),
     ("operation", "docs/torch.md"): lambda name: has(
         "docs/torch.md", rf"^- Reductions: .*\b{name}\b"
     ),
+    ("operation", MPI4PY): says(MPI4PY, str),
     ("collective", "cydist/_native/abi.pxd"): lambda name: (
         name in COLLECTIVE_NAMES
         and has("cydist/_native/abi.pxd", rf"^    {name.upper()} = {COLLECTIVE_NAMES.index(name)}$")
@@ -203,14 +205,25 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("collective", "cydist/backends/nccl/group.py"): defines(
         "cydist/backends/nccl/group.py", exscan="scan"
     ),
+    ("collective", "cydist/backends/nccl/plans.py"): defines("cydist/backends/nccl/plans.py"),
     ("collective", TORCH): defines(TORCH, exscan="scan"),
-    ("collective", "cydist/tuning/table.py"): is_chosen,
-    ("collective", "cydist/api/collectives.py"): lambda name: (
-        name in cydist.__all__ and callable(getattr(cydist, name))
+    ("collective", "src/transports/mpi/mpi_collectives.pyx"): says(
+        "src/transports/mpi/mpi_collectives.pyx", str.upper
     ),
+    ("collective", "src/algorithms/native.pyx"): lambda name: has(
+        "src/algorithms/native.pyx", rf"^add\(b\"native\", {name.upper()},"
+    ),
+    ("collective", "cydist/tuning/table.py"): is_chosen,
+    ("collective", "cydist/api/collectives.py"): lambda name: any(
+        defines(f"cydist/api/{path.name}")(name) for path in (ROOT / "cydist/api").glob("*.py")
+    ),
+    ("collective", "cydist/__init__.py"): lambda name: name in cydist.__all__,
     ("collective", "src/fastpath/fast_api.pyx"): defines("src/fastpath/fast_api.pyx", **SINGLE),
     ("collective", "src/fastpath/fast_collectives.pyx"): lambda name: has(
         "src/fastpath/fast_collectives.pyx", rf"^cpdef bint {SINGLE.get(name, name)}\("
+    ),
+    ("collective", "cydist/_native/fast_collectives.pxd"): lambda name: has(
+        "cydist/_native/fast_collectives.pxd", rf"^cpdef bint {SINGLE.get(name, name)}\("
     ),
     ("collective", "cydist/_native/fast_collectives.pyi"): defines(
         "cydist/_native/fast_collectives.pyi", **SINGLE
@@ -226,6 +239,11 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         "cydist/interop/torch/group.py", **TORCH_NAMES
     ),
     ("collective", "cydist/bench/cases.py"): lambda name: name in cases.OPS + cases.MORE_OPS,
+    ("collective", "cydist/bench/buffers.py"): says("cydist/bench/buffers.py", '"{}"'.format),
+    ("collective", "cydist/bench/peers.py"): says("cydist/bench/peers.py", '"{}"'.format),
+    ("collective", "cydist/testing/test_mismatches.py"): says(
+        "cydist/testing/test_mismatches.py", '"{}"'.format
+    ),
     ("collective", CONTRACT): lambda name: has(
         CONTRACT, rf"^def test_(\w+_)?(?<!all_)(?<!reduce_){name}(_|\()"
     ),
@@ -235,6 +253,18 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("collective", "tests/support/collective_cases.py"): lambda name: has(
         "tests/support/collective_cases.py", rf"case .*\"{name}\""
     ),
+    ("collective", "tests/algorithms/test_schedules.py"): says(
+        "tests/algorithms/test_schedules.py", '"{}":'.format
+    ),
+    ("collective", "tests/programs/every_call.py"): says(
+        "tests/programs/every_call.py", "dist.{}".format
+    ),
+    ("collective", "tests/programs/fork_server.py"): defines("tests/programs/fork_server.py"),
+    ("collective", "tests/faults/test_deaths.py"): says(
+        "tests/faults/test_deaths.py", '"{}"'.format
+    ),
+    ("collective", MPI4PY): lambda name: has(MPI4PY, rf"dist\.({name}|{SINGLE.get(name, name)})\("),
+    ("collective", "README.md"): lambda name: has("README.md", rf"^\| done \| send, .*\b{name}\b"),
     ("collective", "docs/algorithms.md"): lambda name: (
         {each for each, known in table.NEEDS if each == name} == {name}
         and all(name in rows(known) for each, known in table.NEEDS if each == name)
@@ -262,6 +292,12 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         name in VALUES
         and has("cydist/backends/host/shm_setup.py", rf"\(\"auto\".*\"{VALUES[name]}\"")
     ),
+    ("transport", "cydist/_native/__init__.pyi"): lambda name: any(
+        has("cydist/_native/__init__.pyi", rf"^class {link}\b") for link in links(name)
+    ),
+    ("transport", "cydist/config.py"): lambda name: has(
+        "cydist/config.py", rf"\"(.*\W)?{VALUES.get(name, name)}: "
+    ),
     ("transport", "tests/support/transport_ranks.py"): lambda name: (
         name in RANKS and has("tests/support/transport_ranks.py", rf"return \[.*\"{RANKS[name]}\"")
     ),
@@ -274,9 +310,14 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("store", "tests/stores/test_store_contract.py"): lambda name: has(
         "tests/stores/test_store_contract.py", rf"\b{name}(\(|,)"
     ),
+    ("store", "tests/engine/test_ctrl_c.py"): says("tests/engine/test_ctrl_c.py", "dist.{}".format),
+    ("store", "tests/engine/test_long_timeouts.py"): says(
+        "tests/engine/test_long_timeouts.py", str
+    ),
     ("store", "README.md"): says("README.md", "`{}`".format),
 }
 
+BY_MESSAGES = {"gather", "scatter", "scan", "exscan"}  # over MPI, too
 SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # What is not there, and why it need not be.
 WITHOUT: dict[tuple[str, str], set[str]] = {
@@ -286,8 +327,15 @@ WITHOUT: dict[tuple[str, str], set[str]] = {
     },
     ("operation", MPI): {"AVG", "PREMUL_SUM"},  # MPI has none
     ("operation", TORCH): {"AVG", "PREMUL_SUM"},  # gloo has none
+    ("operation", "cydist/backends/nccl/gpu_kernels.py"): {  # by NCCL
+        "SUM", "MIN", "MAX", "AVG", "PREMUL_SUM",
+    },
     ("operation", "cydist/testing/oracle.py"): {"PREMUL_SUM"},  # SUM, of other contributions
     ("collective", TORCH): {"scan", "exscan", "barrier"},  # made of messages
+    ("collective", "cydist/backends/nccl/plans.py"): {"scan", "exscan", "barrier"},  # none, no plan
+    ("collective", "src/transports/mpi/mpi_collectives.pyx"): BY_MESSAGES,
+    ("collective", "src/algorithms/native.pyx"): BY_MESSAGES,
+    ("collective", "cydist/bench/buffers.py"): {"barrier"},
     ("collective", "cydist/groups/user_reduction.py"): {  # reduce nothing
         "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
     },
@@ -297,8 +345,11 @@ WITHOUT: dict[tuple[str, str], set[str]] = {
     },
     ("collective", "tests/support/valid_calls.py"): {"barrier"},  # takes no array
     ("transport", "cydist/backends/host/shm_setup.py"): {"inproc"},  # a backend of its own
+    ("transport", "cydist/config.py"): {"inproc"},
     ("transport", "tests/support/transport_ranks.py"): {"mpi"},  # processes: tests/backends/mpi
     ("store", "cydist/__init__.py"): {"MembershipStore"},  # made by the rendezvous
+    ("store", "tests/engine/test_ctrl_c.py"): {"PrefixStore", "MembershipStore"},  # another's waits
+    ("store", "tests/engine/test_long_timeouts.py"): {"PrefixStore", "MembershipStore"},
     ("store", "README.md"): {"MembershipStore"},
 }  # fmt: skip
 

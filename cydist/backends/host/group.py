@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native
+from cydist._native import ANY_SOURCE
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
 from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from cydist._native import Array, Message
     from cydist.backends.host.staging_group import StagedGroup
 
-ANY_SOURCE = -1
 MOST_ASKED = 16  # ranks that are queried after a deadline
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
 MOST_ADDRESSES = 1 << 40  # most bytes of all ranks' arrays together
-TOKEN_BYTES = 32
+TOKEN_BYTES = SharedMemory.token_bytes
 
 
 def offer(messages: str) -> bytes:

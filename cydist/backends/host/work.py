@@ -10,7 +10,7 @@ from cydist import _native
 from cydist._native import MESSAGE_TAGS
 from cydist.errors import DistError, DistTimeoutError, from_failure
 from cydist.executor import THREADS
-from cydist.groups.process_group import COLLECTIVE_TAG
+from cydist.groups.process_group import DERIVED_TAG
 from cydist.waiting import LONGEST_TIMEOUT
 from cydist.work import Work
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 # Tags of messages that are not the user's; abi.pxd explains each.
 NOTES_TAG, FAILURE_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["FAILURE"]
 NEWS_TAG = MESSAGE_TAGS["NEWS"]
-PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up to DERIVED_TAG
-DERIVED_TAG = MESSAGE_TAGS["DERIVED"]
+PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up, to that of derived collectives
 
 
 def wire_tag(tag: int) -> int:
     """Return a tag's value on the wire. The tag of derived collectives is above all user tags."""
-    return DERIVED_TAG if tag == COLLECTIVE_TAG else tag
+    return MESSAGE_TAGS["DERIVED"] if tag == DERIVED_TAG else tag
 
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:

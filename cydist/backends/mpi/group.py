@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cydist import _native, config
 from cydist.backends.host.chunking import everywhere
 from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint
-from cydist.backends.host.group import ANY_SOURCE, HostGroup
+from cydist.backends.host.group import HostGroup
 from cydist.backends.host.work import NEWS_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
 from cydist.backends.mpi.datatypes import REDUCTIONS, layouts
@@ -100,7 +100,7 @@ class MpiGroup(HostGroup):
             return
         deadline = time.monotonic() + NEWS_SECONDS
         nothing = _native.asarray(bytearray(1))
-        news = _native.irecv(self._native, nothing, ANY_SOURCE, NEWS_TAG)
+        news = _native.irecv(self._native, nothing, _native.ANY_SOURCE, NEWS_TAG)
         try:
             news.wait(int(deadline * 1e9))
         finally:

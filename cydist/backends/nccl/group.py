@@ -21,7 +21,7 @@ from cydist.backends.nccl.enqueue import EnqueueMixin
 from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.plan_runner import Item, Runner
 from cydist.backends.nccl.reductions import (
-    SMALL_FLOATS,
+    FLOAT8,
     Reduction,
     check_factor,
     check_fp8,
@@ -247,7 +247,7 @@ class NcclGroup(EnqueueMixin):
         if self._size == 1:
             if how.scale:
                 check_factor(call.name, how.scale)
-        elif array.dtype_name in SMALL_FLOATS:  # CUDA and NCCL are slow to report their versions
+        elif array.dtype_name in FLOAT8:  # CUDA and NCCL are slow to report their versions
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 

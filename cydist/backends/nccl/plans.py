@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cydist._native import ITEMSIZES
 from cydist.backends.nccl.reductions import UINT8, Reduction
-
-if TYPE_CHECKING:
-    pass
 
 
 class BufferRange(NamedTuple):

@@ -11,11 +11,11 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
-from cydist._native import DTYPES, ITEMSIZES, supports
+from cydist._native import DTYPES, ITEMSIZES, fast_nccl, supports
 from cydist.errors import UnsupportedError
 from cydist.reduce_ops import RedOpType
 
-UINT8 = 1
+UINT8 = fast_nccl.UINT8
 TYPES = {  # nccl.h, ncclDataType_t
     "int8": 0, "uint8": UINT8, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
@@ -32,7 +32,7 @@ OPERATIONS = {
     RedOpType.PREMUL_SUM: PREMUL,
 }
 BITS = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
-SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 FP8_SINCE = 22400  # NCCL's version
 FP8_CAPABILITY = 90  # of the GPU: Hopper
 
@@ -92,7 +92,7 @@ def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reducti
     """Return the implementation of the operation on this dtype. The caller has checked that it is
     defined.
 
-    alone       whether the group has one rank. Its contribution is the result, which NCCL copies as
+    single_rank       whether the group has one rank. Its contribution is the result, which NCCL copies as
                 bytes; cydist multiplies a factor itself. NCCL would multiply for AVG and
                 PREMUL_SUM, but before 2.29.7 it omits elements at the end (NVIDIA/nccl#1950), and
                 it has no such kernel for 8-bit floats.
@@ -124,9 +124,9 @@ def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, i
     its elements per element of the user's, and the operation's name. Return None for others, and
     for 8-bit floats of several ranks, which not every GPU reduces.
 
-    alone       whether the group has one rank
+    single_rank       whether the group has one rank
     """
-    if not supports(int(kind), DTYPES[dtype]) or (dtype in SMALL_FLOATS and not single_rank):
+    if not supports(int(kind), DTYPES[dtype]) or (dtype in FLOAT8 and not single_rank):
         return None
     how = reduction(kind, dtype, single_rank)
     if how.op is None or how.wide or how.odd or how.scale:
@@ -136,7 +136,7 @@ def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, i
 
 def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
     """Raise UnsupportedError if NCCL does not reduce 8-bit floats."""
-    if dtype in SMALL_FLOATS and (version < FP8_SINCE or capability < FP8_CAPABILITY):
+    if dtype in FLOAT8 and (version < FP8_SINCE or capability < FP8_CAPABILITY):
         raise UnsupportedError(
             f"{call}: NCCL reduces {dtype} from version 2.24 on, on GPUs of compute capability "
             f"9.0 or more; here is version {version}, and the oldest "
@@ -146,7 +146,7 @@ def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
 
 def check_factor(call: str, dtype: str) -> None:
     """Raise UnsupportedError if cupy does not multiply this dtype, for a group of one rank."""
-    if dtype in SMALL_FLOATS:
+    if dtype in FLOAT8:
         raise UnsupportedError(
             f"{call}: PREMUL_SUM of {dtype} is not supported in a group of one rank, where neither "
             "NCCL nor cupy multiplies it: convert to float16 first"

@@ -45,7 +45,7 @@ from cydist.errors import (
 )
 from cydist.executor import THREADS, TaskWork
 from cydist.groups.consistency import agree
-from cydist.groups.process_group import COLLECTIVE_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.work import Work
 
@@ -59,7 +59,9 @@ TOLD = "failed"  # the key of a group's first error in the store
 # dtype -> torch's, and the operations that gloo has with cydist's semantics. Its MIN and MAX of
 # floats lose NaN; it treats bool as bytes.
 _FLOATS = {RedOpType.SUM: "SUM", RedOpType.PRODUCT: "PRODUCT"}
-_INTEGERS = {op: op.name for op in RedOpType if op.name not in ("AVG", "PREMUL_SUM")}
+_INTEGERS = {
+    RedOpType[name]: name for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
 _BOOL = {
     RedOpType.SUM: "BOR",
     RedOpType.PRODUCT: "BAND",
@@ -259,7 +261,7 @@ class TorchGroup(ProcessGroup):
         receives: Sequence[tuple[Array, int]],
     ) -> None:
         """As the base class, with one thread for all."""
-        theirs, tag = self._theirs, COLLECTIVE_TAG
+        theirs, tag = self._theirs, DERIVED_TAG
         messages: list[Posted] = []
         with self.failures(call.name, call.seq, call.deadline):
             messages += [Expected(theirs, array, peer, tag) for array, peer in receives]

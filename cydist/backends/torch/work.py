@@ -20,7 +20,7 @@ import torch
 from cydist import _native
 from cydist.errors import DistError, DistTimeoutError, MismatchError, UnsupportedError
 from cydist.executor import TaskWork
-from cydist.groups.process_group import COLLECTIVE_TAG
+from cydist.groups.process_group import DERIVED_TAG
 from cydist.waiting import LONGEST_TIMEOUT, wait_for
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def described(array: Array) -> str:
 
 def header_tag(tag: int) -> int:
     """Return torch's tag for the header of a message."""
-    return 2 * (TAGS if tag == COLLECTIVE_TAG else tag % TAGS)
+    return 2 * (TAGS if tag == DERIVED_TAG else tag % TAGS)
 
 
 def content_tag(number: int) -> int:

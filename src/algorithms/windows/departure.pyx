@@ -13,26 +13,21 @@ one was late or has left, says so in the `note` of its later messages: they cove
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
+from posix.unistd cimport usleep
 
 from cydist._native.abi cimport (
-    MISMATCH, NO_CALL, OK, DEPARTURE_TAG, PEER_LOST, PENDING, TIMEOUT, Call, Comm, Fingerprint,
-    Request, Windows, head_of, now_ns, set_compare_last,
+    MISMATCH, NO_CALL, OK, DEPARTURE_TAG, PEER_LOST, PENDING, RANK_BITS, TIMEOUT, Call, Comm,
+    Fingerprint, Request, Windows, head_of, now_ns, set_compare_last,
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, row_of
 from cydist._native.pipeline cimport complete, withdraw
 from cydist._native.window_protocol cimport call_of, consume
-from cydist._native.sync cimport load_int, load_u64, store_u64
-
-
-cdef extern from "<unistd.h>" nogil:
-    int usleep(unsigned int)
+from cydist._native.sync cimport PAUSE_US, load_int, load_u64, store_u64
 
 
 cdef enum:
-    ROUNDS = 31                 # bits of a rank
     LOOK_NS = 20000000          # between checks whether a late member has parted
     FLUSH_NS = 50000000         # for messages to ranks without a connection yet
-    PAUSE_US = 200
     FOR_ITSELF = 1              # Fingerprint.note: the sender has not compared with all
 
 
@@ -130,7 +125,7 @@ cdef bint sends_pending(Comm *t, Request *sends, int count) noexcept nogil:
 cdef int exchange_last_calls(Comm *t, Call *c, bint known, bint alone) noexcept nogil:
     cdef Fingerprint mine = c.fingerprint
     cdef Fingerprint own = c.fingerprint
-    cdef Request sends[ROUNDS]
+    cdef Request sends[RANK_BITS]
     cdef Request heard
     cdef bint listens = not (known or alone), of_all = known or not alone
     cdef int status = OK, sent = 0, distance = 1, lost = -1, posted

@@ -25,25 +25,23 @@ from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_s
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_messages cimport (
-    Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+    SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
 )
 from cydist._native.mpi_pairwise cimport is_pairwise, exchange_pair, wait_beside
 from cydist._native.stream cimport Net
-from cydist._native.sync cimport load_int
+from cydist._native.sync cimport PAUSE_US, load_int
 
 cdef enum:
-    DTYPES = 64                 # more than there are, as is OPS
-    OPS = 32
+    MOST_DTYPES = 64            # more than there are, as is MOST_OPS
+    MOST_OPS = 32
     EXPLAIN_NS = 500000000
-    SOON_NS = 20000000          # a call that takes longer checks for errors
-    PAUSE_US = 200
     SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t payload_bytes = 0   # limit for a broadcast that travels with a fingerprint
 cdef size_t safe_bytes = 0      # limit for an MPI call that ranks may disagree on
-cdef Handle types[DTYPES]
-cdef Handle operations[DTYPES][OPS]
+cdef Handle types[MOST_DTYPES]
+cdef Handle operations[MOST_DTYPES][MOST_OPS]
 
 
 def use_library(size_t its_in_place, size_t most_payload_bytes, size_t most_safe_bytes) -> None:
@@ -57,7 +55,7 @@ def use_library(size_t its_in_place, size_t most_payload_bytes, size_t most_safe
 
 def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> None:
     """Declare that MPI has this op on this dtype (codes of kernels.h), with cydist's semantics."""
-    if not 0 <= dtype < DTYPES or not 0 <= op < OPS:
+    if not 0 <= dtype < MOST_DTYPES or not 0 <= op < MOST_OPS:
         raise ValueError(f"no dtype {dtype}, or no op {op}")
     types[dtype] = type_handle
     operations[dtype][op] = op_handle

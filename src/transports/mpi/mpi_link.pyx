@@ -14,9 +14,8 @@ from cydist._native.linux cimport (
 )
 from cydist._native.mpi_collectives cimport Checks, collective, compare, drain
 from cydist._native.mpi_messages cimport (
-    INLINE_BYTES, MpiRequest, Mpi, SLOTS, HeaderSlot, drop_mpi_requests, init_mpi, listen, may_call,
-    mpi_of,
-    progress,
+    SLOTS, WITH_HEADER_BYTES, HeaderSlot, Mpi, MpiRequest, drop_mpi_requests, init_mpi, listen,
+    may_call, mpi_of, progress,
 )
 from cydist._native.shm_peers cimport LocalPeersHandle
 from cydist._native.stream_send cimport is_local
@@ -149,7 +148,7 @@ cdef class MpiLink(MessageLink):
     def describes(self, int peer, size_t nbytes) -> bool:
         """Return whether a message of `nbytes` to or from a named peer may have a layout. It may
         not if it travels with its header, through shared memory, or in pieces."""
-        return (0 <= peer < self.size and INLINE_BYTES < nbytes <= self.mpi.piece_bytes
+        return (0 <= peer < self.size and WITH_HEADER_BYTES < nbytes <= self.mpi.piece_bytes
                 and (self.net.shm == NULL or self.net.shm.place[peer] < 0))
 
     def allows(self) -> bool:

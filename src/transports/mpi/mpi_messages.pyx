@@ -25,9 +25,8 @@ from cydist._native.stream cimport FOREIGN, DIED, LEFT, Incoming, incoming
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
-    GRACE_NS = 1000000000       # a message to a rank that has left may still complete
     PATIENCE_NS = 50000000      # how long a withdrawn message may take to complete
-    PAUSE_US = 20
+    POLL_US = 20
     QUESTIONS = 8               # unfinished requests that are tested before anything else is done
     POLLS_PER_LOOK = 2          # while requests are pending, headers are polled this rarely
 
@@ -241,7 +240,7 @@ cdef bint progress(Net *net) noexcept nogil:
 cdef void listen(Mpi *mpi, HeaderSlot *slot) noexcept nogil:
     cdef int _time
     for _time in range(2):
-        if lib.irecv(&slot.header, sizeof(MpiHeader) + INLINE_BYTES, mpi.byte, mpi.any_source,
+        if lib.irecv(&slot.header, sizeof(MpiHeader) + WITH_HEADER_BYTES, mpi.byte, mpi.any_source,
                      HEADER_TAG, mpi.comm, &slot.request) == SUCCESS:
             return
         slot.request = 0
@@ -274,7 +273,7 @@ cdef int begin_send(Net *net, const Comm *t, Request *r) noexcept nogil:
 
 cdef int send(Mpi *mpi, Request *r, int peer, MpiHeader *header) noexcept nogil:
     """Send a message. OK: it is complete; PENDING: its request will report completion."""
-    if r.nbytes <= INLINE_BYTES:
+    if r.nbytes <= WITH_HEADER_BYTES:
         return send_whole(mpi, r, peer, header)
     # A tag is reused after all others. A payload that was not received by then would be taken for
     # the later one.
@@ -292,7 +291,7 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
     cdef Handle sending = 0
     cdef MpiRequest *mpi_request
     if mpi.outbox == NULL:
-        mpi.outbox = <char *>malloc(sizeof(MpiHeader) + INLINE_BYTES)
+        mpi.outbox = <char *>malloc(sizeof(MpiHeader) + WITH_HEADER_BYTES)
         if mpi.outbox == NULL:
             return NO_MEMORY
     memcpy(mpi.outbox, header, sizeof(MpiHeader))
@@ -450,7 +449,7 @@ cdef void withdraw(Net *net, Request *r) noexcept nogil:
            and now_ns() < until):
         progress(net)
         pthread_mutex_unlock(&net.lock)
-        usleep(PAUSE_US)
+        usleep(POLL_US)
         pthread_mutex_lock(&net.lock)
     mpi_request = <MpiRequest *>r.link
     if r.status == PENDING and mpi_request != NULL:
@@ -463,7 +462,7 @@ cdef void give_up(Net *net, Request *r) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
     cdef MpiRequest *mpi_request = <MpiRequest *>r.link
     if (mpi_request != NULL and mpi_request.peer >= 0 and mpi.left_at[mpi_request.peer] != 0
-            and now_ns() > mpi.left_at[mpi_request.peer] + GRACE_NS
+            and now_ns() > mpi.left_at[mpi_request.peer] + DEPARTED_NS
             and (mpi_request.later != NOTHING or not may_call(net)
                  or not collect_ended(mpi, mpi_request))):
         detach(mpi, mpi_request)

@@ -17,16 +17,14 @@ from cydist._native.pipeline cimport complete, copy_block, post_recv, withdraw
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
 from cydist._native.mpi_messages cimport (
-    Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+    DEPARTED_NS, SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
 )
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
 
 cdef enum:
-    SOON_NS = 20000000          # a call that takes longer checks for errors
     LOOK_NS = 50000000          # between two checks for a message of the other rank
     LONGEST_NS = 1600000000     # between two queries
-    GRACE_NS = 1000000000       # for messages that a rank sent before it left
 
 
 cdef bint is_pairwise(const Comm *t, const Call *c) noexcept nogil:
@@ -124,7 +122,7 @@ cdef int wait_for_pair(Comm *t, Call *c, Request *running) noexcept nogil:
     post_recv(t, c, &stray, NULL, 0, running.peer, 0)
     status = wait_beside(t, c, running, &stray)
     if status == TIMEOUT and load_int(&stray.status) == PEER_LOST:
-        status = t.wait(t, running, min(now_ns() + GRACE_NS, c.deadline_ns))
+        status = t.wait(t, running, min(now_ns() + DEPARTED_NS, c.deadline_ns))
     if status == TIMEOUT and load_int(&stray.status) != PENDING:
         return why_absent(t, c, &stray)
     withdraw(t, &stray, 1)

@@ -8,18 +8,14 @@ from bisect import bisect
 from collections import deque
 
 cimport cython
-from cpython.buffer cimport (
-    Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES,
-)
+from cpython.buffer cimport Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cydist._native.abi cimport PAGE
 from cydist._native.linux cimport (
     FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, getpid, take_pages,
 )
-
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
 
 cdef enum:
     UNHEARD_BYTES = 67108864    # allocated between two checks for signals, in about 20 ms

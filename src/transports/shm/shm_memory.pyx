@@ -87,6 +87,8 @@ cdef class SharedMemory:
     part        limit for each rank's arrays
     """
 
+    token_bytes = TOKEN_BYTES
+
     def __cinit__(self):
         self.fd = -1
         self.pid = getpid()

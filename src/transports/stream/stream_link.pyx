@@ -5,6 +5,7 @@ A link has one epoll and at most one thread, however many groups share it; see s
 import os
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -36,10 +37,7 @@ from cydist._native.stream_progress cimport (
 from cydist._native.stream cimport (
     BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Out,
 )
-from cydist._native.sync cimport SPINS, cores, load_int
-
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
+from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
@@ -149,7 +147,7 @@ cdef bint is_flushing(Net *net, int64_t until) noexcept nogil:
         progress(net)
     pthread_mutex_unlock(&net.lock)
     if not over:
-        usleep(200)
+        usleep(PAUSE_US)
     return not over
 
 
@@ -162,7 +160,7 @@ cdef void close_net(Net *net) noexcept nogil:
     while net.polling:
         eventfd_write(net.wake, 1)
         pthread_mutex_unlock(&net.lock)
-        usleep(200)
+        usleep(PAUSE_US)
         pthread_mutex_lock(&net.lock)
     close_descriptors(net)
     pthread_mutex_unlock(&net.lock)

@@ -18,7 +18,7 @@ from cydist.backends.nccl.binding import CupyNccl, NcclError
 from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replaces it
 from cydist.backends.nccl.libnccl import LibNccl
 from cydist.backends.nccl.plan_runner import scaled_one
-from cydist.backends.nccl.reductions import SMALL_FLOATS, SUM, TYPES
+from cydist.backends.nccl.reductions import FLOAT8, SUM, TYPES
 from cydist.testing import oracle
 
 SIGNATURES = {
@@ -206,7 +206,7 @@ def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
     x = np.array([1, 2]).astype(oracle.DTYPES[dtype])
     y = x.copy()
     op = alone.premul(TYPES[dtype], scalar)
-    if dtype in SMALL_FLOATS:  # of one rank; test_premul_sum has several
+    if dtype in FLOAT8:  # of one rank; test_premul_sum has several
         with pytest.raises(Exception, match="invalid argument"):
             alone.all_reduce(x.ctypes.data, y.ctypes.data, 2, TYPES[dtype], op, 0)
         return
