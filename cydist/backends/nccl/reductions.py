@@ -92,8 +92,8 @@ def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reducti
     """Return the implementation of the operation on this dtype. The caller has checked that it is
     defined.
 
-    single_rank       whether the group has one rank. Its contribution is the result, which NCCL copies as
-                bytes; cydist multiplies a factor itself. NCCL would multiply for AVG and
+    single_rank whether the group has one rank. Its contribution is the result, which NCCL copies
+                as bytes; cydist multiplies a factor itself. NCCL would multiply for AVG and
                 PREMUL_SUM, but before 2.29.7 it omits elements at the end (NVIDIA/nccl#1950), and
                 it has no such kernel for 8-bit floats.
     """
