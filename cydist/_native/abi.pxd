@@ -169,8 +169,8 @@ ctypedef struct Windows:
     int most_looks
     int spins                   # further looks before it yields
     int most_spins
-    bint (*gone)(Comm *t, int peer) noexcept nogil     # has this peer left or died?
-    bint (*ended)(Comm *t, int peer) noexcept nogil    # is this peer's process certainly over?
+    bint (*is_gone)(Comm *t, int peer) noexcept nogil  # has this peer left or died?
+    bint (*process_ended)(Comm *t, int peer) noexcept nogil    # is its process certainly over?
     # Copy from memory that a peer has exposed, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
     int (*pull)(Comm *t, int peer, char *into, const char *theirs,
@@ -197,7 +197,7 @@ ctypedef struct ControlView:          # see src/abi/control_plane.pyx
     void (*probe)(Comm *t, int peer) noexcept nogil
 
 
-# A group's view of a link. Links are shared by all the groups of a process.
+# A comm: one group's view of a link. Links are shared by all the groups of a process.
 ctypedef struct Comm:
     void *link                  # the link's own state
     int rank                    # of this process in the group
@@ -255,15 +255,15 @@ cdef class Link:
     cdef readonly int rank      # this process among the link's peers
     cdef readonly int size
     cdef list kept              # what `keep` was given
-    # Fill in what the link knows about a group's view: `link` and the functions.
+    # Fill in what the link knows about a group's comm: `link` and the functions.
     # rank, size, peers, comm_id and aborted are set before. May raise.
-    cdef int open_view(self, Comm *t) except -1
+    cdef int attach_comm(self, Comm *t) except -1
     # The group's first collective is about to begin: fill in the windows if the members can share
     # memory. All members can, or none.
     cdef int open_windows(self, Comm *t) except -1
     # The group is gone: free its windows, drop messages that arrived for it, and end its
     # pending requests with CLOSED. They may still be cancelled.
-    cdef void close_view(self, Comm *t) noexcept
+    cdef void detach_comm(self, Comm *t) noexcept
 
 
 cdef extern from "kernels/reduction.h" nogil:

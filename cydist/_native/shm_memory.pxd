@@ -12,7 +12,7 @@ cdef enum:
     PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 
-cdef enum Left:                 # Member.left
+cdef enum Departure:            # Member.left
     LEAVING = 1                 # its windows are closed
     SILENT = 2                  # its last message is written
 
@@ -25,7 +25,7 @@ ctypedef struct WindowRegion:   # the window memory of one group
 
 
 ctypedef struct Member:         # 64 bytes
-    int left                    # 0, or a Left
+    int left                    # 0, or a Departure
     int doorbell                # 1 + the doorbell pipe's descriptor number in its process
     uint64_t doorbell_inode     # of the doorbell's pipe
     uint32_t asleep             # ring its doorbell after writing to it
@@ -46,7 +46,7 @@ ctypedef struct SegmentHead:
     uint64_t part
     int32_t ranks
     int32_t regions             # in use, or used before
-    int32_t spent               # all plots were in use once: contexts without one get no windows
+    int32_t spent               # all regions were in use once: groups without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
     WindowRegion region[REGIONS]
 
@@ -80,7 +80,7 @@ cdef class SharedMemory:
     # peers, size     the group's members; place[peer] is each one's place in the table
     cdef uint64_t open(self, uint64_t comm_id, const int *peers, const int *place, int size,
                        uint64_t nbytes) noexcept nogil
-    # This member's view was closed, whether or not any member had windows. The last one frees the
+    # This member's comm was closed, whether or not any member had windows. The last one frees the
     # group's `WindowRegion`.
     cdef void leave(self, uint64_t comm_id, const int *peers, const int *place, int size,
                     int own) noexcept nogil

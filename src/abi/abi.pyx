@@ -7,13 +7,13 @@ from cydist._native.sync cimport load_int
 cdef class Link:
     """One rank's end of a transport: `address()`, `close()`, and what its groups share."""
 
-    cdef int open_view(self, Comm *t) except -1:
+    cdef int attach_comm(self, Comm *t) except -1:
         raise NotImplementedError(f"{type(self).__name__} opens no views")
 
     cdef int open_windows(self, Comm *t) except -1:
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
+    cdef void detach_comm(self, Comm *t) noexcept:
         pass
 
     def keep(self, one, other):

@@ -1,6 +1,6 @@
 """The pairs of arrays that share memory."""
 
-from cydist._native.array cimport share
+from cydist._native.array cimport may_share
 
 cdef enum:
     FEW = 8                 # up to this many arrays are compared with each other directly
@@ -18,14 +18,14 @@ def overlapping(arrays, size_t outputs):
     if count <= FEW:
         return [
             (i, j) for i in range(min(outputs, count)) for j in range(i + 1, count)
-            if share(arrays[i], arrays[j])
+            if may_share(arrays[i], arrays[j])
         ]
     extents = [array.extent for array in arrays]
     for i in sorted(range(count), key=extents.__getitem__):
         start = extents[i][0]
         open_ = [j for j in open_ if extents[j][1] > start]
         for j in open_:
-            if min(i, j) < outputs and share(arrays[i], arrays[j]):
+            if min(i, j) < outputs and may_share(arrays[i], arrays[j]):
                 found.append((min(i, j), max(i, j)))
         open_.append(i)
     return found
