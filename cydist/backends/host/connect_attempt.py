@@ -38,14 +38,14 @@ class ConnectAttempt:
         return isinstance(shake, ClientHandshake) and shake.answered
 
     @property
-    def alarm(self) -> float:
+    def next_deadline(self) -> float:
         """When something must be done about it."""
         if self.resume is not None:
             return min(self.resume, self.deadline)
         return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
 
 
-def tune(sock: socket.socket) -> None:
+def set_options(sock: socket.socket) -> None:
     """Small messages at once; a host that vanished is noticed within half a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

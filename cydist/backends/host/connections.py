@@ -33,13 +33,13 @@ from cydist.backends.host.connect_attempt import (
     LONGEST_PAUSE,
     ConnectAttempt,
     Key,
-    tune,
+    set_options,
 )
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.net import auth
-from cydist.net.acceptor import Acceptor, HandshakeSocket, explained, no_descriptor
+from cydist.net.acceptor import Acceptor, HandshakeSocket, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
-from cydist.net.interfaces import chosen, family_of, of_interface
+from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
 from cydist.waiting import LONGEST_WAIT, Rounds
 
 CHANNEL = b"peer"
@@ -56,7 +56,7 @@ class Connections:
                     numeric address
     job             the same on all ranks, and on no others that share the secret
     secret          default: that of this process
-    reporter        set later: context -> what this rank is doing in that group
+    status_of       set later: comm_id -> what this rank is doing in that group
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -68,9 +68,9 @@ class Connections:
         self._size = size
         self._job = job
         self._secret = auth.secret() if secret is None else secret
-        names = chosen()
+        names = chosen_interfaces()
         self._chosen = bool(names)
-        places = [of_interface(name) for name in names] or [addresses.of_host(host)]
+        places = [interface_addresses(name) for name in names] or [addresses.resolve_host(host)]
         self._lanes: list[list[SocketAddress]] = []
         self._peers: list[Address] = []
         self._attempts: dict[Key, ConnectAttempt] = {}
@@ -79,8 +79,8 @@ class Connections:
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self.reporter: Callable[[int], peer_status.PeerStatus] | None = None
-        also = b"" if config.INSECURE.on() else peer_status.CHANNEL
+        self.status_of: Callable[[int], peer_status.PeerStatus] | None = None
+        also = b"" if config.INSECURE.is_on() else peer_status.CHANNEL
         self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
@@ -147,9 +147,9 @@ class Connections:
         self.link.share_cores(sum(peer.host == here for peer in peers))
         self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
         self._peers = peers
-        self._nudge()
+        self._wake_thread()
 
-    def trouble(self, peer: int) -> str:
+    def connect_error(self, peer: int) -> str:
         """Return why there is no connection to `peer` yet, for messages; "" where none is being
         made."""
         tries = [attempt for key, attempt in list(self._attempts.items()) if key[0] == peer]
@@ -160,27 +160,27 @@ class Connections:
         self._stopping = True
         try:
             if self._thread is not None and self._thread is not threading.current_thread():
-                self._nudge()
+                self._wake_thread()
                 self._thread.join()
         finally:  # a signal handler may raise in join
             self._close_sockets()
             self.link.close()
-            self.reporter = None
+            self.status_of = None
 
     def host_of(self, peer: int) -> str:
         """Return the name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
 
-    def ask(self, peer: int, context: int, deadline: float) -> peer_status.PeerStatus:
+    def query(self, peer: int, comm_id: int, deadline: float) -> peer_status.PeerStatus:
         """Ask a peer what it is doing in a group, and block for the answer.
 
         Raises OSError or DistError.
         """
-        return peer_status.ask(
+        return peer_status.query(
             [place for lane in self._peers[peer].lanes for place in lane],
             secret=self._secret,
             job=self._job,
-            claim=peer_status.CLAIM.pack(self._rank, peer, context),
+            claim=peer_status.CLAIM.pack(self._rank, peer, comm_id),
             deadline=deadline,
         )
 
@@ -188,7 +188,7 @@ class Connections:
         """Return how many connections are not authenticated yet."""
         return len(self._acceptor)
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
@@ -218,9 +218,12 @@ class Connections:
 
     def _round(self) -> None:
         now = time.monotonic()
-        alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
-        if self._acceptor.alarm is not None:
-            alarms.append(self._acceptor.alarm)
+        alarms = [
+            now + LONGEST_WAIT,
+            *(attempt.next_deadline for attempt in self._attempts.values()),
+        ]
+        if self._acceptor.next_deadline is not None:
+            alarms.append(self._acceptor.next_deadline)
         if self._wanted:  # a round that raised has not come to it
             alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
@@ -229,8 +232,8 @@ class Connections:
             try:
                 self._react(key)
             except Exception as error:
-                self._rounds.note(error)  # other ranks do not wait for that
-        self._ask()
+                self._rounds.record(error)  # other ranks do not wait for that
+        self._start_requested()
         self._expire(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
@@ -239,7 +242,7 @@ class Connections:
             if pending is not None and pending.shake.channel == CHANNEL:
                 self._admit(pending.sock, pending.shake.claim, pending.unsent)
             elif pending is not None:
-                shake, report = pending.shake, self.reporter
+                shake, report = pending.shake, self.status_of
                 peer_status.answer(pending.sock, pending.unsent, shake.claim, self._rank, report)
         elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
@@ -296,7 +299,7 @@ class Connections:
     def _hand_over(self, lane: Key, sock: socket.socket) -> bool:
         """Give the socket to the link; False: it was not wanted, and is closed."""
         try:
-            tune(sock)
+            set_options(sock)
             # Not a duplicate: there may be no descriptor left for one.
             if self.link.adopt(*lane, sock.fileno()):
                 sock.detach()
@@ -308,7 +311,7 @@ class Connections:
 
     # Those we go to.
 
-    def _ask(self) -> None:
+    def _start_requested(self) -> None:
         """Start what the link asks for, once the addresses are known."""
         if not self._peers:
             return
@@ -329,10 +332,10 @@ class Connections:
         try:
             sock = self._new_socket(family_of(target[0]))
         except OSError as error:
-            self._failed(attempt, f"{addresses.spelled(target)}: {explained(error)}")
+            self._failed(attempt, f"{addresses.host_port(target)}: {with_remedy(error)}")
             return
         claim = CLAIM.pack(self._rank, *attempt.key)
-        there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
+        there = f"rank {attempt.key[0]} at {addresses.host_port(target)}"
         shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
         attempt.talk = HandshakeSocket(sock, shake, now + CANDIDATE_TIMEOUT)
         try:
@@ -343,7 +346,7 @@ class Connections:
                 raise OSError(code, os.strerror(code))
             self._selector.register(sock, selectors.EVENT_WRITE, attempt)
         except OSError as error:
-            self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+            self._failed(attempt, f"{addresses.host_port(target)}: {error}")
 
     def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
         """Return a socket; where no descriptor is left, a pending peer is closed for it."""
@@ -389,7 +392,7 @@ class Connections:
         except AuthenticationError as error:
             self._give_up(attempt, str(error))
         except (OSError, DistError) as error:
-            self._failed(attempt, f"{talk.shake.there}: {explained(error)}")
+            self._failed(attempt, f"{talk.shake.there}: {with_remedy(error)}")
 
     def _failed(self, attempt: ConnectAttempt, why: str) -> None:
         """This address will not do; go on to the next, or rest after the last."""

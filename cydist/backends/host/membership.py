@@ -1,7 +1,7 @@
 """Agree on which members of a group go on when some have died.
 
 Each member knows of some that are excluded, because its caller says so or because they are lost,
-and may be the only one to know. So the members exchange these sets, over a context of its own on
+and may be the only one to know. So the members exchange these sets, over a comm id of its own on
 the group's link, until all that are left have sent the same set.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from cydist import _native
-from cydist.errors import DistBackendError, DistTimeoutError, from_failure
+from cydist.errors import DistBackendError, DistTimeoutError, from_call_error
 
 SLICE = 0.01  # seconds that the wait for one member may hide what another one says
 
@@ -42,7 +42,7 @@ class Consensus:
         self.gone = 0
         self.decided = False
         self._said: list[int | None] = [None] * size
-        self._told: int | None = None
+        self._last_verdict: int | None = None
 
     def exclude(self, ranks: Iterable[int]) -> None:
         """These are out. Comes too late after the decision."""
@@ -64,9 +64,9 @@ class Consensus:
         if not self.excluded and not self.missing():
             self.decided = True
         verdict = self.gone << 1 | self.decided
-        if verdict == self._told:
+        if verdict == self._last_verdict:
             return None
-        self._told = verdict
+        self._last_verdict = verdict
         return verdict
 
     @property
@@ -100,7 +100,7 @@ class Membership:
     """One member's part in a Consensus, over the link of its group.
 
     peers, rank     the link's number of each member, and which of them this is
-    context         tells these messages from all others on the link; the same on all members
+    comm_id         tells these messages from all others on the link; the same on all members
     name, ranks     of the group, and each member's global rank: for errors
 
     It outlives an attempt that failed, so that the next one goes on from there, and is closed
@@ -112,7 +112,7 @@ class Membership:
         link: _native.Link,
         peers: Sequence[int],
         rank: int,
-        context: int,
+        comm_id: int,
         name: str,
         ranks: Sequence[int],
     ) -> None:
@@ -120,7 +120,7 @@ class Membership:
         self._peers = peers
         self._name = name
         self._ranks = ranks
-        self._native = _native.Group(link, peers, rank, context)
+        self._native = _native.Group(link, peers, rank, comm_id)
         self._nbytes = (len(peers) + 1 + 7) // 8
         self._consensus = Consensus(rank, len(peers))
         self._others = [other for other in range(len(peers)) if other != rank]
@@ -172,9 +172,11 @@ class Membership:
                 return
             try:
                 message.check()
-            except _native.Failure as failure:
+            except _native.CallError as failure:
                 if failure.status != "peer_lost":
-                    raise from_failure(failure, "shrink_group", self._name, self._ranks) from None
+                    raise from_call_error(
+                        failure, "shrink_group", self._name, self._ranks
+                    ) from None
                 self._consensus.exclude([rank])
                 return
             self._consensus.on_message(rank, int.from_bytes(buffer, "little"))

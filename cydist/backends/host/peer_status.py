@@ -29,7 +29,7 @@ from cydist.net import auth
 from cydist.net.interfaces import family_of
 
 CHANNEL = b"report"
-CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
+CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
 PATIENCE = 0.3  # seconds for all that are asked together
 MOST_REPORT_BYTES = 8192
 MOST_FRAMES = 24  # of one thread, the innermost
@@ -77,8 +77,10 @@ def describe_report(who: str, report: PeerStatus) -> str:
 # Asking
 
 
-def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dict[int, PeerStatus]:
-    """Ask all ranks at once: ask(rank, deadline). Takes PATIENCE at most."""
+def gather(
+    query: Callable[[int, float], PeerStatus], ranks: Sequence[int]
+) -> dict[int, PeerStatus]:
+    """Ask all ranks at once: query(rank, deadline). Takes PATIENCE at most."""
     from queue import Empty, SimpleQueue  # slow to import, and few ranks ask
 
     deadline = time.monotonic() + PATIENCE
@@ -86,7 +88,7 @@ def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dic
 
     def put(rank: int) -> None:
         try:
-            answers.put((rank, ask(rank, deadline)))
+            answers.put((rank, query(rank, deadline)))
         except (TimeoutError, DistError, OSError) as error:
             late = isinstance(error, TimeoutError)
             answers.put((rank, SILENT if late else PeerStatus(f"not to be asked: {error}", "")))
@@ -108,7 +110,7 @@ SILENT = PeerStatus(
 )
 
 
-def ask(
+def query(
     places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerStatus:
     """Ask the rank that listens at one of these places. Raises OSError or DistError."""
@@ -150,14 +152,14 @@ def answer(
 ) -> None:
     """Complete the handshake with a member that asks, tell it what it wants, and hang up.
 
-    of      context -> this rank's report on that group
+    of      comm_id -> this rank's report on that group
     """
     # Whatever goes wrong, the thread that answers must go on connecting.
     with sock, contextlib.suppress(Exception):
-        _, destination, context = CLAIM.unpack(claim)
+        _, destination, comm_id = CLAIM.unpack(claim)
         if destination == rank and of is not None:
             # Some 8 KiB on an empty socket; one that does not take them is broken.
-            sock.send(proof + encode(of(context)), socket.MSG_NOSIGNAL)
+            sock.send(proof + encode(of(comm_id)), socket.MSG_NOSIGNAL)
 
 
 def stacks(first: Sequence[int], others: bool) -> str:

@@ -106,6 +106,6 @@ class Datatypes:
 
 
 @cache
-def layouts(MPI: Any) -> Datatypes:
+def datatypes(MPI: Any) -> Datatypes:
     """Those of this process."""
     return Datatypes(MPI)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cydist import _native
 from cydist.backends.host.endpoint import Endpoint
 from cydist.backends.mpi.communicators import Communicators
-from cydist.backends.mpi.runtime import ExitGuard, Threads, call_before_the_end, wait_until
+from cydist.backends.mpi.runtime import ExitGuard, MpiThreads, call_before_the_end, wait_until
 from cydist.errors import MismatchError
 from cydist.waiting import wait_for
 
@@ -47,19 +47,19 @@ class MpiEndpoint(Endpoint):
         self.host_of = hosts.__getitem__
         self.comm = comm
         self.messages = messages
-        self.threads = Threads(MPI)
-        self.trouble = self._trouble
+        self.threads = MpiThreads(MPI)
+        self.peer_error = self._peer_error
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
     def poll_hook(self, event: threading.Event, timeout: float | None) -> bool:
         """Wait for what a call in the background sets; the thread there may not call MPI."""
         messages = self.messages
-        if not messages.allows():
+        if not messages.thread_may_call():
             return wait_for(event, timeout)
 
         def done() -> bool:
-            if messages.needed():  # which may begin at any time
+            if messages.is_needed():  # which may begin at any time
                 messages.progress()
                 return event.is_set()
             return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
@@ -67,7 +67,7 @@ class MpiEndpoint(Endpoint):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         return wait_until(done, deadline)
 
-    def _trouble(self, peer: int) -> str:
+    def _peer_error(self, peer: int) -> str:
         code = self.messages.error
         return f"MPI: {self.MPI.Get_error_string(code)}" if code else ""
 
@@ -80,7 +80,7 @@ class MpiEndpoint(Endpoint):
             self._reports.close()
         self.link.close()
         _closing.append(self)
-        sweep()
+        end_left_links()
 
     def leave_at_exit(self) -> None:
         """The process ends: tell all members, and go when they do.
@@ -104,13 +104,13 @@ class MpiEndpoint(Endpoint):
         wait_until(self.messages.advance)  # as MPI's finalization, without a deadline
         self.messages.end()
 
-    def over(self) -> bool:
+    def mpi_is_finalized(self) -> bool:
         """Return whether MPI is finalized."""
         return bool(self.MPI.Is_finalized())
 
     def end(self) -> None:
         """Return when all ranks have left and no request is in flight that may still end."""
-        if self.messages.end() and not self.over():
+        if self.messages.end() and not self.mpi_is_finalized():
             self.comm.Free()
 
 
@@ -118,7 +118,7 @@ _open: list[MpiEndpoint] = []
 _closing: list[MpiEndpoint] = []
 
 
-def sweep() -> None:
+def end_left_links() -> None:
     """End what every rank has left by now."""
     for each in tuple(_closing):
         if each.messages.advance():

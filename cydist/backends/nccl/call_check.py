@@ -26,7 +26,7 @@ LENGTH = struct.Struct("<q")
 LEAVING = -1  # in place of a length: that rank destroys its group, as it should
 
 
-class Neighbours(Protocol):
+class NoteChannel(Protocol):
     """The way to the next rank, and from the one before. Nothing here blocks."""
 
     def send(self, data: bytes) -> bool:
@@ -36,11 +36,11 @@ class Neighbours(Protocol):
         """Notes of the rank before, or None. Raises DistError when it is lost, b"" was its last
         word when it left."""
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """Say to the next rank that this one goes; may block for so long."""
 
 
-class HostNeighbours:
+class HostNoteChannel:
     """Over a group of CPU memory with the same ranks, which nobody else uses with this tag."""
 
     def __init__(self, host: ProcessGroup) -> None:
@@ -58,7 +58,7 @@ class HostNeighbours:
         self._sent = [self._isend(LENGTH.pack(len(data))), self._isend(data)]
         return True
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """Say to the next rank that this one goes."""
         self._sent.append(self._isend(LENGTH.pack(LEAVING)))
         for work in self._sent:
@@ -67,11 +67,13 @@ class HostNeighbours:
     def _isend(self, data: bytes) -> Work:
         array = _native.empty(len(data))
         memoryview(array)[:] = data
-        return _undue(self._host.isend(array, self._next, NOTES_TAG))
+        return _without_deadline(self._host.isend(array, self._next, NOTES_TAG))
 
     def receive(self) -> bytes | None:
         if self._coming is None:
-            self._coming = _undue(self._host.irecv(self._length, self._before, NOTES_TAG))
+            self._coming = _without_deadline(
+                self._host.irecv(self._length, self._before, NOTES_TAG)
+            )
         if not self._coming.is_completed():
             return None
         error = self._coming.exception()
@@ -85,11 +87,11 @@ class HostNeighbours:
         if nbytes == LEAVING:
             return b""
         self._data = _native.empty(nbytes)
-        self._coming = _undue(self._host.irecv(self._data, self._before, NOTES_TAG))
+        self._coming = _without_deadline(self._host.irecv(self._data, self._before, NOTES_TAG))
         return self.receive()
 
 
-def _undue(work: Work) -> Work:
+def _without_deadline(work: Work) -> Work:
     """The notes may take any time: a rank may have nothing to do for longer than a call may take,
     and calls that hang have deadlines of their own."""
     work.due(None)
@@ -114,8 +116,8 @@ def _text(note: Note) -> str:
 class CallCheck:
     """This rank's notes against those of the rank before, both in lines: a number and a text."""
 
-    def __init__(self, neighbours: Neighbours) -> None:
-        self._neighbours = neighbours
+    def __init__(self, neighbours: NoteChannel) -> None:
+        self._channel = neighbours
         self._noted: deque[tuple[int, Note]] = deque()  # by threads that make calls
         self._unsent: list[str] = []
         self._ours: list[str] = []
@@ -128,7 +130,7 @@ class CallCheck:
         """This rank makes a call now. From any thread; costs next to nothing."""
         self._noted.append((seq, note))
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """The last word to the next rank, after all notes; best effort."""
         if self.lost is not None:
             return
@@ -137,7 +139,7 @@ class CallCheck:
             while (self._noted or self._unsent) and time.monotonic() < end:
                 self._send()
                 time.sleep(0.001)
-            self._neighbours.leave(max(0.0, end - time.monotonic()))
+            self._channel.send_goodbye(max(0.0, end - time.monotonic()))
         except DistError as error:
             self.lost = error
 
@@ -147,7 +149,7 @@ class CallCheck:
         left = self._noted or self._unsent or self._ours
         return bool(left) and not (self.before_left or self.lost)
 
-    def step(self) -> None:
+    def poll(self) -> None:
         """Send and receive what can be now. Raises CallsDiffer."""
         try:
             self._send()
@@ -173,21 +175,21 @@ class CallCheck:
         self._theirs = [line for line in self._theirs if line not in same]
 
     def _send(self) -> None:
-        lines = [f"{seq} {_text(note)}" for seq, note in self._taken()]
+        lines = [f"{seq} {_text(note)}" for seq, note in self._take_notes()]
         self._ours += lines
         self._unsent += lines
         if not self._unsent or self.lost is not None:
             return
-        if self._neighbours.send("\n".join(self._unsent).encode()):
+        if self._channel.send("\n".join(self._unsent).encode()):
             self._unsent = []
 
-    def _taken(self) -> list[tuple[int, Note]]:
+    def _take_notes(self) -> list[tuple[int, Note]]:
         """Return what was noted until now, once."""
         return [self._noted.popleft() for _ in range(len(self._noted))]
 
     def _receive(self) -> None:
         while not self.before_left and self.lost is None:
-            found = self._neighbours.receive()
+            found = self._channel.receive()
             if found is None:
                 return
             if not found:

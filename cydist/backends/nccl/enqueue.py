@@ -68,7 +68,7 @@ class EnqueueMixin(FailureMixin):
             if async_op or array is None or self._blocking_wait:
                 work = self._start_work(call, array, async_op or array is None, body, result)
             else:
-                stream, own = array_libraries.place_of(array)
+                stream, own = array_libraries.stream_and_capture(array)
                 flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
                 flight.reusable = not capturing
                 if own and not capturing:
@@ -90,7 +90,7 @@ class EnqueueMixin(FailureMixin):
         result: object,
     ) -> StreamWork:
         """Enqueue a call that somebody will wait for."""
-        library = None if array is None else array_libraries.maker_of(array)
+        library = None if array is None else array_libraries.known_library_of(array)
         current = (
             self.gpu.current_streams() if array is None else [array_libraries.stream_of(array)]
         )
@@ -122,23 +122,23 @@ class EnqueueMixin(FailureMixin):
         self._stream_now, self._flight = stream, flight
         try:  # a signal's handler may raise wherever Python runs: nobody must wait for this then
             if not capturing:
-                self._watch.begin(flight)
+                self._watch.add(flight)
             call.seq = self.next_seq()
             self._call = call
             if on_own:
-                self._after(stream, current)
+                self._order_after(stream, current)
                 with self._current(array, stream):
                     body(call)
             else:
                 body(call)
             self._record(flight, stream, capturing)
         except UnsupportedError:
-            self._watch.drop(flight)
+            self._watch.discard(flight)
             if not call.agreed:  # nobody has heard of it: the next call has the number
                 self._seq -= 1
             raise
         except BaseException as error:
-            self._watch.drop(flight)
+            self._watch.discard(flight)
             self.on_refused(call, error)
             raise
         finally:
@@ -158,7 +158,7 @@ class EnqueueMixin(FailureMixin):
     @contextmanager
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
         """Strided results are unpacked on the stream of the call, by the array's library."""
-        library = self.gpu.lib if array is None else array_libraries.whose(array)
+        library = self.gpu.lib if array is None else array_libraries.library_of(array)
         with library.on_stream(self.gpu.index, stream):
             yield
 
@@ -173,7 +173,7 @@ class EnqueueMixin(FailureMixin):
             flight.capture = self.gpu.capture(stream)
             self._captured.append((event, flight.keep))
 
-    def _after(self, stream: int, current: Sequence[int]) -> None:
+    def _order_after(self, stream: int, current: Sequence[int]) -> None:
         """Make later work on `stream` wait for what those streams hold."""
         library, index = self.gpu.lib, self.gpu.index
         for each in current:
@@ -195,7 +195,7 @@ class EnqueueMixin(FailureMixin):
             return self.gpu.current_streams()
         return [library.current_stream(self.gpu.index)]
 
-    def follow(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
+    def make_streams_wait(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
         """Make the current streams wait for a call; which they are."""
         self.gpu.use()
         streams, capturing = self._captured_of(self._current_streams(library))

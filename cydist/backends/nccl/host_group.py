@@ -41,12 +41,12 @@ class ControlListener:
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
         self._lock = threading.Lock()  # the watchdog asks, and who makes a call
-        self._heard = _native.empty(FAILURE_BYTES)
-        self._coming: Work | None = host.irecv(self._heard, None, FAILURE_TAG)
+        self._failure = _native.empty(FAILURE_BYTES)
+        self._coming: Work | None = host.irecv(self._failure, None, FAILURE_TAG)
         self.lost: BaseException | None = None  # why nobody can tell anything any more
         self._coming.due(None)  # all may be well for longer than a call may take
 
-    def tell(self, error: BaseException) -> None:
+    def broadcast(self, error: BaseException) -> None:
         """Notify all ranks; best effort."""
         words = {
             "kind": type(error).__name__,
@@ -75,7 +75,7 @@ class ControlListener:
         self.lost = coming.exception()
         if self.lost is not None:
             return None
-        said = json.loads(bytes(memoryview(self._heard)))
+        said = json.loads(bytes(memoryview(self._failure)))
         kind, text = getattr(errors, said["kind"], None), said["text"]
         if not (isinstance(kind, type) and issubclass(kind, errors.DistError)):
             kind, text = errors.DistBackendError, f"{said['kind']}: {text}".removesuffix(": ")
