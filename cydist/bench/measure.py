@@ -16,13 +16,13 @@ from cydist.bench import fit
 from cydist.bench.cases import Case, cases
 from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
-from cydist.bench.runner import Progress, Row, compare
+from cydist.bench.runner import ProgressCallback, Row, run_cases
 from cydist.bench.workers import Worker, WorkerError
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
 # Who takes longer than the fastest by this factor in a first round is not in the others.
-HOPELESS = 2.0
+TOO_SLOW = 2.0
 SEGMENTS = tuple(1 << power for power in range(16, 21))  # 64 KiB to 1 MiB
 SEGMENTED = 1 << 20  # calls of so many bytes are cut into several segments of any size
 
@@ -63,7 +63,7 @@ class Measure:
     windows: bool
     rounds: int
     deadline: float
-    progress: Progress
+    progress: ProgressCallback
 
     def names(self, op: str) -> list[str]:
         """All algorithms that can run."""
@@ -81,7 +81,7 @@ class Measure:
 
     def in_force(self, op: str, nbytes: int) -> str:
         """Return the algorithm that runs so far."""
-        return tuning_table.usual(op, nbytes, self.ranks, self.windows)
+        return tuning_table.choose_for_equal_blocks(op, nbytes, self.ranks, self.windows)
 
     def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """Return what to measure of a collective; nothing where there is no choice."""
@@ -109,10 +109,10 @@ class Measure:
         in_force = self.in_force(case.op, case.nbytes)
         running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
         first = self._row(case, running, 1)
-        fastest = min(series.median for series in first.values())
+        fastest = min(measurements.median for measurements in first.values())
         hopeful = [
             each for each in running
-            if each.name == in_force or first[each.name].median < HOPELESS * fastest
+            if each.name == in_force or first[each.name].median < TOO_SLOW * fastest
             or case.op in tuning_table.UNSIZED
         ]  # fmt: skip
         row = first if len(hopeful) == 1 else first | self._row(case, hopeful, self.rounds)
@@ -176,10 +176,10 @@ class Measure:
         """Raises WorkerError where an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
-        ((_, row),) = compare([case], running, rounds, self.progress)
-        for name, series in row.items():
-            if series.failure or series.wrong:
-                why = series.failure or f"{series.wrong} wrong elements"
+        ((_, row),) = run_cases([case], running, rounds, self.progress)
+        for name, measurements in row.items():
+            if measurements.failure or measurements.wrong:
+                why = measurements.failure or f"{measurements.wrong} wrong elements"
                 raise WorkerError(f"{case.op}:{name} of {case.nbytes} bytes: {why}", lost=True)
         return row
 

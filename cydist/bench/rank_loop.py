@@ -64,7 +64,7 @@ class Session:
         self._settled = False  # has a loop run on these arrays?
         self._commands: dict[str, Callable[..., Answer]] = {
             "configure": self.configure,
-            "cell": self.case,
+            "case": self.case,
             "round": self.round,
             "overlap": self.overlap,
             "memory": self.memory,

@@ -161,7 +161,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
+def started_workers(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
     """The participants that can be started, on `size` ranks each; stderr says of the others why.
 
     The first must be there: raises WorkerError when it cannot be started.

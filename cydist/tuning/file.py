@@ -49,16 +49,16 @@ class Measured(NamedTuple):
     about: Mapping[str, str] = {}
 
 
-def share(store: Store, rank: int) -> None:
+def share_from_rank_0(store: Store, rank: int) -> None:
     """Use on all ranks of a job what rank 0 finds on its host; nothing else is used after that."""
     if rank == 0:
         store.set(KEY, load())
-    use(parse(store.get(KEY).decode()))
+    use_measured(parse(store.get(KEY).decode()))
 
 
-def use(measured: list[Measured]) -> None:
+def use_measured(measured: list[Measured]) -> None:
     """Choose by these, and by the shipped table what they leave open."""
-    tuning_table.tune(
+    tuning_table.use_rules(
         {(name, each.ranks, each.windows): rules
          for each in measured for name, rules in each.rules.items()},
         {(each.ranks, each.windows): each.segment_bytes
@@ -66,7 +66,7 @@ def use(measured: list[Measured]) -> None:
     )  # fmt: skip
 
 
-def place() -> Path | None:
+def default_path() -> Path | None:
     """Return the file of this user on this host, beside the user's secret; or the one that
     CYDIST_TUNING names. None: off, or a user without a home."""
     setting = config.TUNING.get().strip()
@@ -84,12 +84,12 @@ def place() -> Path | None:
 
 
 def load() -> str:
-    """Return the text of the file at `place`; "" where there is none, or tuning is off.
+    """Return the text of the file at `default_path`; "" where there is none, or tuning is off.
 
     A file that cannot be used is left out: no job fails for it. One that CYDIST_TUNING names, or
     that was read, is told by a RuntimeWarning.
     """
-    path = place()
+    path = default_path()
     if path is None:
         return ""
     try:
@@ -207,7 +207,7 @@ def version() -> str:
         return ""
 
 
-def merged(old: list[Measured], new: Measured) -> list[Measured]:
+def merge(old: list[Measured], new: Measured) -> list[Measured]:
     """`old` with `new` in it, which counts where both say something of the same group's calls.
 
     A collective that has no rows in `new` is as shipped.
@@ -229,7 +229,7 @@ def save(measured: list[Measured], path: Path) -> None:
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w") as file:
-            file.write(written(measured))
+            file.write(encode(measured))
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -238,7 +238,7 @@ def save(measured: list[Measured], path: Path) -> None:
         raise
 
 
-def written(measured: list[Measured]) -> str:
+def encode(measured: list[Measured]) -> str:
     """Return the text of a file, which `parse` reads back."""
     import json
 
