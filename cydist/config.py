@@ -26,14 +26,14 @@ class Variable:
                 return value
         return self.default
 
-    def take(self) -> str:
+    def pop(self) -> str:
         """Its value now; it is unset, so that neither we nor our children find it again."""
         value = self.get()
         for name in self.names:
             os.environ.pop(name, None)
         return value
 
-    def on(self) -> bool:
+    def is_on(self) -> bool:
         """Return whether this switch is on."""
         return self.get().strip().lower() not in ("", "0", "false", "off", "no")
 

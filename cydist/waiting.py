@@ -84,7 +84,7 @@ class Rounds:
     name    whose they are, for people: "thread cydist-store"
     say     how they are told; the default: on stderr
 
-    Use it as the context of each round, and hand to `note` what one event of the round raised, so
+    Use it as the context of each round, and hand to `record` what one event of the round raised, so
     that the others are served. The first exception of a kind, which is its type and the line that
     raised it, is told; those like it are not. A rest follows, longer while that goes on.
 
@@ -94,8 +94,8 @@ class Rounds:
 
     def __init__(self, name: str, say: Callable[[str], object] | None = None) -> None:
         self._name = name
-        self._say = say or _say
-        self._said: set[tuple[object, ...]] = set()
+        self._print = say or _print
+        self._reported: set[tuple[object, ...]] = set()
         self._noted = False
         self._raised = 0  # in a row
         self._rest = FIRST_REST
@@ -119,27 +119,27 @@ class Rounds:
             if not isinstance(error, Exception) or self._raised >= MOST_IN_A_ROW:
                 return False
             self._raised += 1
-            self.tell(error)
+            self.report(error)
         time.sleep(self._rest)
         self._rest = min(2 * self._rest, LONGEST_REST)
         return True
 
-    def note(self, error: Exception) -> None:
+    def record(self, error: Exception) -> None:
         """One event of this round raised: a rest follows the round."""
         self._noted = True
-        self.tell(error)
+        self.report(error)
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         """Say that the thread goes on after this, once for each kind."""
         with suppress(Exception):  # that it cannot be said is no reason to end either
             kind = _kind_of(error)
-            if kind in self._said:
+            if kind in self._reported:
                 return
-            self._said.add(kind)
+            self._reported.add(kind)
             import traceback  # slow, and few need it
 
             text = "".join(traceback.format_exception(error))
-            self._say(
+            self._print(
                 f"cydist: {self._name} goes on after an exception; others like it are not shown\n"
                 f"{text}"
             )
@@ -154,7 +154,7 @@ def _kind_of(error: BaseException) -> tuple[object, ...]:
     return type(error), *place
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()

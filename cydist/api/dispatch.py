@@ -26,8 +26,8 @@ def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Use
     """Return what reduces an array of the user's: the group's backend for it, or a user-defined
     operation.
 
-    Raises UnsupportedError for a function that cannot reach the memory: before `run`, so that the
-    call does not count.
+    Raises UnsupportedError for a function that cannot reach the memory: before `run_on_backend`,
+    so that the call does not count.
     """
     group = group.for_device(array.device)
     if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
@@ -41,7 +41,7 @@ def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Use
     return UserOpReducer(group, op, elements_dtype(array))
 
 
-def run(
+def run_on_backend(
     group: ProcessGroup,
     name: str,
     array: Array | None,

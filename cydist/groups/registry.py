@@ -274,7 +274,7 @@ def parse(spec: str) -> dict[str, str]:
     return devices
 
 
-def plain(spec: str) -> str:
+def canonical(spec: str) -> str:
     """Return the same backend string without what says nothing: capitals, spaces, and devices where
     one backend has all that it takes. Raises ValueError as `parse`."""
     devices = parse(spec)

@@ -27,7 +27,7 @@ MOST_ASKED = 16  # ranks at a time, what they asked for
 
 
 @contextlib.contextmanager
-def typed(doing: str, rank: int) -> Iterator[None]:
+def typed_errors(doing: str, rank: int) -> Iterator[None]:
     """Raise what this host refuses, such as a descriptor, as an error that names rank and call.
 
     rank    -1: not known yet
@@ -37,10 +37,10 @@ def typed(doing: str, rank: int) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, DistError):  # of which some are an OSError as well
             raise
-        from cydist.net.acceptor import explained
+        from cydist.net.acceptor import with_remedy
 
         who = "this rank" if rank < 0 else f"rank {rank}"
-        raise DistNetworkError(f"{doing}, {who}: {explained(error)}") from error
+        raise DistNetworkError(f"{doing}, {who}: {with_remedy(error)}") from error
 
 
 class World:
@@ -89,7 +89,10 @@ class World:
         ranks_store = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
-            with ranks_store.report_error(self.rank), typed(f"making group {name!r}", self.rank):
+            with (
+                ranks_store.report_error(self.rank),
+                typed_errors(f"making group {name!r}", self.rank),
+            ):
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
                 if parent is not None and not (alike and parent.splits_without_peers):
@@ -97,7 +100,7 @@ class World:
                     held = [found for each in devices.values() if (found := self.parent(each))]
                     alone = pg_options is None or all(each.splits_without_peers for each in held)
                     asked = spec if alone else f"{spec} with pg_options"
-                    self._agree(ranks_store, ranks, name, asked, timeout)
+                    self._agree_on_backend(ranks_store, ranks, name, asked, timeout)
                     self.make_parents(devices.values(), name, timeout)
                 elif parent is not None:
                     parent.announce_request(name, spec)
@@ -116,7 +119,7 @@ class World:
         self.groups[name] = group
         return group
 
-    def _agree(
+    def _agree_on_backend(
         self,
         ranks_store: MembershipStore,
         ranks: Sequence[int],
@@ -127,11 +130,13 @@ class World:
         """These ranks ask for the same. Raises RendezvousError if they do not; then those that meet
         nobody, since what they ask for is split off the default group, learn it in a call on that.
         """
-        from cydist.rendezvous.check_in import agree
+        from cydist.rendezvous.check_in import agree_on_backend
 
         default = self.groups[DEFAULT_GROUP]
         try:
-            agree(ranks_store, self.rank, ranks, asked, "new_group", self._nonmembers(name))
+            agree_on_backend(
+                ranks_store, self.rank, ranks, asked, "new_group", self._nonmembers(name)
+            )
         except RendezvousError as error:
             shared = default.subgroup(ranks, name, timeout) if error.ranks else None
             if shared is not None:
@@ -162,7 +167,7 @@ class World:
 
     def make_parents(self, backends: Iterable[str], name: str, timeout: float) -> None:
         """Every rank of the world is here: make the parents that these backends want."""
-        from cydist.rendezvous.check_in import agree
+        from cydist.rendezvous.check_in import agree_on_backend
 
         others, all_ranks = self._nonmembers(name), range(self.size)
         name = f"{name}/all"
@@ -170,7 +175,9 @@ class World:
             if registry.find(backend).of_all and self.parent(backend) is None:
                 ranks_store = self.store.part(name, all_ranks, f"making group {name!r}", timeout)
                 with ranks_store.report_error(self.rank):
-                    agree(ranks_store, self.rank, all_ranks, backend, "new_group", others)
+                    agree_on_backend(
+                        ranks_store, self.rank, all_ranks, backend, "new_group", others
+                    )
                     made = self.make_one(ranks_store, all_ranks, name, backend, timeout, None)
                 self.parent_groups[backend] = made
 

@@ -39,7 +39,7 @@ def no_descriptor(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def explained(error: Exception) -> str:
+def with_remedy(error: Exception) -> str:
     """Return the error's text, with a remedy where descriptors are short."""
     hint = ": close files, or raise the limit (ulimit -n)" if no_descriptor(error) else ""
     return f"{error}{hint}"
@@ -91,7 +91,7 @@ class HandshakeSocket:
             self.unsent += self.shake.receive(message)
         except AuthenticationError:
             with contextlib.suppress(OSError):
-                self.sock.send(self.shake.farewell, socket.MSG_NOSIGNAL)
+                self.sock.send(self.shake.refusal, socket.MSG_NOSIGNAL)
             raise
         return True
 
@@ -182,7 +182,7 @@ class Acceptor:
         return None
 
     @property
-    def alarm(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """The time at which `expire` has something to do; None: never."""
         oldest = next(iter(self._pending_peers.values()), None)
         times = [] if oldest is None else [oldest.deadline]

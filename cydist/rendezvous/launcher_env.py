@@ -109,7 +109,7 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
     return True
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a launcher put this process. None: it does not say.
 
     single_host   are all ranks on this host?
@@ -125,11 +125,11 @@ class Place(NamedTuple):
         return self.size is not None and self.local_size == self.size
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Place:
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Rank and size of this process as its launcher, or RANK and WORLD_SIZE, give them."""
     names = find(environ) or LAUNCHERS[0]  # by hand: the same variables as torchrun's
     own = LAUNCHERS[0]
-    return Place(
+    return Placement(
         _number(environ, own.rank + names.rank),
         _number(environ, own.size + names.size),
         _number(environ, own.local_rank + names.local_rank),
@@ -201,7 +201,7 @@ def check_mpi_agrees(rank: int, size: int) -> None:
     one whose launcher was used, and every process believes to be rank 0 of 1.
     """
     found = find()
-    said = place()
+    said = placement()
     if found is None or said.size is None or (rank, size) == (said.rank, said.size):
         return
     if size == 1:

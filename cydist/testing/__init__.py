@@ -46,7 +46,7 @@ class ThreadJob:
     backend     "inproc", "tcp" or any other that takes CPU arrays
     size        how many ranks
     timeout     of the default group, in seconds
-    faults      what befalls the ranks
+    faults      what happens to the ranks
     faults     deprecated: the former name of `faults`
     """
 
@@ -95,7 +95,7 @@ class ThreadJob:
             self._stay_dead(rank, None, error)
             return
         if self._faults is not None:
-            self._faults.on(rank).come()
+            self._faults.on(rank).affect_this_thread()
         raised = False
         while (task := self._tasks[rank].get()) is not None:
             body, ended = task

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class Faults:
-    """What befalls the ranks of a ThreadJob: with one seed, the same each time.
+    """What happens to the ranks of a ThreadJob: with one seed, the same each time.
 
     seed    of all that is random
     delay   the longest time, in seconds, that a rank is held up before each of its calls
@@ -92,8 +92,8 @@ class RankFaults:
             process_groups.destroy_process_group()
             raise Killed(self._rank, self._calls, name)
 
-    def come(self) -> None:
-        """From now on it befalls every call of this thread's groups, and of those made later."""
+    def affect_this_thread(self) -> None:
+        """From now on it affects every call of this thread's groups, and of those made later."""
         mine = process_groups.current_world()
         make = mine.make_one
 

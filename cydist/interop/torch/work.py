@@ -43,7 +43,7 @@ def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None])
     return over.then(value)
 
 
-class Done(dist.Work):
+class DoneWork(dist.Work):
     """A call that was over when it returned."""
 
     def __init__(self, tensors: Any) -> None:
@@ -83,10 +83,10 @@ class Done(dist.Work):
 
 # What every blocking call returns: torch waits for it and drops it. Making one for each call
 # would take as long as the call.
-BLOCKING = Done(None)
+BLOCKING = DoneWork(None)
 
 
-class Pending(dist.Work):
+class PendingWork(dist.Work):
     """A call under way.
 
     A torch Future is made when one is asked for, and completed on a thread that may block: its
@@ -157,7 +157,7 @@ class Pending(dist.Work):
         return self._future
 
 
-class Several(dist.Work):
+class SeveralWorks(dist.Work):
     """Calls that were started one after the other and count as one."""
 
     def __init__(self, works: list[Any], tensors: Any) -> None:
