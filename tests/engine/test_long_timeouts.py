@@ -26,7 +26,7 @@ from cydist.backends.host.connections import Connections
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.launch.spawn import spawn
 from cydist.stores import FileStore, HashStore, TCPStore, tcp
-from cydist.stores.protocol import LENGTH, Op, Request, decode_request, encode_request
+from cydist.stores.protocol import LENGTH, Op, StoreRequest, decode_request, encode_request
 from cydist.stores.tcp_server import StoreServer, servers
 from cydist.testing import ThreadJob
 from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, Rounds, duration, one_wait, seconds
@@ -69,8 +69,8 @@ def on_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def server_of(store: TCPStore) -> StoreServer:
-    assert store._lease is not None
-    return store._lease.server
+    assert store._refcount is not None
+    return store._refcount.server
 
 
 # What a timeout is
@@ -210,8 +210,8 @@ def test_no_timeout_of_a_member_ends_the_store(master: TCPStore, limit: float) -
     """Whatever a request says, as no client of cydist says it, other members are served."""
     import struct
 
-    plain = encode_request(Request(Op.WAIT, (b"never",), (), True, 1.0))
-    connection = master._pool.take(time.monotonic() + DEADLINE)
+    plain = encode_request(StoreRequest(Op.WAIT, (b"never",), (), True, 1.0))
+    connection = master._pool.acquire(time.monotonic() + DEADLINE)
     with closing(connection):
         connection.sendall(sent(plain, struct.pack("<d", limit)))
         if 0 <= limit < math.inf:
@@ -225,7 +225,7 @@ def test_no_timeout_of_a_member_ends_the_store(master: TCPStore, limit: float) -
 
 def test_a_requests_timeout_is_bounded() -> None:
     """As it is decoded, so that no deadline can be made of it that no clock holds."""
-    frame = encode_request(Request(Op.WAIT, (b"a",), (), True, 1e300))
+    frame = encode_request(StoreRequest(Op.WAIT, (b"a",), (), True, 1e300))
     assert decode_request(frame[LENGTH.size :]).timeout == LONGEST_TIMEOUT
 
 
@@ -421,7 +421,7 @@ def test_one_connections_trouble_is_its_own(
             eventually(lambda: server._parked)
             real, table = server.table.awaits, server.table
 
-            def awaits(request: Request) -> Any:
+            def awaits(request: StoreRequest) -> Any:
                 if request.op is Op.WAIT:
                     raise Broken("injected")
                 return real(request)
@@ -458,7 +458,7 @@ def test_a_store_that_serves_nothing_ends(
     assert [each.exc_type for each in ended] == [Broken]
 
 
-@pytest.mark.parametrize("place", ["_react", "_ask", "_expire"])
+@pytest.mark.parametrize("place", ["_react", "_start_requested", "_expire"])
 def test_a_connections_thread_survives_a_round(
     place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -540,7 +540,7 @@ def test_a_noted_error_never_ends_a_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     error = Broken("injected")
     for _ in range(3 * waiting.MOST_IN_A_ROW):
         with rounds:
-            rounds.note(error)
+            rounds.record(error)
     assert (len(told), len(rests)) == (1, 3 * waiting.MOST_IN_A_ROW)
 
 

@@ -81,7 +81,7 @@ def test_no_connection_before_the_first_message(tcp: Callable[[int], Ranks]) -> 
     assert made(world) == [0, 0, 0]
 
 
-def test_only_those_who_talk_connect(tcp: Callable[[int], Ranks]) -> None:
+def test_only_ranks_that_send_connect(tcp: Callable[[int], Ranks]) -> None:
     """A message from 0 to 1 leaves 2 without a connection."""
     world = tcp(3)
     groups = world.group()
@@ -107,7 +107,7 @@ def test_one_connection_when_all_start_at_once(tcp: Callable[[int], Ranks], turn
     assert made(world) == [3, 3, 3, 3]
 
 
-def test_who_waits_finds_a_dead_peer_without_a_message(tcp: Callable[[int], Ranks]) -> None:
+def test_a_waiting_rank_finds_a_dead_peer_without_a_message(tcp: Callable[[int], Ranks]) -> None:
     """A rank that nobody can reach any more is lost, with a reason that names it."""
     world = tcp(2)
     groups = world.group()
@@ -206,7 +206,7 @@ def test_ranks_that_meet_in_a_file_listen_where_they_are_told(
 
 def test_both_families_of_an_interface() -> None:
     """An interface is listened to at all of its addresses."""
-    found = interfaces.of_interface("lo")
+    found = interfaces.interface_addresses("lo")
     assert "127.0.0.1" in found
     assert ("::1" in found) == has_ipv6()
 
@@ -355,10 +355,10 @@ def test_report_that_fails_is_no_report(tcp: Callable[[int], Ranks]) -> None:
     def fails(context: int) -> PeerStatus:
         raise UnicodeError("a source that is none")
 
-    world.connections[0].reporter = fails
+    world.connections[0].status_of = fails
     limit = time.monotonic() + DEADLINE
     with pytest.raises((DistError, OSError)):
-        world.connections[1].ask(0, 1, limit)
+        world.connections[1].query(0, 1, limit)
     got = np.zeros(1)
     groups = world.group()
     run(lambda: done(groups[1].isend(np.ones(1), 0, 0)), lambda: done(groups[0].irecv(got, 1, 0)))
