@@ -136,7 +136,7 @@ def unpacking(sizes: Sequence[int]) -> Iterator[InProcessRun]:
             ours.copy_from(_native.asarray(dense))
             wrong = differing(array, dense)
             calls = {
-                "cydist": partial(ours.take, _native.asarray(dense)),
+                "cydist": partial(ours.copy_from, _native.asarray(dense)),
                 "numpy": partial(np.copyto, array, dense),
                 "memcpy": partial(np.copyto, np.empty_like(dense), dense),
             }

@@ -282,7 +282,7 @@ def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        pytest.param("tuning.file", "share", id="before-the-first-group"),
+        pytest.param("tuning.file", "share_from_rank_0", id="before-the-first-group"),
         pytest.param("backends.host.create", "group_of_link", id="after-ranks-have-met"),
     ],
 )

@@ -72,7 +72,7 @@ class NoteChannel:
             raise found
         return found
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         self.sent.append(b"")
 
 
