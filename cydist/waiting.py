@@ -78,7 +78,7 @@ def wait_for(event: threading.Event, timeout: float | None) -> bool:
     return event.is_set()
 
 
-class Rounds:
+class LoopGuard:
     """The rounds of a service's loop, none of which ends it by raising.
 
     name    whose they are, for people: "thread cydist-store"

@@ -64,7 +64,7 @@ cdef extern from *:
     #define CYDIST_CONTROL_TAG (~0ULL)
     #define CYDIST_NOTES_TAG (1ULL << 40)
     #define CYDIST_FAILURE_TAG (CYDIST_NOTES_TAG + 1)
-    #define CYDIST_NEWS_TAG (CYDIST_NOTES_TAG + 2)
+    #define CYDIST_UNSENT_TAG (CYDIST_NOTES_TAG + 2)
     #define CYDIST_CHECK_TAG (CYDIST_NOTES_TAG + 3)
     #define CYDIST_DEPARTURE_TAG (CYDIST_NOTES_TAG + 4)
     #define CYDIST_PIECE_TAG (1ULL << 61)
@@ -79,7 +79,7 @@ cdef extern from *:
     const uint64_t NOTES_TAG "CYDIST_NOTES_TAG"     # what a rank of backend "nccl" calls
     const uint64_t FAILURE_TAG "CYDIST_FAILURE_TAG"  # why a group of backend "nccl" failed
     # never sent, over MPI: see MpiGroup.raise_pending_failure
-    const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"
+    const uint64_t UNSENT_TAG "CYDIST_UNSENT_TAG"
     const uint64_t CHECK_TAG "CYDIST_CHECK_TAG"     # which call a rank leaves, over MPI
     const uint64_t DEPARTURE_TAG "CYDIST_DEPARTURE_TAG"  # a rank's last call, as the group ends
     const uint64_t PIECE_TAG "CYDIST_PIECE_TAG"     # and up: of each long message of a GPU's array

@@ -29,7 +29,7 @@ from cydist.launch.output import Lines, LogFile, OutputStream
 from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
-from cydist.waiting import LONGEST_WAIT, Rounds, duration
+from cydist.waiting import LONGEST_WAIT, LoopGuard, duration
 
 # A worker that has just printed a traceback may take this long to end by itself, so that the
 # launcher's signal does not hide its exit code.
@@ -63,7 +63,7 @@ class Job:
         self._now = time.monotonic()
         self._first: Worker | None = None
         self._selector = selectors.DefaultSelector()
-        self._rounds = Rounds("cydistrun", self._print)
+        self._loop_guard = LoopGuard("cydistrun", self._print)
         self._files = ""
         self._logs = ""
 
@@ -151,7 +151,7 @@ class Job:
     def _loop(self, done: Callable[[], bool]) -> None:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
         while not self.abandoned:
-            with self._rounds:
+            with self._loop_guard:
                 self._advance()  # first: a round that raised may have skipped it
                 if done():
                     return
@@ -170,7 +170,7 @@ class Job:
             try:
                 key.data()
             except Exception as error:
-                self._rounds.record(error)  # other workers do not wait for that
+                self._loop_guard.record(error)  # other workers do not wait for that
 
     def _over(self) -> bool:
         return self._deadline is not None and self._now >= self._deadline

@@ -51,13 +51,13 @@ class HandshakeSocket:
     deadline    on time.monotonic(); the owner enforces it
     """
 
-    __slots__ = ("_received", "deadline", "shake", "sock", "unsent")
+    __slots__ = ("_received", "deadline", "handshake", "sock", "unsent")
 
     def __init__(
-        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
+        self, sock: socket.socket, handshake: ClientHandshake | ServerHandshake, deadline: float
     ) -> None:
         self.sock = sock
-        self.shake = shake
+        self.handshake = handshake
         self.deadline = deadline
         self.unsent = b""
         self._received = b""
@@ -77,21 +77,21 @@ class HandshakeSocket:
         Raises OSError, and what the handshake raises, after the refusal was sent.
         """
         try:
-            part = self.sock.recv(self.shake.needs - len(self._received))
+            part = self.sock.recv(self.handshake.needs - len(self._received))
         except (BlockingIOError, InterruptedError):
             return False
         if not part:
             raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
         self._received += part
-        self.shake.check_beginning(self._received)
-        if len(self._received) < self.shake.needs:
+        self.handshake.check_beginning(self._received)
+        if len(self._received) < self.handshake.needs:
             return False
         message, self._received = self._received, b""
         try:
-            self.unsent += self.shake.receive(message)
+            self.unsent += self.handshake.receive(message)
         except AuthenticationError:
             with contextlib.suppress(OSError):
-                self.sock.send(self.shake.refusal, socket.MSG_NOSIGNAL)
+                self.sock.send(self.handshake.refusal, socket.MSG_NOSIGNAL)
             raise
         return True
 
@@ -100,7 +100,7 @@ class PendingPeer(HandshakeSocket):
     """An accepted connection that has not proved yet that it knows the job's secret."""
 
     __slots__ = ()
-    shake: ServerHandshake
+    handshake: ServerHandshake
 
 
 class Acceptor:
@@ -232,11 +232,11 @@ class Acceptor:
         there = auth.address_of(sock)
         try:
             endpoints = auth.endpoints_of(sock, accepted=True)
-            shake = ServerHandshake(
+            handshake = ServerHandshake(
                 self._secret, self._channel, self._job, there, self._also, endpoints
             )
-            peer = PendingPeer(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
-            peer.unsent = shake.greeting
+            peer = PendingPeer(sock, handshake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+            peer.unsent = handshake.greeting
             sock.setblocking(False)
             peer.flush()
             self._selector.register(sock, selectors.EVENT_READ, self)

@@ -430,12 +430,12 @@ def authenticate_server(
     PeerFailedError (it hung up). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Channel(sock, there, deadline)
-    endpoints = conversation.endpoints(accepted=True)
+    connection = _BlockingHandshake(sock, there, deadline)
+    endpoints = connection.endpoints(accepted=True)
     handshake = ServerHandshake(_or_ours(secret), channel, job, there, endpoints=endpoints)
-    with conversation:
-        conversation.send(handshake.greeting)
-        conversation.exchange(handshake)
+    with connection:
+        connection.send(handshake.greeting)
+        connection.exchange(handshake)
     return handshake.claim
 
 
@@ -459,12 +459,12 @@ def authenticate_client(
     it has no descriptor left). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Channel(sock, there, deadline, patience)
-    endpoints = conversation.endpoints(accepted=False)
+    connection = _BlockingHandshake(sock, there, deadline, patience)
+    endpoints = connection.endpoints(accepted=False)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there, endpoints)
-    with conversation:
+    with connection:
         while not handshake.done:
-            conversation.exchange(handshake)
+            connection.exchange(handshake)
 
 
 def _or_ours(value: bytes | None) -> bytes:
@@ -483,7 +483,7 @@ def address_of(sock: socket.socket) -> str:
     return "a local process"
 
 
-class _Channel:
+class _BlockingHandshake:
     """Send and receive whole messages on a socket until a deadline, and restore its timeout.
 
     It also ends when the other side has been silent for `patience` seconds. Silence is counted in
@@ -504,7 +504,7 @@ class _Channel:
         self._patience = patience
         self._timeout = sock.gettimeout()
 
-    def __enter__(self) -> _Channel:
+    def __enter__(self) -> _BlockingHandshake:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -34,7 +34,7 @@ from cydist.stores.protocol import (
     decode_request,
     encode_reply,
 )
-from cydist.waiting import LONGEST_WAIT, Rounds
+from cydist.waiting import LONGEST_WAIT, LoopGuard
 
 # As much as malloc has at hand: for longer reads it maps and unmaps memory every time.
 _READ_BYTES = 64 * 1024
@@ -90,7 +90,7 @@ class StoreServer:
         for listener in listeners:
             self._acceptor.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
-        self._rounds = Rounds("thread cydist-store")
+        self._loop_guard = LoopGuard("thread cydist-store")
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
         servers.add(self)
@@ -128,12 +128,12 @@ class StoreServer:
     def _run(self) -> None:
         try:
             while self._end is None:
-                with self._rounds:
+                with self._loop_guard:
                     self._round()
             self._acceptor.close()
             self._released.set()
             while self._connections and time.monotonic() < self._end:
-                with self._rounds:
+                with self._loop_guard:
                     self._round()
         finally:
             self._released.set()
@@ -147,7 +147,7 @@ class StoreServer:
                 try:
                     peer = self._acceptor.react(key.fileobj)
                 except Exception as error:
-                    self._rounds.record(error)  # nobody else waits for that
+                    self._loop_guard.record(error)  # nobody else waits for that
                     continue
                 if peer is not None:
                     self._admit(peer.sock, peer.unsent)
@@ -173,7 +173,7 @@ class StoreServer:
     def _drop(self, connection: _Connection, error: Exception) -> None:
         """Whatever goes wrong with one connection costs that connection, not the job's store."""
         if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
-            self._rounds.report(error)
+            self._loop_guard.report(error)
         self._close(connection)
 
     # Alarms

@@ -27,7 +27,7 @@ cdef extern from "Python.h":
         const char *tp_name
 
 cdef enum:
-    INLINE_DIMENSIONS = 4   # dimensions that fit into Array.near
+    INLINE_DIMENSIONS = 4   # dimensions that fit into Array.inline_shape
 
 # Every library's own name of a dtype is mapped to one of these; the first is of DT_OTHER.
 cdef tuple NAMES = ("", *DTYPES)

@@ -5,7 +5,7 @@ do not change (the group, the algorithm, the reduction's loop) are looked up her
 allocated. A function returns False for other calls and for erroneous ones. Then nothing has
 happened, and the general path runs the call or reports the error.
 
-A brief call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
+A short call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
 at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
 from libc.stdint cimport int64_t

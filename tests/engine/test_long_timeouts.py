@@ -29,7 +29,7 @@ from cydist.stores import FileStore, HashStore, TCPStore, tcp
 from cydist.stores.protocol import LENGTH, Op, StoreRequest, decode_request, encode_request
 from cydist.stores.tcp_server import StoreServer, servers
 from cydist.testing import ThreadJob
-from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, Rounds, duration, one_wait, seconds
+from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, LoopGuard, duration, one_wait, seconds
 
 HOST = "127.0.0.1"
 # More than epoll's 2^31 ms; what training recipes have; what a socket's 2^32 ms make 0.2 s of; more
@@ -505,7 +505,7 @@ def test_what_a_link_asks_for_is_not_forgotten(
     assert "Broken: injected" in capfd.readouterr().err
 
 
-# Rounds
+# LoopGuard
 
 
 def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,12 +513,12 @@ def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> 
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     told: list[str] = []
-    rounds = Rounds("thread x", told.append)
+    guard = LoopGuard("thread x", told.append)
     for raises in [True] * 6 + [False, True]:
-        with rounds:
+        with guard:
             if raises:
                 raise Broken("injected")
-    with rounds:
+    with guard:
         raise KeyError("another")
     assert [text.split()[-1] for text in told] == ["injected", "'another'"]
     assert rests == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01, 0.02]
@@ -526,8 +526,8 @@ def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_interrupts_are_let_through() -> None:
     """What is no Exception ends a loop, as ever."""
-    rounds = Rounds("thread x", lambda text: None)
-    with pytest.raises(KeyboardInterrupt), rounds:
+    guard = LoopGuard("thread x", lambda text: None)
+    with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
 
 
@@ -536,11 +536,11 @@ def test_a_noted_error_never_ends_a_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     told: list[str] = []
-    rounds = Rounds("thread x", told.append)
+    guard = LoopGuard("thread x", told.append)
     error = Broken("injected")
     for _ in range(3 * waiting.MOST_IN_A_ROW):
-        with rounds:
-            rounds.record(error)
+        with guard:
+            guard.record(error)
     assert (len(told), len(rests)) == (1, 3 * waiting.MOST_IN_A_ROW)
 
 
@@ -550,8 +550,8 @@ def test_that_it_cannot_be_said_ends_nothing() -> None:
     def closed(text: str) -> None:
         raise ValueError("I/O operation on closed file")
 
-    rounds = Rounds("thread x", closed)
-    with rounds:
+    guard = LoopGuard("thread x", closed)
+    with guard:
         raise Broken("injected")
 
 

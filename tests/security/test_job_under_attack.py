@@ -160,9 +160,9 @@ def noise(source: random.Random) -> bytes:
 def near_proof(source: random.Random) -> bytes:
     """What a member said to another greeting, with some of it changed."""
     channel = source.choice([b"store", b"peer"])
-    shake = auth.ClientHandshake(SECRET, channel, "", source.randbytes(10))
+    handshake = auth.ClientHandshake(SECRET, channel, "", source.randbytes(10))
     greeting = auth.ServerHandshake(SECRET, channel, "").greeting
-    proof = bytearray(shake.receive(greeting))
+    proof = bytearray(handshake.receive(greeting))
     for _ in range(source.randint(0, 3)):
         proof[source.randrange(len(proof))] ^= 1 << source.randrange(8)
     if source.random() < 0.3:

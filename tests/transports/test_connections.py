@@ -250,12 +250,12 @@ def test_other_job_is_refused(tcp: Callable[[int], Ranks]) -> None:
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as outsider:
         endpoints = auth.endpoints_of(outsider, accepted=False)
-        shake = auth.ClientHandshake(
+        handshake = auth.ClientHandshake(
             SECRET, CHANNEL, "other", CLAIM.pack(1, 0, 0), endpoints=endpoints
         )
-        outsider.sendall(shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL)))
+        outsider.sendall(handshake.receive(outsider.recv(handshake.needs, socket.MSG_WAITALL)))
         with pytest.raises(auth.AuthenticationError, match="different jobs"):
-            shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL))
+            handshake.receive(outsider.recv(handshake.needs, socket.MSG_WAITALL))
     assert made(world) == [0, 0]
 
 
@@ -269,8 +269,8 @@ def test_wrong_claims_are_refused(tcp: Callable[[int], Ranks], claim: bytes) -> 
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as member:
         endpoints = auth.endpoints_of(member, accepted=False)
-        shake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim, endpoints=endpoints)
-        member.sendall(shake.receive(member.recv(shake.needs, socket.MSG_WAITALL)))
+        handshake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim, endpoints=endpoints)
+        member.sendall(handshake.receive(member.recv(handshake.needs, socket.MSG_WAITALL)))
         assert member.recv(4096) == b""
     assert made(world) == [0, 0]
 

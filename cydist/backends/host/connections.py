@@ -40,7 +40,7 @@ from cydist.net import auth
 from cydist.net.acceptor import Acceptor, HandshakeSocket, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
-from cydist.waiting import LONGEST_WAIT, Rounds
+from cydist.waiting import LONGEST_WAIT, LoopGuard
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -92,7 +92,7 @@ class Connections:
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._rounds = Rounds(f"thread cydist-connections-{rank}")
+        self._loop_guard = LoopGuard(f"thread cydist-connections-{rank}")
         self._thread = threading.Thread(
             target=self._serve, name=f"cydist-connections-{rank}", daemon=True
         )
@@ -197,8 +197,8 @@ class Connections:
         self._selector.close()
         self._acceptor.close()
         for attempt in self._attempts.values():
-            if attempt.talk is not None:
-                attempt.talk.sock.close()
+            if attempt.connecting is not None:
+                attempt.connecting.sock.close()
         self._attempts.clear()
         self._wake.close()
         self._waker.close()
@@ -213,7 +213,7 @@ class Connections:
 
     def _serve(self) -> None:
         while not self._stopping:
-            with self._rounds:
+            with self._loop_guard:
                 self._round()
 
     def _round(self) -> None:
@@ -232,20 +232,22 @@ class Connections:
             try:
                 self._react(key)
             except Exception as error:
-                self._rounds.record(error)  # other ranks do not wait for that
+                self._loop_guard.record(error)  # other ranks do not wait for that
         self._start_requested()
         self._expire(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
         if key.data is self._acceptor:
             pending = self._acceptor.react(key.fileobj)
-            if pending is not None and pending.shake.channel == CHANNEL:
-                self._admit(pending.sock, pending.shake.claim, pending.unsent)
+            if pending is not None and pending.handshake.channel == CHANNEL:
+                self._admit(pending.sock, pending.handshake.claim, pending.unsent)
             elif pending is not None:
-                shake, report = pending.shake, self.status_of
-                peer_status.answer(pending.sock, pending.unsent, shake.claim, self._rank, report)
+                handshake, report = pending.handshake, self.status_of
+                peer_status.answer(
+                    pending.sock, pending.unsent, handshake.claim, self._rank, report
+                )
         elif isinstance(key.data, ConnectAttempt):
-            if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
+            if self._attempts.get(key.data.key) is key.data and key.data.connecting is not None:
                 self._advance(key.data)
         elif key.fileobj is self._wake:
             with contextlib.suppress(OSError):
@@ -258,7 +260,7 @@ class Connections:
                 self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
             elif attempt.resume is not None and attempt.resume <= now:
                 self._try_next(attempt, now)
-            elif attempt.talk is not None and attempt.talk.deadline <= now:
+            elif attempt.connecting is not None and attempt.connecting.deadline <= now:
                 self._failed(attempt, "no answer in time")
 
     # Those who come to us.
@@ -336,8 +338,8 @@ class Connections:
             return
         claim = CLAIM.pack(self._rank, *attempt.key)
         there = f"rank {attempt.key[0]} at {addresses.host_port(target)}"
-        shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
-        attempt.talk = HandshakeSocket(sock, shake, now + CANDIDATE_TIMEOUT)
+        handshake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
+        attempt.connecting = HandshakeSocket(sock, handshake, now + CANDIDATE_TIMEOUT)
         try:
             sock.setblocking(False)
             self._bind(sock, attempt.key[1])
@@ -365,34 +367,34 @@ class Connections:
                     sock.bind((host, 0))
 
     def _advance(self, attempt: ConnectAttempt) -> None:
-        talk = attempt.talk
-        assert talk is not None
-        assert isinstance(talk.shake, ClientHandshake)
+        connecting = attempt.connecting
+        assert connecting is not None
+        assert isinstance(connecting.handshake, ClientHandshake)
         try:
             if not attempt.connected:
-                code = talk.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                code = connecting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, os.strerror(code))
-                talk.shake.endpoints = auth.endpoints_of(talk.sock, accepted=False)
+                connecting.handshake.endpoints = auth.endpoints_of(connecting.sock, accepted=False)
                 attempt.connected = True
                 failpoint("connect")
                 attempt.refusals = 0
                 # From here on the peer may take the connection for made: be patient.
-                talk.deadline = attempt.deadline
-                self._selector.modify(talk.sock, selectors.EVENT_READ, attempt)
+                connecting.deadline = attempt.deadline
+                self._selector.modify(connecting.sock, selectors.EVENT_READ, attempt)
                 return
-            if not talk.receive():
+            if not connecting.receive():
                 return
-            talk.flush()
-            if talk.shake.done:
-                attempt.talk = None
-                self._selector.unregister(talk.sock)
-                self._hand_over(attempt.key, talk.sock)
+            connecting.flush()
+            if connecting.handshake.done:
+                attempt.connecting = None
+                self._selector.unregister(connecting.sock)
+                self._hand_over(attempt.key, connecting.sock)
                 self._drop(attempt)
         except AuthenticationError as error:
             self._give_up(attempt, str(error))
         except (OSError, DistError) as error:
-            self._failed(attempt, f"{talk.shake.there}: {with_remedy(error)}")
+            self._failed(attempt, f"{connecting.handshake.there}: {with_remedy(error)}")
 
     def _failed(self, attempt: ConnectAttempt, why: str) -> None:
         """This address will not do; go on to the next, or rest after the last."""
@@ -412,11 +414,11 @@ class Connections:
             attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
 
     def _hang_up(self, attempt: ConnectAttempt) -> None:
-        if attempt.talk is not None:
+        if attempt.connecting is not None:
             with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(attempt.talk.sock)
-            attempt.talk.sock.close()
-            attempt.talk = None
+                self._selector.unregister(attempt.connecting.sock)
+            attempt.connecting.sock.close()
+            attempt.connecting = None
 
     def _drop(self, attempt: ConnectAttempt) -> None:
         self._hang_up(attempt)

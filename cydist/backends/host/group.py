@@ -20,7 +20,7 @@ from cydist import _native
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_status import PeerStatus, describe_report, gather, is_late, stacks
+from cydist.backends.host.peer_status import PeerStatus, describe_status, gather, is_late, stacks
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
     DistError,
@@ -77,7 +77,7 @@ class HostGroup(ProcessGroup):
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         self._drain_until = math.inf  # all groups of this rank end: when they wait for no more news
-        self._survivors: Membership | None = None
+        self._membership: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns it
         self._messages: set[Message] = set()  # under way, or over since the last sweep
         self._sweep_at = 4
@@ -160,13 +160,13 @@ class HostGroup(ProcessGroup):
         return made
 
     def _of_members(self, excluded: Sequence[int], deadline: float) -> HostGroup:
-        if self._survivors is None:
-            self._survivors = Membership(
+        if self._membership is None:
+            self._membership = Membership(
                 self._endpoint.link, self._peers, self._rank,
                 comm_id_of(f"{self.group_name}:survivors", self._peers),
                 self.group_name, self.ranks,
             )  # fmt: skip
-        members = self._survivors.agree(excluded, deadline)
+        members = self._membership.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
     def leave_job(self, now: float) -> None:
@@ -182,7 +182,7 @@ class HostGroup(ProcessGroup):
         call = self.last_call()
         if self._failed is not None or call is None:
             return
-        leaves = self._survivors is not None or sys.exc_info()[0] is not None
+        leaves = self._membership is not None or sys.exc_info()[0] is not None
         deadline = min(self.deadline(DRAIN_SECONDS), self._drain_until, self._endpoint.drain_until)
         try:
             with self.failures(call.name, call.seq, deadline):
@@ -209,8 +209,8 @@ class HostGroup(ProcessGroup):
         self._endpoint.groups.pop(self._comm_id, None)
         self._native.close()
         self._messages.clear()
-        if self._survivors is not None:
-            self._survivors.close()
+        if self._membership is not None:
+            self._membership.close()
         if self._shrunk is not None:
             self._shrunk.destroy()
         self._endpoint.release()
@@ -292,7 +292,7 @@ class HostGroup(ProcessGroup):
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            describe_report(rank_text(rank, self.ranks, self.host_of(rank)), late[rank])
+            describe_status(rank_text(rank, self.ranks, self.host_of(rank)), late[rank])
             for rank in sorted(late)
         )
 

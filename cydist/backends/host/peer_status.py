@@ -67,7 +67,7 @@ def is_late(report: PeerStatus, here: str) -> bool:
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
-def describe_report(who: str, report: PeerStatus) -> str:
+def describe_status(who: str, report: PeerStatus) -> str:
     """Return a report as lines of an error's message."""
     return f"\n{who} is {report.state}" + "".join(
         f"\n    {line}" for line in report.stacks.splitlines()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Tags of messages that are not the user's; what each is for is said in abi.pxd.
 NOTES_TAG, FAILURE_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["FAILURE"]
-NEWS_TAG = MESSAGE_TAGS["NEWS"]
+UNSENT_TAG = MESSAGE_TAGS["UNSENT"]
 PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up to DERIVED_TAG
 DERIVED_TAG = MESSAGE_TAGS["DERIVED"]
 

@@ -11,7 +11,7 @@ from cydist import _native, config
 from cydist.backends.host.chunking import true_on_all_ranks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint
 from cydist.backends.host.group import ANY_SOURCE, HostGroup
-from cydist.backends.host.work import NEWS_TAG
+from cydist.backends.host.work import UNSENT_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
 from cydist.backends.mpi.datatypes import REDUCTIONS, datatypes
 from cydist.backends.mpi.endpoint import MpiEndpoint
@@ -66,7 +66,7 @@ class MpiGroup(HostGroup):
             # Both Open MPI and MPICH free a communicator without waiting for its other members,
             # and may give its number to another one, which would hear what they have sent here:
             # in a call that failed, or in one that who was left out by `shrink_group` still makes.
-            if self._failed is None and self._survivors is None:
+            if self._failed is None and self._membership is None:
                 comm.Free()
             else:
                 Communicators.leaked += 1
@@ -100,7 +100,7 @@ class MpiGroup(HostGroup):
             return
         deadline = time.monotonic() + DRAIN_SECONDS
         nothing = _native.asarray(bytearray(1))
-        news = _native.irecv(self._native, nothing, ANY_SOURCE, NEWS_TAG)
+        news = _native.irecv(self._native, nothing, ANY_SOURCE, UNSENT_TAG)
         try:
             news.wait(int(deadline * 1e9))
         finally:

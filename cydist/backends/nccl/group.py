@@ -49,7 +49,7 @@ class NcclGroup(EnqueueMixin):
     """A group of ranks with a GPU each.
 
     host    the group of CPU memory with the same ranks
-    alarm   listens on it since before the first rank had its group; None in a group of one rank
+    control listens on it since before the first rank had its group; None in a group of one rank
     """
 
     coalesces_calls = True
