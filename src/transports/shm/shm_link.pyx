@@ -132,7 +132,7 @@ cdef class ShmLink(Link):
             for i in range(n.places):
                 if i != n.own and has_ended(n, i):
                     self.memory.mark_dead(i)
-            offset = self.memory.open(t.comm_id, t.peers, n.place, t.size, nbytes)
+            offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, nbytes)
         if offset == 0:
             free(made)
             return 0
@@ -158,7 +158,7 @@ cdef class ShmLink(Link):
         # A forked child leaves no group.
         if getpid() == self.memory.pid and all_local(n, t):
             with nogil:
-                self.memory.leave(t.comm_id, t.peers, n.place, t.size, n.own)
+                self.memory.leave_region(t.comm_id, t.peers, n.place, t.size, n.own)
         free(t.windows)
         t.windows = NULL
 
