@@ -41,10 +41,10 @@ class Candidate:
         self.name = name
         self._participant, self._settings = worker, settings
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's answer after the settings were sent."""
-        self._participant.ask({"do": "configure", "settings": self._settings})
-        return self._participant.ask(command)
+        self._participant.command({"do": "configure", "settings": self._settings})
+        return self._participant.command(command)
 
     def close(self) -> None:
         """The participant is ended by who started it."""
@@ -95,16 +95,16 @@ class Measure:
         """
         wanted = self.cases(op, sizes)
         in_force = [self.in_force(op, case.nbytes) for case in wanted]
-        first = [self._all(case) for case in wanted]
+        first = [self._measure_all(case) for case in wanted]
         found = as_counted(op, wanted, in_force, [first])
         chosen = fit.decide(found)
         if chosen == [size.in_force for size in found]:
             return found
-        second = [self._some(case, set(chosen), ratios)
+        second = [self._measure_again(case, set(chosen), ratios)
                   for case, ratios in zip(wanted, first, strict=True)]  # fmt: skip
         return as_counted(op, wanted, in_force, [first, second])
 
-    def _all(self, case: Case) -> Ratios:
+    def _measure_all(self, case: Case) -> Ratios:
         """Every algorithm in one round, those with hope in the others."""
         in_force = self.in_force(case.op, case.nbytes)
         running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
@@ -119,7 +119,7 @@ class Measure:
         slow = {each.name for each in running} - {each.name for each in hopeful}
         return {name: ratios(first if name in slow else row, name, in_force) for name in first}
 
-    def _some(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
+    def _measure_again(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
         """Those of `chosen` that were not clearly slower; nothing where none is left."""
         in_force = self.in_force(case.op, case.nbytes)
         size = Size(case.nbytes, in_force, [before])

@@ -44,7 +44,7 @@ def measure(case: Case, options: BenchOptions, number: int) -> int | None:
     command = {"do": "memory", "op": case.op, "count": case.count, "dtype": case.dtype}
     try:
         with started_workers([options.workers[number]], options.ranks, options.timeout) as running:
-            return max(int(answer["extra"]) for answer in running[0].ask(command))
+            return max(int(answer["extra"]) for answer in running[0].command(command))
     except WorkerError as error:
         print(f"{case.op} of {case.nbytes} bytes: {error}", file=sys.stderr, flush=True)
         return None

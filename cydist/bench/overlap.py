@@ -87,14 +87,14 @@ def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dic
 
 def prepare(case: Case, worker: Worker) -> int:
     """Make the arrays; how much computing takes longer than the all_reduce."""
-    worker.ask({"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype})
+    worker.command({"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype})
     said = seconds_of(worker, CALIBRATING)
     return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
 
 
 def seconds_of(worker: Worker, units: int) -> dict[str, float]:
     """Seconds of each part on the slowest rank."""
-    answers = worker.ask({"do": "overlap", "units": units})
+    answers = worker.command({"do": "overlap", "units": units})
     return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}
 
 

@@ -21,7 +21,7 @@ class Participant(Protocol):
 
     name: str
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's answer."""
         ...
 
@@ -113,13 +113,15 @@ def _noting(worker: Participant, measurements: Measurements, lost: set[str]) -> 
 
 def _prepare(worker: Participant, case: Case, measurements: Measurements) -> None:
     """Make the arrays, check single calls, and find how many calls make a round."""
-    answers = worker.ask({"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype})
+    answers = worker.command(
+        {"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype}
+    )
     measurements.algorithm = answers[0]["algorithm"]
     measurements.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
 
     def slowest(iterations: int) -> int:
         command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
-        return max(int(answer["ns"]) for answer in worker.ask(command))
+        return max(int(answer["ns"]) for answer in worker.command(command))
 
     measurements.iterations = calibrate(slowest)
 
@@ -145,7 +147,7 @@ def _passed(answers: Sequence[dict[str, Any]]) -> int:
 
 def _round(worker: Participant, measurements: Measurements, checked: bool) -> None:
     sampled = measurements.iterations * SAMPLED_NS < ROUND_NS
-    answers = worker.ask(
+    answers = worker.command(
         {
             "do": "round",
             "iterations": measurements.iterations,

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             specs = [cydist("tcp", "numpy", name, TRANSPORT=given.transport, TUNING="off")
                      for name in ("first", "second")]  # fmt: skip
             with started_workers(specs, ranks, given.timeout) as workers:
-                windows = workers[0].ask({"do": "configure", "settings": {}})[0]["windows"]
+                windows = workers[0].command({"do": "configure", "settings": {}})[0]["windows"]
                 print(f"\n{ranks} ranks, {workers[0].about['transport']}", flush=True)
                 tune(workers, ranks, windows, plan, results)
     except OSError as error:

@@ -91,7 +91,7 @@ class Worker:
         self._ranks = [self._ranks[numbers.index(rank)] for rank in range(self._size)]
         self.about = hellos[numbers.index(0)]["about"]
 
-    def ask(self, command: Answer) -> list[Answer]:
+    def command(self, command: Answer) -> list[Answer]:
         """Tell every rank; their answers by rank.
 
         Raises WorkerError: every rank refused, and all are ready for another command; or

@@ -268,7 +268,7 @@ class Acceptor:
         oldest = next(iter(self._pending_peers.values()))
         due = oldest.deadline - auth.HANDSHAKE_TIMEOUT + GRACE
         if due > time.monotonic():
-            self._rest(due)
+            self._pause_until(due)
             return False
         return True
 
@@ -292,9 +292,9 @@ class Acceptor:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             if not more:
                 break
-        self._rest(time.monotonic() + _PAUSE)
+        self._pause_until(time.monotonic() + _PAUSE)
 
-    def _rest(self, until: float) -> None:
+    def _pause_until(self, until: float) -> None:
         for listener in self._listeners:
             self._selector.unregister(listener)
         self._reopen = until

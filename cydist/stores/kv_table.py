@@ -89,7 +89,7 @@ class KeyValueTable:
             case Op.SET:
                 self._put(keys[0], values[0])
             case Op.GET | Op.WAIT:
-                return self._found(request)
+                return self._get(request)
             case Op.WATCH:
                 return self._watched(request)
             case Op.ADD:
@@ -125,7 +125,7 @@ class KeyValueTable:
             for value in queue:
                 yield StoreRequest(Op.QUEUE_PUSH, (key,), (value,))
 
-    def _found(self, request: StoreRequest) -> tuple[bytes, ...]:
+    def _get(self, request: StoreRequest) -> tuple[bytes, ...]:
         try:
             found = tuple(self._values[key] for key in request.keys)
         except KeyError as error:

@@ -173,7 +173,7 @@ class Ranks:
         self._job = job
         self._sessions = job.run(lambda rank: Session(library(cydist, same, {})))
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if "iterations" in command:
             command = command | {"iterations": 1, "sampled": "sampled" in command}
         answers: list[dict[str, Any]] = self._job.run(
@@ -222,9 +222,9 @@ def test_early_barriers_are_counted() -> None:
     """A barrier that some rank leaves before another has come is wrong."""
 
     class Early(Scripted):
-        def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
             if command["do"] == "round":
-                return super().ask(command)
+                return super().command(command)
             early, fine = [10, 100], [20, 130]
             return [
                 {"wrong": 0, "algorithm": "", "entered": [1, 110], "left": early},
@@ -268,7 +268,7 @@ class Scripted:
         self.closed = False
         self._seen, self._fails, self._asked = seen, fails or {}, 0
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         self._asked += 1
         if (error := self._fails.get(self._asked)) is not None:
             raise error
@@ -333,7 +333,7 @@ def test_a_rank_that_dies_is_a_loss(tmp_path: Path) -> None:
         connection, _ = worker._ranks[1]
         connection.shutdown(socket.SHUT_RDWR)
         with pytest.raises(WorkerError, match="gone") as raised:
-            worker.ask({"do": "case", "op": "barrier", "count": 0, "dtype": "float32"})
+            worker.command({"do": "case", "op": "barrier", "count": 0, "dtype": "float32"})
         assert raised.value.lost
     finally:
         worker.close()

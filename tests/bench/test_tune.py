@@ -331,7 +331,7 @@ class Answering:
     def __init__(self, seconds: Callable[[str, int], float], *, windows: bool = False) -> None:
         self.seconds, self.windows, self.algorithm, self.nbytes = seconds, windows, "", 0
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if command["do"] == "configure":
             self.algorithm = command["settings"].get("ALGORITHM", "").partition(":")[2]
             return [{"windows": self.windows}] * 2
